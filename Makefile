@@ -1,0 +1,35 @@
+# make bench    set up, run the default benchmark, print its table
+# make test     set up, run the tests
+# make lint     ruff, snakefmt, snakemake --lint
+# make benchmark  measure Lockstep against what a user would otherwise write
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CORES ?= all
+
+.PHONY: setup bench test lint benchmark clean
+
+setup: $(VENV)/.complete
+
+$(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	touch $@
+
+bench: setup
+	$(BIN)/snakemake --cores $(CORES)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakemake --lint
+
+benchmark: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf results .snakemake

@@ -1,0 +1,34 @@
+# Lockstep: trains one model once per strategy, over one plan, and compares what that took and what came out.
+#
+#   snakemake --cores all            the whole benchmark
+#   snakemake --cores all ddp        one row (any name under `rows` in the configuration)
+#   snakemake --cores all predict    the same texts through every row's model
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        "results/report/report.html",
+        "results/predict/predictions.csv",
+
+
+onstart:
+    lockstep.write_manifest(CONFIG, sys.argv)
+
+
+# A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.
+onerror:
+    shell("python workflow/scripts/report.py --config results/config.yaml")

@@ -1,0 +1,32 @@
+# What all rules use: the checked configuration, and which code each rule depends on.
+import sys
+
+sys.path.insert(0, "workflow/scripts")
+
+from lockstep import workflow as lockstep
+
+lockstep.use_this_python()
+CONFIG = lockstep.configuration(config, workflow.configfiles)
+ROWS = CONFIG.rows
+IMAGES = lockstep.images(workflow.deployment_settings.deployment_method)
+
+
+wildcard_constraints:
+    row="|".join(ROWS),
+    n=r"\d+",
+    rep=r"\d+",
+    plan=r"[\w-]+",
+
+
+def code(script, strategy=None):
+    """A script and all of Lockstep that it and the strategy import: editing one of them runs the rule again."""
+    return lockstep.code_files(f"workflow/scripts/{script}.py", strategy)
+
+
+def run_files(row, file):
+    """A file of every repetition of a row."""
+    return [f"results/{row.folder(rep)}/{file}" for rep in CONFIG.repetitions]
+
+
+def run_folder(wildcards):
+    return f"results/runs/{wildcards.row}/n{wildcards.n}/rep{wildcards.rep}"

@@ -1,0 +1,42 @@
+# Everything that is fixed before any strategy runs.
+
+
+rule prepare:
+    input:
+        code=code("prepare"),
+        data=lockstep.data_files(CONFIG),
+    output:
+        "results/data/data.json",
+        directory("results/data/dataset"),
+        directory("results/data/tokenizer"),
+        directory("results/data/weights"),
+    log:
+        "results/logs/prepare.log",
+    benchmark:
+        "results/benchmarks/prepare.tsv"
+    threads: workflow.cores
+    params:
+        data=CONFIG.source["data"],
+        model=CONFIG.source["model"],
+        seed=CONFIG.train.seed,
+    container:
+        IMAGES["torch"]
+    shell:
+        "python workflow/scripts/prepare.py --config results/config.yaml > {log:q} 2>&1"
+
+
+rule plan:
+    input:
+        "results/data/data.json",
+        code=code("plan"),
+    output:
+        "results/data/plan/{plan}.npz",
+        "results/data/plan/{plan}.json",
+    log:
+        "results/logs/plan_{plan}.log",
+    benchmark:
+        "results/benchmarks/plan_{plan}.tsv"
+    container:
+        IMAGES["torch"]
+    shell:
+        "python workflow/scripts/plan.py --config results/config.yaml --plan {wildcards.plan:q} > {log:q} 2>&1"

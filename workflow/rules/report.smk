@@ -1,0 +1,30 @@
+# The report over all rows. Made last, so that it holds the predictions too.
+
+
+rule report:
+    input:
+        [
+            run_files(row, file)
+            for row in ROWS.values()
+            for file in ("record.json", "test/report.json")
+        ],
+        "results/predict/predictions.csv",
+        code=code("report"),
+        templates=["workflow/report/report.html.j2", "workflow/report/report.md.j2"],
+    output:
+        "results/report/report.html",
+        "results/report/report.md",
+        "results/report/summary.csv",
+        "results/report/summary.json",
+        directory("results/report/plots"),
+    log:
+        "results/logs/report.log",
+    benchmark:
+        "results/benchmarks/report.tsv"
+    params:
+        rows=list(ROWS),
+        repeats=CONFIG.repeats,
+    container:
+        IMAGES["torch"]
+    shell:
+        "python workflow/scripts/report.py --config results/config.yaml 2> {log:q}"

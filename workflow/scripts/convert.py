@@ -1,0 +1,17 @@
+"""Turn a run's own checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer."""
+
+from pathlib import Path
+
+from lockstep import checkpoint, cli
+
+
+def main() -> None:
+    parser = cli.parser(__doc__, configured=False)
+    parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
+    arguments = parser.parse_args()
+    weights = checkpoint.convert(arguments.run, arguments.results / "data", arguments.run / "model")
+    print(f"{arguments.run / 'model'}: equal to the live weights, value by value (sha256 {weights[:16]})")
+
+
+if __name__ == "__main__":
+    cli.run(main)

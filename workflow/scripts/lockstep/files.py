@@ -1,0 +1,74 @@
+"""Files written whole or not at all, and hashes of what they hold.
+
+Killed while it writes, a program leaves half a file; a flipped byte loads silently from every checkpoint format.
+So everything here is written under a temporary name, synced and renamed, and hashed where it is read again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path):
+    """Yield a temporary path beside `path`; rename it onto `path` only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        temporary.chmod(0o644)  # safetensors makes files that only their owner can read
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path):
+    """Yield a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield temporary
+        for file in (file for file in temporary.rglob("*") if file.is_file()):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+            file.chmod(0o644)
+        temporary.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_json(path: Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def hash_arrays(arrays: dict) -> str:
+    """sha256 over named NumPy arrays: their names, types, shapes and bytes, whatever file holds them."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

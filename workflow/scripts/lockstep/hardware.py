@@ -1,0 +1,119 @@
+"""What this machine offers, found without importing torch, so that the Snakefile can ask too."""
+
+import importlib.util
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one row runs on, with every `auto` resolved.
+
+    `processes` is the number of devices that train: GPUs, or on a CPU shares of its cores of `threads` threads each.
+    """
+
+    device: str
+    processes: int
+    threads: int
+    nodes: int
+    backend: str
+    port: int | str
+    timeout: float
+    oversubscribe: bool
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among those that train together, as its strategy's `start` found it."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: "torch.device"  # noqa: F821 - named only; this module does not import torch
+    backend: str | None
+
+
+def cpu_cores() -> int:
+    """Cores this process may use: its affinity, and its control group's quota where one is set (as in Docker)."""
+    cores = len(os.sched_getaffinity(0))
+    quota = Path("/sys/fs/cgroup/cpu.max")  # Linux cgroup v2: "<quota> <period>" in microseconds, or "max <period>"
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return cores
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs that a process started here would see; 0 where PyTorch is installed without CUDA."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and chosen.strip() in ("", "-1"):
+        return 0
+    torch = importlib.util.find_spec("torch")
+    if torch and re.search(r"^cuda.*= None$", (Path(torch.origin).parent / "version.py").read_text(), re.MULTILINE):
+        return 0
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except Exception:  # no driver, no library: each machine says it in its own way, and all mean "no GPU"
+        return 0
+    return min(count, len(chosen.split(","))) if chosen else count
+
+
+def resolve(asked, row: str = "") -> Hardware:
+    """Replace every `auto` in the configuration's `hardware` section by what this machine has.
+
+    Raises BadInput where more is asked for than there is.
+    """
+    where = f"rows.{row}" if row else "hardware"
+    cores, gpus = cpu_cores(), visible_gpus()
+    device = ("cuda" if gpus else "cpu") if asked.device == "auto" else asked.device
+    if device == "cuda" and not gpus:
+        raise BadInput(
+            f"{where}.device: cuda is asked for, but no GPU can be used here (no NVIDIA GPU or driver is visible, or"
+            " PyTorch is its CPU build). Set it to cpu or auto, or install the CUDA build of PyTorch."
+        )
+    devices, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
+    processes = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
+    if processes > devices and not (device == "cpu" and asked.oversubscribe):
+        raise BadInput(f"{where}.processes: {processes}, but there are {devices} {kind} here. Ask for at most {devices}.")
+    threads = max(1, cores // processes) if asked.threads == "auto" else asked.threads
+    if processes * threads > cores and not asked.oversubscribe:
+        raise BadInput(
+            f"{where}.threads: {processes} processes of {threads} threads need more than the {cores} CPU cores here."
+            f" Ask for at most {max(1, cores // processes)}."
+        )
+    backend = {"cuda": "nccl", "cpu": "gloo"}[device] if asked.backend == "auto" else asked.backend
+    if backend == "nccl" and device == "cpu":
+        raise BadInput(f"{where}.backend: nccl works between GPUs only, and this runs on the CPU. Set it to gloo or auto.")
+    return Hardware(
+        device=device,
+        processes=processes,
+        threads=threads,
+        nodes=asked.nodes,
+        backend=backend,
+        port=asked.port,
+        timeout=asked.timeout,
+        oversubscribe=asked.oversubscribe,
+    )
+
+
+def free_port(wanted: int | str) -> int:
+    """`wanted` if it is a number and nobody listens there, else a free port of the system's choice."""
+    for candidate in (wanted, 0) if wanted != "auto" else (0,):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", candidate))
+            except OSError:
+                print(f"port {candidate} is in use; another is taken", file=sys.stderr)
+                continue
+            return probe.getsockname()[1]
+    raise BadInput("hardware.port: no free TCP port on this machine.")

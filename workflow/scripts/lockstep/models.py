@@ -1,0 +1,142 @@
+"""The model: built or loaded, its tokenizer, its initial weights, its optimizer and learning-rate schedule.
+
+Knows nothing of strategies. Foreign bytes: weights come from safetensors, or from torch.load(weights_only=True), which is
+what transformers does since torch 2.6; code that comes with a model is never run (trust_remote_code stays off).
+"""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lockstep.config import Model, Train
+from lockstep.errors import BadInput
+from lockstep.files import hash_arrays
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# What different architectures call their dropout probabilities.
+DROPOUTS = (
+    "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout dropout attention_dropout activation_dropout"
+    " seq_classif_dropout"
+).split()
+
+
+def make_tokenizer(model: Model, texts: list[str], max_length: int):
+    """The pretrained tokenizer, or for a scratch model one token per character of `texts`, the training split.
+
+    Either one cuts texts to `max_length` tokens.
+    """
+    from transformers import AutoTokenizer
+
+    if model.name != "scratch":
+        with _explained(model):
+            return AutoTokenizer.from_pretrained(model.name, revision=model.revision, model_max_length=max_length)
+    return character_tokenizer(texts, max_length)
+
+
+def character_tokenizer(texts: list[str], max_length: int):
+    """A tokenizer with one token per character (lower case, blanks skipped), most frequent first."""
+    from collections import Counter
+
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if not character.isspace())
+    characters = sorted(counts, key=lambda character: (-counts[character], character))
+    tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(SPECIAL + characters)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
+    )
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", SPECIAL.index("[SEP]")), ("[CLS]", SPECIAL.index("[CLS]")))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_length, **dict(zip(names, SPECIAL, strict=True))
+    )
+
+
+def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed: int):
+    """The model with its initial weights: those of the pretrained one under a new head, or all new ones.
+
+    Raises BadInput where a pretrained model can't be had.
+    """
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    torch.manual_seed(seed)
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
+    if model.name != "scratch":
+        _require_weights(Path(model.name))
+        with _explained(model):
+            return AutoModelForSequenceClassification.from_pretrained(
+                model.name, revision=model.revision, num_labels=len(labels), dtype=torch.float32, **names
+            )
+    if model.hidden_size % model.heads:
+        raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        intermediate_size=4 * model.hidden_size,
+        max_position_embeddings=max_length,
+        initializer_range=0.02 * (768 / model.hidden_size) ** 0.5,  # BERT's 0.02 is for a width of 768
+        pad_token_id=tokenizer.pad_token_id,
+        **names,
+    )
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
+    """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere in it if given. Never downloads."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    _require_weights(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    for name in DROPOUTS if dropout is not None else ():
+        if hasattr(config, name):
+            setattr(config, name, dropout)
+    return AutoModelForSequenceClassification.from_pretrained(
+        folder, config=config, local_files_only=True, dtype=torch.float32
+    )
+
+
+def _require_weights(folder: Path) -> None:
+    if folder.is_dir() and not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        raise BadInput(f"{folder}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")
+
+
+@contextlib.contextmanager
+def _explained(model: Model):
+    """What transformers says where a model can't be had, in one line."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        at = f" at revision {model.revision}" if model.revision else ""
+        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {' '.join(str(error).split())[:300]}") from None
+
+
+def hash_weights(state: dict[str, torch.Tensor]) -> str:
+    """sha256 over a state dict's names, shapes and float values, wherever its tensors are."""
+    return hash_arrays({name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in state.items()})
+
+
+def make_optimizer(model: torch.nn.Module, train: dict) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only: biases and normalisation weights, which have one dimension, have none."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train["weight_decay"]},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=train["learning_rate"], betas=(0.9, 0.999), eps=1e-8, fused=True)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, train: dict, steps: int):
+    """The learning rate at each of `steps` optimizer steps, by transformers' schedules; step it after each one."""
+    from transformers import get_scheduler
+
+    name = "constant_with_warmup" if train["schedule"] == "constant" else train["schedule"]
+    warmup = round(train["warmup"] * steps) if train["warmup"] < 1 else int(train["warmup"])
+    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=steps)

@@ -1,0 +1,104 @@
+"""The plan: for each optimizer step, the samples of the global batch, in order, and the length they are padded to.
+
+It is fixed before any strategy runs. Rank r of n trains the r-th share of every global batch, so that every strategy
+does the same work in the same order at any world size, and the ledgers can be held against it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.errors import BadInput
+from lockstep.files import atomic_file, hash_arrays
+
+# Batches whose texts are sorted by length together. More leaves less padding, fewer mixes lengths more over time.
+POOL = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All arrays are int64. Sample ids are positions in the training split."""
+
+    ids: np.ndarray  # [samples] the ids of every step, one step after the other
+    starts: np.ndarray  # [steps + 1] where each step's ids begin in `ids`
+    widths: np.ndarray  # [steps] the padded length of each step, in tokens
+    epochs: np.ndarray  # [steps] the epoch that each step belongs to, from 0
+    dropped: np.ndarray  # [n, 2] epoch and id of each sample left out, because it did not fill a global batch
+
+    @property
+    def steps(self) -> int:
+        return len(self.widths)
+
+    @property
+    def hash(self) -> str:
+        return hash_arrays(vars(self))
+
+    def step_ids(self, step: int) -> np.ndarray:
+        """The ids of one global batch, shape [global batch]."""
+        return self.ids[self.starts[step] : self.starts[step + 1]]
+
+    def micro_batches(self, step: int, rank: int, world_size: int, accumulation: int) -> list[np.ndarray]:
+        """What one rank trains in one optimizer step: its share, in `accumulation` parts."""
+        return [share(part, rank, world_size) for part in np.array_split(self.step_ids(step), accumulation)]
+
+    def padding_efficiency(self, lengths: np.ndarray) -> float:
+        """Real tokens over padded tokens, 0 to 1."""
+        return float(lengths[self.ids].sum() / (np.diff(self.starts) * self.widths).sum())
+
+    def save(self, path: Path) -> None:
+        with atomic_file(path) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, **vars(self))
+
+    @staticmethod
+    def load(path: Path) -> "Plan":
+        with np.load(path, allow_pickle=False) as arrays:
+            return Plan(**arrays)
+
+
+def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Rank `rank`'s part of `ids`: contiguous, the parts in rank order make up `ids`, their sizes differ by one at most."""
+    return np.array_split(ids, world_size)[rank]
+
+
+def make(
+    lengths: np.ndarray, *, global_batch: int, epochs: int, seed: int, batching: str, max_steps: int | None = None
+) -> Plan:
+    """Plan the training of samples of these `lengths` (int, tokens).
+
+    Each epoch shuffles all ids by its own seed and drops the last ones that do not fill a global batch.
+    `plain` cuts the rest as it comes; `bucketed` sorts pools of it by length first, so that a batch pads little, and
+    then shuffles the order of the batches. Raises BadInput where there are fewer samples than one global batch.
+    """
+    count, batches = len(lengths), len(lengths) // global_batch
+    if not batches:
+        raise BadInput(
+            f"train.global_batch: {global_batch}, but the training split has only {count} texts."
+            " Lower it, or give more data."
+        )
+    ids, dropped = [], []
+    for epoch in range(epochs):
+        random = np.random.default_rng([seed, epoch])
+        order = random.permutation(count)
+        order, tail = order[: batches * global_batch], order[batches * global_batch :]
+        if batching == "bucketed":
+            order = _bucketed(order, lengths, global_batch, random)
+        ids.append(order.reshape(batches, global_batch))
+        dropped += [(epoch, sample) for sample in sorted(tail)]
+    ids = np.concatenate(ids)[:max_steps]
+    steps = len(ids)
+    last_epoch = (steps - 1) // batches
+    return Plan(
+        ids=ids.reshape(-1).astype(np.int64),
+        starts=np.arange(steps + 1, dtype=np.int64) * global_batch,
+        widths=lengths[ids].max(axis=1).astype(np.int64),
+        epochs=np.arange(steps, dtype=np.int64) // batches,
+        dropped=np.array([pair for pair in dropped if pair[0] <= last_epoch], dtype=np.int64).reshape(-1, 2),
+    )
+
+
+def _bucketed(order: np.ndarray, lengths: np.ndarray, global_batch: int, random: np.random.Generator) -> np.ndarray:
+    pools = np.split(order, np.arange(POOL * global_batch, len(order), POOL * global_batch))
+    batches = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch) for pool in pools])
+    # Shuffled inside too: sorted, the first rank would always train the shorter texts.
+    return random.permuted(random.permutation(batches), axis=1).reshape(-1)

@@ -1,0 +1,178 @@
+"""Rows of text and label, from a local file, an https address, a Hugging Face data set, or the embedded corpus.
+
+Every reader yields (row number, row): numbers from 1 as an editor counts them, rows as lists or mappings.
+"""
+
+import csv
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import requests
+
+from lockstep import corpus
+from lockstep.config import Data
+from lockstep.errors import BadInput
+from lockstep.files import atomic_file, hash_file
+
+MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
+ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+
+
+def read(data: Data, downloads: Path) -> tuple[str, Iterator[tuple[str, object]]]:
+    """The source's name, and its (text, label, row number) triples, at most `data.limit` of them.
+
+    Text is a cleaned, non-empty string; label is as it stands in the source. Downloads are kept in `downloads`.
+    """
+    if data.synthetic:
+        name, rows = "the embedded synthetic corpus", enumerate(corpus.generate(data.seed), 1)
+    elif data.hub and not data.path and not data.url:
+        name, rows = f"{data.hub}@{data.revision}", _hub(data)
+    else:
+        file = Path(data.path) if data.path else download(data.url, data.sha256, downloads)
+        name, rows = str(data.path or data.url), _file(file, data)
+    return name, _columns(itertools.islice(rows, data.limit), data, name)
+
+
+def _columns(rows, data: Data, name: str) -> Iterator[tuple[str, object, int]]:
+    for number, row in rows:
+        where = f"{name}, row {number}"
+        text, label = _column(row, data.text, 0, "text", where), _column(row, data.label, 1, "label", where)
+        if not isinstance(text, str):
+            raise BadInput(f"{where}: the text is {text!r}; expected a string.")
+        if isinstance(label, float) and label.is_integer():  # a column of numbers with gaps is read as floats
+            label = int(label)
+        if not isinstance(label, (str, int)) or label == "":
+            raise BadInput(f"{where}: the label is {label!r}; expected a name or a whole number.")
+        cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
+        if not cleaned:
+            raise BadInput(f"{where}: the text is empty. Remove the row.")
+        yield cleaned, label, number
+
+
+def _column(row, column: str | int, position: int, key: str, where: str):
+    if isinstance(row, list):
+        index = column if isinstance(column, int) else position
+        if index < len(row):
+            return row[index]
+        raise BadInput(f"{where}: has {len(row)} columns; data.{key} wants the one at position {index}.")
+    if isinstance(row, dict):
+        if column in row:
+            return row[column]
+        raise BadInput(
+            f"{where}: has no column {column!r} (it has {', '.join(map(repr, row)) or 'none'}). Set data.{key} to its name."
+        )
+    raise BadInput(f"{where}: is {json.dumps(row, ensure_ascii=False)[:60]}; expected a list or an object with a text and a label.")
+
+
+def _file(file: Path, data: Data) -> Iterator[tuple[int, object]]:
+    kind = ENDINGS.get(file.suffix.lower()) if data.format == "auto" else data.format
+    if kind is None:
+        raise BadInput(f"data.format: can't tell it from {file.name}; set it to json, jsonl, csv, tsv or parquet.")
+    if not file.is_file():
+        raise BadInput(f"data.path: {file} is no file. Name an existing one.")
+    reader = {"json": _json, "jsonl": _json_lines, "csv": _csv, "tsv": _csv, "parquet": _parquet}[kind]
+    try:
+        yield from reader(file, data, kind)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{file}: is not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from None
+
+
+def _json(file: Path, data: Data, kind: str):
+    text = file.read_text(encoding="utf-8-sig")
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        row = _rows_before(text, error.pos) + 1
+        raise BadInput(f"{file}, row {row} (line {error.lineno}, column {error.colno}): broken JSON: {error.msg}.") from None
+    if not isinstance(rows, list):
+        raise BadInput(f"{file}: expected a JSON list of rows, not {type(rows).__name__}. For one object per line, set data.format to jsonl.")
+    yield from enumerate(rows, 1)
+
+
+def _rows_before(text: str, position: int) -> int:
+    """How many whole rows of a broken JSON list stand before the fault."""
+    decoder, at, rows = json.JSONDecoder(), text.find("[") + 1, 0
+    while at < position:
+        try:
+            _, at = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n,")))
+        except json.JSONDecodeError:
+            break
+        rows += 1
+    return rows
+
+
+def _json_lines(file: Path, data: Data, kind: str):
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise BadInput(f"{file}, row {number}, column {error.colno}: broken JSON: {error.msg}.") from None
+
+
+def _csv(file: Path, data: Data, kind: str):
+    """A header line is expected, unless the text column is given by position."""
+    csv.field_size_limit(2**31 - 1)
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ",", strict=True)
+        header, number = None, 0
+        try:
+            for row in reader:
+                first_line, number = number + 1, reader.line_num
+                if not row:
+                    continue
+                if header is None:
+                    header = row
+                    if not isinstance(data.text, int):
+                        continue
+                if len(row) != len(header):
+                    raise BadInput(f"{file}, row {first_line}: has {len(row)} columns; the first has {len(header)}.")
+                yield first_line, row if isinstance(data.text, int) else dict(zip(header, row, strict=True))
+        except csv.Error as error:
+            raise BadInput(f"{file}, row {number + 1}: broken {kind.upper()}: {error}.") from None
+
+
+def _parquet(file: Path, data: Data, kind: str):
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise BadInput(f"{file}: is no Parquet file: {error}.") from None
+    yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
+
+
+def _hub(data: Data):
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(data.hub, name=data.subset, split=data.split, revision=data.revision)
+    except Exception as error:  # network, unknown id, unknown revision, a data set that needs its own code: all the hub's words
+        raise BadInput(f"data.hub: {data.hub} at revision {data.revision} can't be read: {' '.join(str(error).split())[:300]}") from None
+    yield from enumerate(rows, 1)
+
+
+def download(url: str, sha256: str, folder: Path) -> Path:
+    """Fetch `url` into `folder` once, and check it against its hash. Raises BadInput; leaves nothing half-written."""
+    file = folder / f"{sha256[:16]}{Path(url).suffix}"
+    if file.is_file() and hash_file(file) == sha256:
+        return file
+    with atomic_file(file) as temporary:
+        try:
+            with requests.get(url, stream=True, timeout=60) as response, temporary.open("wb") as stream:
+                response.raise_for_status()
+                if not response.url.startswith("https://"):
+                    raise BadInput(f"data.url: {url} leads to {response.url}, which is not https.")
+                for block in response.iter_content(2**20):
+                    if stream.tell() + len(block) > MAX_DOWNLOAD:
+                        raise BadInput(f"data.url: {url} is larger than {MAX_DOWNLOAD >> 30} GiB.")
+                    stream.write(block)
+        except requests.RequestException as error:
+            raise BadInput(f"data.url: {url} can't be fetched: {error}. Fetch it by hand and set data.path.") from None
+        found = hash_file(temporary)
+        if found != sha256:
+            raise BadInput(f"data.url: {url} has sha256 {found}, not {sha256} as data.sha256 says. Nothing was kept.")
+    return file

@@ -1,0 +1,34 @@
+"""ddp_amp: ddp_spawn in automatic mixed precision: autocast around the forward pass, a GradScaler around the rest.
+
+float16 loses gradients below 6e-8; the scaler multiplies the loss so that they stay above, divides the gradients again
+before the update, and skips an update whose gradients overflowed (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+bfloat16 has float32's range and would need no scaler; it is kept here so that the row does the same on every device.
+"""
+
+import torch
+
+from lockstep.strategies import ddp_spawn
+
+OPTIONS = {
+    "rendezvous": {
+        "enum": ["file", "tcp"],
+        "default": "file",
+        "description": "how the processes find each other: file:// or tcp://",
+    },
+    "gradient_as_bucket_view": {
+        "type": "boolean",
+        "default": True,
+        "description": "let gradients live in the buckets that are sent, which saves a copy of them in each step",
+    },
+    "precision": {
+        "enum": ["amp", "bf16", "fp16"],
+        "default": "amp",
+        "description": "amp is fp16 on CUDA and bf16 on CPU",
+    },
+}
+
+
+class Strategy(ddp_spawn.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        self.scaler = torch.amp.GradScaler(self.world.device.type)

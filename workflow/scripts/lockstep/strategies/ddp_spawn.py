@@ -1,0 +1,52 @@
+"""ddp_spawn: DistributedDataParallel whose processes are started by torch.multiprocessing.spawn, without a launcher.
+
+The processes find each other through a shared file, or through a TCP port of this machine (`rendezvous: tcp`).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from lockstep.hardware import free_port
+from lockstep.strategies import ddp
+
+OPTIONS = {
+    "rendezvous": {
+        "enum": ["file", "tcp"],
+        "default": "file",
+        "description": "how the processes find each other: file:// or tcp://",
+    },
+    "gradient_as_bucket_view": {
+        "type": "boolean",
+        "default": True,
+        "description": "let gradients live in the buckets that are sent, which saves a copy of them in each step",
+    },
+}
+
+
+class Strategy(ddp.Strategy):
+    def launch(self, script, folder):
+        meeting = (folder / "rendezvous").absolute()
+        meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
+        address = f"tcp://127.0.0.1:{free_port(self.hardware['port'])}"
+        if self.options["rendezvous"] == "file":
+            address = f"file://{meeting}"
+        return [sys.executable, "-m", __name__, str(folder), address, str(self.hardware["processes"])]
+
+    def start(self):
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return super().start(init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=world_size)
+
+
+def process(rank: int, folder: str, address: str, world_size: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "RENDEZVOUS": address}
+    from lockstep import training  # here, so that launching needs nothing of it
+
+    training.main(Path(folder))
+
+
+if __name__ == "__main__":
+    folder, address, world_size = sys.argv[1:]
+    torch.multiprocessing.spawn(process, args=(folder, address, int(world_size)), nprocs=int(world_size))

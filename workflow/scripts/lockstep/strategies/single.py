@@ -1,0 +1,80 @@
+"""single: one device, no communication. The base class that every other strategy changes.
+
+What is trained is fixed before: the plan, the initial weights, the optimizer and its schedule. A strategy says only
+how it is done: how processes start, how the model is wrapped, what one optimizer step is, how it is saved.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+
+from lockstep.hardware import World
+
+ONE_DEVICE_ON = ("cpu", "cuda")
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Strategy:
+    def __init__(self, settings: dict):
+        """`settings` is the row's settings (`config.Row.settings`): options, train, hardware, precision."""
+        self.options = settings["options"]
+        self.hardware = settings["hardware"]
+        self.processes = self.hardware["processes"]  # how many processes `launch` starts: one per device
+        self.precision = settings["precision"]
+        self.clip = settings["train"]["clip"]
+        self.notes: list[str] = []  # what a reader of the table must know about this row
+
+    def launch(self, script: Path, folder: Path) -> list[str]:
+        """The command that starts the run's processes, each of which runs the training `script` on the run's `folder`."""
+        return [sys.executable, str(script), str(folder)]
+
+    def start(self) -> World:
+        """Called first in each process: join the others."""
+        self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware["device"]), backend=None)
+        return self.world
+
+    def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
+        """Move and wrap the model; build the optimizer by `make_optimizer(model)` when its parameters are final."""
+        self.module = self.model = model.to(self.world.device)
+        self.optimizer = make_optimizer(self.model)
+        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context of a forward pass."""
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(self.world.device.type, dtype) if dtype else contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
+        self.scaler.scale(loss).backward()
+
+    def step(self) -> None:
+        """Clip, update the weights, clear the gradients."""
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, of the same shape on every rank, from all of them: shape [world size, *tensor.shape]."""
+        return tensor[None]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The live model's full weights under their plain names. Called on every rank."""
+        return self.module.state_dict()
+
+    def save(self, folder: Path) -> None:
+        """Write the framework's own checkpoint into the empty `folder`. Called on every rank."""
+        torch.save(self.model.state_dict(), folder / "checkpoint.pt")
+
+    @staticmethod
+    def to_state_dict(folder: Path) -> dict[str, torch.Tensor]:
+        """What `save` wrote, under the model's plain parameter names, as full tensors."""
+        return torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+
+    def stop(self) -> None:
+        """Called last in each process: leave no process, port or file behind."""

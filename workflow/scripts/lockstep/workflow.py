@@ -1,0 +1,110 @@
+"""What the Snakefile asks: the checked configuration, the manifest, and which code a rule depends on.
+
+Imports nothing heavy, because Snakemake reads the Snakefile at every start.
+"""
+
+import ast
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from lockstep import config, strategies
+from lockstep.errors import BadInput
+from lockstep.files import write_json, write_text
+
+SCRIPTS = Path("workflow/scripts")
+RESULTS = Path("results")
+IMAGES_FILE = Path("docker/images.yaml")
+
+
+def configuration(raw: dict, files: list) -> config.Config:
+    """Check Snakemake's merged configuration, and every row's hardware. Ends the program with one message if it is wrong."""
+    try:
+        checked = config.parse(raw, " + ".join(map(str, files)) or "config")
+        for row in checked.rows.values():
+            row.settings()
+        return checked
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def use_this_python() -> None:
+    """Run the scripts in the environment that Snakemake runs in, also where that is not activated."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def images(deployment) -> dict[str, str]:
+    """Each rule family's container image. Ends the program where containers are asked for and an image is missing."""
+    chosen = yaml.safe_load(IMAGES_FILE.read_text(encoding="utf-8"))
+    missing = [image for image in chosen.values() if "://" not in image and not Path(image).is_file()]
+    if missing and any(method.name == "APPTAINER" for method in deployment):
+        print(f"error: {IMAGES_FILE}: {', '.join(missing)} does not exist. Run without --use-singularity.", file=sys.stderr)
+        sys.exit(2)
+    return chosen
+
+
+def write_manifest(checked: config.Config, command: list[str]) -> None:
+    """Say what was asked, before anything runs: results/config.yaml, which the scripts read, and results/manifest.json."""
+    text = yaml.safe_dump(checked.source, allow_unicode=True, sort_keys=False)
+    write_text(RESULTS / "config.yaml", text)
+    write_json(
+        RESULTS / "manifest.json",
+        {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "host": platform.node(),
+            "command": shlex.join(["snakemake", *command[1:]]),
+            "commit": _git("rev-parse", "HEAD"),
+            "changed": bool(_git("status", "--porcelain")),
+            "rows": list(checked.rows),
+            "repeats": checked.repeats,
+        },
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def data_files(checked: config.Config) -> list[str]:
+    """The local files that `prepare` reads: editing one runs it again."""
+    if checked.data.synthetic:
+        return ["resources/corpus.yaml"]
+    return [checked.data.path] if checked.data.path else []
+
+
+def code_files(script: str, strategy: str | None = None) -> list[str]:
+    """A script, and the files of Lockstep that it and the strategy import, however indirectly."""
+    todo, found = [Path(script)], set()
+    if strategy:
+        todo += [SCRIPTS / "train.py", SCRIPTS / "lockstep" / "strategies" / f"{strategy}.py"]
+    while todo:
+        file = todo.pop()
+        if file not in found:
+            found.add(file)
+            todo += _imports(file)
+    return sorted(map(str, found))
+
+
+@cache
+def _imports(file: Path) -> list[Path]:
+    """The files of Lockstep that `file` imports anywhere in it."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
+            package = SCRIPTS.joinpath(*node.module.split("."))
+            candidates = [package / "__init__.py", package.with_suffix(".py")]
+            candidates += [package / f"{alias.name}.py" for alias in node.names]
+            candidates += [package / alias.name / "__init__.py" for alias in node.names]
+            found += [candidate for candidate in candidates if candidate.is_file()]
+    return found

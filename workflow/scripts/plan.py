@@ -1,0 +1,49 @@
+"""Plan the training: which samples make up each optimizer step, and how long they are padded."""
+
+from lockstep import cli, plan
+from lockstep.data import Tokens
+from lockstep.errors import BadInput
+from lockstep.files import write_json
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--plan", help="make only the plan of this name; without it those of all rows", default=None)
+    arguments = parser.parse_args()
+    config, folder = cli.configuration(arguments), arguments.results / "data"
+    if not (folder / "data.json").exists():
+        raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
+    wanted = {row.train.plan_name: row.train for row in config.rows.values()}
+    if arguments.plan and arguments.plan not in wanted:
+        raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
+    tokens = Tokens.load(folder / "dataset" / "train")
+    for name, train in wanted.items():
+        if arguments.plan in (None, name):
+            made = plan.make(
+                tokens.lengths,
+                global_batch=train.global_batch,
+                epochs=train.epochs,
+                seed=train.seed,
+                batching=train.batching,
+                max_steps=train.max_steps,
+            )
+            made.save(folder / "plan" / f"{name}.npz")
+            efficiency = made.padding_efficiency(tokens.lengths)
+            summary = {
+                "name": name,
+                "steps": made.steps,
+                "samples": len(made.ids),
+                "global_batch": train.global_batch,
+                "padding_efficiency": efficiency,
+                "dropped": made.dropped.tolist(),
+                "hash": made.hash,
+            }
+            write_json(folder / "plan" / f"{name}.json", summary)
+            print(
+                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of epochs,"
+                f" {efficiency:.1%} of the padded tokens are real"
+            )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,44 @@
+"""Put texts through every row's trained model, or through one model, and print what each says."""
+
+from pathlib import Path
+
+from lockstep import cli, evaluation
+from lockstep.errors import BadInput
+from lockstep.files import read_json
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--model", type=Path, help="one converted model's folder, as in results/runs/ddp/n2/rep1/model")
+    parser.add_argument("--text", action="append", help="a text to predict; again for more")
+    arguments = parser.parse_args()
+    if any(not text.strip() for text in arguments.text or ()):
+        raise BadInput("--text: the text is empty.")
+    if arguments.model:
+        if not arguments.text:
+            raise BadInput('--model needs a text too, as in --text "今天真开心"')
+        answers = evaluation.predict(arguments.model, arguments.text)
+        lines = [[text, label, f"{chance:.3f}"] for text, (label, chance) in zip(arguments.text, answers, strict=True)]
+        cli.print_table(["text", "prediction", "probability"], lines)
+        return
+    config, results = cli.configuration(arguments), arguments.results
+    if not (results / "data" / "data.json").is_file():
+        raise BadInput(f"{results / 'data' / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
+    labels = read_json(results / "data" / "data.json")["labels"]
+    chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(config.predict, results / "data", labels)
+    texts, header, columns = [text for text, _ in chosen], ["text", "truth"], []
+    for row in config.rows.values():
+        folder = results / row.folder(1) / "model"
+        if (folder / "config.json").is_file():
+            header.append(row.name)
+            columns.append([label for label, _ in evaluation.predict(folder, texts)])
+    if not columns:
+        raise BadInput(f"{results / 'runs'}: no row has a converted model yet. Train one first.")
+    lines = [[text, truth, *answers] for (text, truth), *answers in zip(chosen, *columns, strict=True)]
+    evaluation.write_csv(results / "predict" / "predictions.csv", header, lines)
+    cli.print_table(header, lines)
+    print(f"also in {results / 'predict' / 'predictions.csv'}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

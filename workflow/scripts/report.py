@@ -1,0 +1,20 @@
+"""Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
+
+from lockstep import cli, reporting
+
+
+def main() -> None:
+    arguments = cli.parser(__doc__).parse_args()
+    config, folder = cli.configuration(arguments), arguments.results / "report"
+    summary = reporting.gather(config, arguments.results)
+    reporting.write(summary, folder, arguments.results / "predict" / "predictions.csv")
+    cli.print_table(*reporting.shown(summary["rows"]))
+    for row in summary["rows"]:
+        if row["status"] != "ok":
+            print(f"{row['row']} {row['status']}: {row['reason']}")
+    print("\n".join(summary["headline"]))
+    print(f"report: {folder / 'report.html'}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
