@@ -14,13 +14,15 @@ rule prepare:
         "results/logs/prepare.log",
     benchmark:
         "results/benchmarks/prepare.tsv"
+    container:
+        IMAGES["torch"]
     threads: workflow.cores
     params:
         data=CONFIG.source["data"],
         model=CONFIG.source["model"],
         seed=CONFIG.train.seed,
-    container:
-        IMAGES["torch"]
+    message:
+        "prepare: read, split and tokenise the data; write the initial weights"
     shell:
         "python workflow/scripts/prepare.py --config results/config.yaml > {log:q} 2>&1"
 
@@ -38,5 +40,7 @@ rule plan:
         "results/benchmarks/plan_{plan}.tsv"
     container:
         IMAGES["torch"]
+    message:
+        "plan {wildcards.plan}: which samples make up each step"
     shell:
         "python workflow/scripts/plan.py --config results/config.yaml --plan {wildcards.plan:q} > {log:q} 2>&1"

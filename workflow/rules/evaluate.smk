@@ -13,10 +13,12 @@ rule convert:
         f"{RUN}/convert.log",
     benchmark:
         "results/benchmarks/convert_{row}_n{n}_rep{rep}.tsv"
-    params:
-        run=run_folder,
     container:
         IMAGES["torch"]
+    params:
+        run=run_folder,
+    message:
+        "{wildcards.row}, repetition {wildcards.rep}: convert the checkpoint"
     shell:
         "python workflow/scripts/convert.py {params.run:q} > {log:q} 2>&1"
 
@@ -33,10 +35,12 @@ rule test:
         f"{RUN}/test.log",
     benchmark:
         "results/benchmarks/test_{row}_n{n}_rep{rep}.tsv"
-    params:
-        run=run_folder,
     container:
         IMAGES["torch"]
+    params:
+        run=run_folder,
+    message:
+        "{wildcards.row}, repetition {wildcards.rep}: test"
     shell:
         "python workflow/scripts/test.py {params.run:q} > {log:q} 2>&1"
 
@@ -51,9 +55,11 @@ rule predict:
         "results/logs/predict.log",
     benchmark:
         "results/benchmarks/predict.tsv"
-    params:
-        predict=CONFIG.source["predict"],
     container:
         IMAGES["torch"]
+    params:
+        predict=CONFIG.source["predict"],
+    message:
+        "predict: the same texts through every model"
     shell:
         "python workflow/scripts/predict.py --config results/config.yaml 2> {log:q}"

@@ -21,10 +21,12 @@ rule report:
         "results/logs/report.log",
     benchmark:
         "results/benchmarks/report.tsv"
+    container:
+        IMAGES["torch"]
     params:
         rows=list(ROWS),
         repeats=CONFIG.repeats,
-    container:
-        IMAGES["torch"]
+    message:
+        "report: gather all rows"
     shell:
         "python workflow/scripts/report.py --config results/config.yaml 2> {log:q}"

@@ -16,18 +16,20 @@ for row in ROWS.values():
             f"{folder}/ledger.npz",
             f"{folder}/env.json",
             directory(f"{folder}/native"),
-        params:
-            row=row.name,
-            settings=row.settings(),
-            dropout=CONFIG.model.dropout,
         log:
             f"{folder}/run.log",
         benchmark:
             f"results/benchmarks/train_{row.name}_rep{{rep}}.tsv"
+        priority: 10
         container:
             IMAGES["torch"]
         threads: workflow.cores
-        priority: 10
+        params:
+            row=row.name,
+            settings=row.settings(),
+            dropout=CONFIG.model.dropout,
+        message:
+            f"{row.name}, repetition {{wildcards.rep}}: train on {row.hardware.processes} x {row.hardware.device}"
         shell:
             "python workflow/scripts/launch.py --config results/config.yaml"
             " --row {params.row:q} --repeat {wildcards.rep:q}"

@@ -1,9 +1,9 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
 from lockstep import cli, plan
-from lockstep.data import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import write_json
+from lockstep.tokens import Tokens
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
             }
             write_json(folder / "plan" / f"{name}.json", summary)
             print(
-                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of epochs,"
-                f" {efficiency:.1%} of the padded tokens are real"
+                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of"
+                f" epochs, {efficiency:.1%} of the padded tokens are real"
             )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from lockstep import cli, evaluation
 from lockstep.errors import BadInput
 from lockstep.files import read_json
+from lockstep.terminal import print_table
 
 
 def main() -> None:
@@ -19,13 +20,15 @@ def main() -> None:
             raise BadInput('--model needs a text too, as in --text "今天真开心"')
         answers = evaluation.predict(arguments.model, arguments.text)
         lines = [[text, label, f"{chance:.3f}"] for text, (label, chance) in zip(arguments.text, answers, strict=True)]
-        cli.print_table(["text", "prediction", "probability"], lines)
+        print_table(["text", "prediction", "probability"], lines)
         return
     config, results = cli.configuration(arguments), arguments.results
     if not (results / "data" / "data.json").is_file():
         raise BadInput(f"{results / 'data' / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
     labels = read_json(results / "data" / "data.json")["labels"]
-    chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(config.predict, results / "data", labels)
+    chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(
+        config.predict, results / "data", labels
+    )
     texts, header, columns = [text for text, _ in chosen], ["text", "truth"], []
     for row in config.rows.values():
         folder = results / row.folder(1) / "model"
@@ -36,7 +39,7 @@ def main() -> None:
         raise BadInput(f"{results / 'runs'}: no row has a converted model yet. Train one first.")
     lines = [[text, truth, *answers] for (text, truth), *answers in zip(chosen, *columns, strict=True)]
     evaluation.write_csv(results / "predict" / "predictions.csv", header, lines)
-    cli.print_table(header, lines)
+    print_table(header, lines)
     print(f"also in {results / 'predict' / 'predictions.csv'}")
 
 

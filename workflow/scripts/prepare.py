@@ -30,7 +30,9 @@ def main() -> None:
     files.write_json(folder / "data.json", summary)
 
     texts = ", ".join(f"{part['texts']} {name}" for name, part in summary["splits"].items())
-    print(f"{summary['source']}: {summary['rows_read']} rows, {summary['duplicates_removed']} duplicates removed; {texts}")
+    print(
+        f"{summary['source']}: {summary['rows_read']} rows, {summary['duplicates_removed']} duplicates removed; {texts}"
+    )
     print(f"{config.model.name}: {summary['parameters']:,} parameters, {len(tokenizer):,} tokens in the vocabulary")
 
 

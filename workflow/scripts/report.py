@@ -1,6 +1,7 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
 from lockstep import cli, reporting
+from lockstep.terminal import print_table
 
 
 def main() -> None:
@@ -8,7 +9,7 @@ def main() -> None:
     config, folder = cli.configuration(arguments), arguments.results / "report"
     summary = reporting.gather(config, arguments.results)
     reporting.write(summary, folder, arguments.results / "predict" / "predictions.csv")
-    cli.print_table(*reporting.shown(summary["rows"]))
+    print_table(*reporting.shown(summary["rows"]))
     for row in summary["rows"]:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")

@@ -8,7 +8,8 @@ Modules, from the ground up; each imports only from those above it:
     config             the validated configuration and its rows
     sources, corpus    rows of text and label, from files, the network, or the embedded generator
     plan               which samples make up each optimizer step
-    data               splitting, tokenising, batches
+    data               splitting and tokenising
+    tokens             tokenised splits, batches
     models             the model, its initial weights, its optimizer and schedule
     clock, environment what is timed and when; what it ran on
     record             progress, the run record, the ledger
@@ -18,7 +19,8 @@ Modules, from the ground up; each imports only from those above it:
     runs               one run, from its settings to its record
     evaluation         predictions and the classification report
     charts, reporting  the report
-    cli                what all commands share
+    terminal, cli      tables in a terminal; what all commands share
+    workflow           what the Snakefile asks
 """
 
 __version__ = "0.1.0"

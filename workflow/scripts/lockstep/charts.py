@@ -1,4 +1,4 @@
-"""The report's pictures, drawn by matplotlib as SVG: 10 to 30 kB each, text that stays text, the same bytes each time."""
+"""The report's pictures, drawn by matplotlib as SVG: 10 to 30 kB each, text stays text, the same bytes each time."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from lockstep.files import atomic_file, write_text
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend must be chosen first
+from matplotlib import pyplot as plt
 
 # Colours that reach a contrast of 3:1 on white (Okabe & Ito 2008, darkened), each with a line style beside it.
 COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#555555")
@@ -23,7 +23,7 @@ SETTINGS = {
     "font.family": "sans-serif",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    **{name: INK for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")},
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 
 
@@ -94,6 +94,8 @@ def _write(figure, name: str, title: str, folder: Path) -> Picture:
         figure.savefig(temporary, format="png", dpi=160, facecolor="white")
     inline = svg[svg.index("<svg") :].replace(INK, "currentColor")
     inline = re.sub(r"<metadata>.*?</metadata>", "", inline, flags=re.DOTALL)
-    inline = re.sub(r'id="|(?<=xlink:href=")#|(?<=url\()#', lambda match: f"{match[0]}{name}-", inline)  # unique on the page
+    inline = re.sub(
+        r'id="|(?<=xlink:href=")#|(?<=url\()#', lambda match: f"{match[0]}{name}-", inline
+    )  # unique on the page
     inline = inline.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
     return Picture(name, title, Markup(inline))

@@ -1,7 +1,8 @@
 """Checkpoints: a strategy's own format, sealed with hashes, and its conversion to a plain Hugging Face folder.
 
-A flipped byte loads silently from every checkpoint format, so a checkpoint is a folder whose manifest.json, written last,
-holds the sha256 of each file, and of the live weights that it was written from: the conversion is held against both.
+A flipped byte loads silently from every checkpoint format, so a checkpoint is a folder whose manifest.json, written
+last, holds the sha256 of each file, and of the live weights that it was written from: the conversion is held against
+both.
 """
 
 import os
@@ -71,12 +72,16 @@ def convert(run: Path, data: Path, destination: Path) -> str:
         raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
     manifest = verify(run / "native")
     state = strategies.load(read_json(settings_file)["strategy"]).to_state_dict(run / "native")
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(data / "weights", local_files_only=True))
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.from_pretrained(data / "weights", local_files_only=True)
+    )
     model.load_state_dict(state, strict=True)
     with atomic_folder(destination) as temporary:
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(data / "tokenizer", local_files_only=True).save_pretrained(temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
         if converted != manifest["weights"]:
-            raise RunFailed(f"{run}: the converted weights differ from the live ones. The conversion is wrong; please report it.")
+            raise RunFailed(
+                f"{run}: the converted weights differ from the live ones. The conversion is wrong; please report it."
+            )
     return converted

@@ -6,10 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from lockstep import config
 from lockstep.errors import exit_code
 
@@ -41,15 +37,3 @@ def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit: 0 on success, 2 on bad input, 1 on a failed run; never a traceback for either."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would fill the logs
     sys.exit(exit_code(main))
-
-
-def print_table(header: list[str], rows: list[list[str]]) -> None:
-    """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be."""
-    table = Table()
-    for column, name in enumerate(header):
-        numeric = all(row[column].lstrip("-").replace(".", "", 1).isdecimal() or not row[column] for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # as Text: "[泪]" is no markup
-    console = Console()
-    console.print(table) if console.is_terminal else Console(width=1000).print(table)

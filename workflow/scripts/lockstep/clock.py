@@ -1,11 +1,12 @@
 """The clock: what is timed, and when.
 
-Inside the timed window nothing is synchronised, printed or reduced: on a GPU a step leaves an event behind, on a CPU a
-reading of the clock. The device is synchronised once at each edge. `time.perf_counter` is Linux's CLOCK_MONOTONIC, which all
-processes of a machine share: so a process can count from the moment at which it was launched.
+Inside the timed window nothing is synchronised, printed or reduced: on a GPU a step leaves an event behind, on a CPU
+a reading of the clock. The device is synchronised once at each edge. `time.perf_counter` is Linux's CLOCK_MONOTONIC,
+which all processes of a machine share: so a process can count from the moment at which it was launched.
 """
 
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class Clock:
     def step_seconds(self) -> np.ndarray:
         """Seconds of each step, shape [steps]."""
         windows = [self._ticks[a:b] for a, b in zip(self._windows, [*self._windows[1:], None], strict=True)]
-        return np.array([_between(a, b) for ticks in windows for a, b in zip(ticks, ticks[1:], strict=False)])
+        return np.array([_between(a, b) for ticks in windows for a, b in itertools.pairwise(ticks)])
 
     def reading(self) -> dict:
         """All of this rank's clocks, in seconds; call after the last window is closed."""

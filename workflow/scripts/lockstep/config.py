@@ -3,15 +3,13 @@
 Needs neither torch nor a framework: the Snakefile imports it.
 """
 
-import difflib
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
-from jsonschema import Draft202012Validator
 
-from lockstep import strategies
+from lockstep import schema, strategies
 from lockstep.errors import BadInput
 from lockstep.hardware import Hardware, resolve
 
@@ -181,13 +179,13 @@ class Config:
 
 
 @cache
-def schema() -> dict:
+def configuration_schema() -> dict:
     return yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
 
 
 def row_schema(strategy: str) -> dict:
     """What may stand in a row: the strategy, its own OPTIONS, and every train and hardware key."""
-    sections = schema()["properties"]
+    sections = configuration_schema()["properties"]
     own = strategies.literals(strategy)["OPTIONS"]
     inherited = {**sections["train"]["properties"], **sections["hardware"]["properties"]}
     return {
@@ -216,16 +214,26 @@ def parse(raw: dict, where: str = "config") -> Config:
     """Check a merged configuration and build the dataclasses. Raises BadInput naming every wrong key."""
     if "__use_yte__" in raw:
         raise BadInput(f"{where}: __use_yte__ would run Python code from the configuration; remove it.")
-    values = _coerce(raw, schema())
-    _check(values, schema(), where)
-    values = _fill(values, schema())
+    values = schema.coerce(raw, configuration_schema())
+    schema.check(values, configuration_schema(), where)
+    values = schema.fill(values, configuration_schema())
     data = values["data"]
     if abs(sum(data["splits"].values()) - 1) > 1e-6:
-        raise BadInput(f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}.")
+        raise BadInput(
+            f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
+        )
     if data["url"] and not data["path"] and not data["sha256"]:
         raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same bytes.")
     if data["hub"] and not data["path"] and not data["url"] and not data["revision"]:
-        raise BadInput(f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same rows.")
+        raise BadInput(
+            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same rows."
+        )
+    name = values["model"]["name"]
+    if name != "scratch" and not Path(name).is_dir() and not values["model"]["revision"]:
+        raise BadInput(
+            f"{where}: model.revision: model.name {name} is no local folder, and a model of the hub needs a revision"
+            " (a commit hash), so that everybody starts from the same weights."
+        )
     base = Base(Train(**values["train"]), AskedHardware(**values["hardware"]))
     return Config(
         task=values["task"],
@@ -234,7 +242,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         train=base.train,
         hardware=base.hardware,
         predict=Predict(**values["predict"]),
-        rows={name: _row(name, row, base, where) for name, row in values["rows"].items()},
+        rows={name: _row(name, row, base, where) for name, row in values["rows"].items() if row},
         repeats=values["repeats"],
         source=values,
     )
@@ -247,10 +255,12 @@ def _row(name: str, raw: dict, base: Base, where: str) -> Row:
     strategy = raw.get("strategy")
     if strategy not in strategies.names():
         known = strategies.names()
-        raise BadInput(f"{where}.strategy: {strategy!r} is not one of {', '.join(known)}.{_hint(strategy, known)}")
+        raise BadInput(
+            f"{where}.strategy: {strategy!r} is not one of {', '.join(known)}.{schema.hint(strategy, known)}"
+        )
     allowed = row_schema(strategy)
-    given = _coerce(raw, allowed)
-    _check(given, allowed, where)
+    given = schema.coerce(raw, allowed)
+    schema.check(given, allowed, where)
     own = {key: option.get("default") for key, option in strategies.literals(strategy)["OPTIONS"].items()} | given
     train = _override(base.train, own)
     if train.checkpoint == "best" and not train.eval_every:
@@ -282,76 +292,3 @@ def _merge(into: dict, update: dict) -> None:
             _merge(into[key], value)
         else:
             into[key] = value
-
-
-def _coerce(value, schema: dict):
-    """Turn strings into the schema's type: nested values of `snakemake --config` arrive as strings."""
-    if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        return {key: _coerce(item, properties.get(key, {})) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_coerce(item, schema.get("items", {})) for item in value]
-    kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(value, str) or not kinds:
-        return value
-    if "null" in kinds and value in ("null", "None", "~"):
-        return None
-    if "boolean" in kinds:
-        return {"true": True, "false": False}.get(value.lower(), value)
-    try:
-        if "integer" in kinds and value.lstrip("-").isdecimal():
-            return int(value)
-        if "number" in kinds:
-            return float(value)
-        if "array" in kinds or "object" in kinds:
-            return yaml.safe_load(value)
-    except (ValueError, yaml.YAMLError):
-        pass  # the schema check says what was expected
-    return value
-
-
-def _fill(value, schema: dict):
-    """Add every default that the schema knows."""
-    if not isinstance(value, dict) or "properties" not in schema:
-        return value
-    filled = dict(value)
-    for key, inner in schema["properties"].items():
-        if key in filled:
-            filled[key] = _fill(filled[key], inner)
-        elif "default" in inner:
-            filled[key] = inner["default"]
-        elif "properties" in inner:
-            filled[key] = _fill({}, inner)
-    return filled
-
-
-def _check(value: dict, schema: dict, where: str) -> None:
-    problems = [_explain(error) for error in Draft202012Validator(schema).iter_errors(value)]
-    if problems:
-        raise BadInput("\n  ".join([f"{where}:", *problems]) if len(problems) > 1 else f"{where}: {problems[0]}")
-
-
-def _explain(error) -> str:
-    """One jsonschema error in one line: key, what is wrong, what is expected."""
-    key = ".".join(str(part) for part in error.absolute_path)
-    match error.validator:
-        case "additionalProperties":
-            known = list(error.schema["properties"])
-            unknown = [name for name in error.instance if name not in known]
-            dotted = ".".join([key, str(unknown[0])] if key else [str(unknown[0])])
-            return f"{dotted}: unknown key.{_hint(unknown[0], known) or ' Known here: ' + ', '.join(known) + '.'}"
-        case "enum":
-            return f"{key}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}."
-        case "type":
-            kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
-            return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}."
-        case "pattern" if error.validator_value == "^auto$":
-            return f"{key}: expected auto or a whole number, not {error.instance!r}."
-        case _:
-            return f"{key or 'configuration'}: {error.message}."
-
-
-def _hint(word, known) -> str:
-    close = difflib.get_close_matches(str(word), known, n=1)
-    return f" Did you mean {close[0]}?" if close else ""

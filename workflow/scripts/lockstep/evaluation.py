@@ -8,9 +8,9 @@ import torch
 
 from lockstep import models
 from lockstep.config import Predict
-from lockstep.data import Tokens, table
 from lockstep.errors import BadInput
 from lockstep.files import atomic_file, write_json, write_text
+from lockstep.tokens import Tokens, table
 
 BATCH = 64
 
@@ -38,8 +38,8 @@ def test(model_folder: Path, data: Path, destination: Path) -> dict:
     """Predict the whole test split in one process, and write report.txt, report.json and predictions.csv."""
     from sklearn.metrics import classification_report, confusion_matrix
 
-    tokens, columns = Tokens.load(data / "dataset" / "test"), table(data / "dataset" / "test")
     model = load_model(model_folder)
+    tokens, columns = Tokens.load(data / "dataset" / "test"), table(data / "dataset" / "test")
     names = [model.config.id2label[number] for number in range(model.config.num_labels)]
     chances = probabilities(model, tokens)
     predicted, numbers = chances.argmax(axis=1), range(len(names))
@@ -104,7 +104,9 @@ def predict(model_folder: Path, texts: list[str]) -> list[tuple[str, float]]:
     tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     token_ids = tokenizer(texts, truncation=True)["input_ids"]
     lengths = np.array([len(ids) for ids in token_ids])
-    tokens = Tokens(np.concatenate(token_ids), lengths, np.zeros(len(texts), dtype=np.int64), tokenizer.pad_token_id or 0)
+    tokens = Tokens(
+        np.concatenate(token_ids), lengths, np.zeros(len(texts), dtype=np.int64), tokenizer.pad_token_id or 0
+    )
     chances = probabilities(model, tokens)
     return [(model.config.id2label[row.argmax()], float(row.max())) for row in chances]
 

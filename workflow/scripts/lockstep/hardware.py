@@ -84,7 +84,9 @@ def resolve(asked, row: str = "") -> Hardware:
     devices, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
     processes = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if processes > devices and not (device == "cpu" and asked.oversubscribe):
-        raise BadInput(f"{where}.processes: {processes}, but there are {devices} {kind} here. Ask for at most {devices}.")
+        raise BadInput(
+            f"{where}.processes: {processes}, but there are {devices} {kind} here. Ask for at most {devices}."
+        )
     threads = max(1, cores // processes) if asked.threads == "auto" else asked.threads
     if processes * threads > cores and not asked.oversubscribe:
         raise BadInput(
@@ -93,7 +95,9 @@ def resolve(asked, row: str = "") -> Hardware:
         )
     backend = {"cuda": "nccl", "cpu": "gloo"}[device] if asked.backend == "auto" else asked.backend
     if backend == "nccl" and device == "cpu":
-        raise BadInput(f"{where}.backend: nccl works between GPUs only, and this runs on the CPU. Set it to gloo or auto.")
+        raise BadInput(
+            f"{where}.backend: nccl works between GPUs only, and this runs on the CPU. Set it to gloo or auto."
+        )
     return Hardware(
         device=device,
         processes=processes,

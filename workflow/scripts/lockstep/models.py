@@ -1,26 +1,37 @@
 """The model: built or loaded, its tokenizer, its initial weights, its optimizer and learning-rate schedule.
 
-Knows nothing of strategies. Foreign bytes: weights come from safetensors, or from torch.load(weights_only=True), which is
-what transformers does since torch 2.6; code that comes with a model is never run (trust_remote_code stays off).
+Knows nothing of strategies. Foreign bytes: weights come from safetensors, or from torch.load(weights_only=True),
+which is what transformers does since torch 2.6; code that comes with a model is never run (trust_remote_code stays
+off).
 """
+
+from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lockstep.config import Model, Train
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays
+
+if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+    from lockstep.config import Model
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 # What different architectures call their dropout probabilities.
-DROPOUTS = (
-    "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout dropout attention_dropout activation_dropout"
-    " seq_classif_dropout"
-).split()
+DROPOUTS = [
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "seq_classif_dropout",
+]
 
 
 def make_tokenizer(model: Model, texts: list[str], max_length: int):
@@ -37,21 +48,33 @@ def make_tokenizer(model: Model, texts: list[str], max_length: int):
 
 
 def character_tokenizer(texts: list[str], max_length: int):
-    """A tokenizer with one token per character (lower case, blanks skipped), most frequent first."""
+    """A tokenizer with one token per character (lower case, blanks skipped), most frequent first.
+
+    Characters that stand in `texts` only once become [UNK], so that the model learns what to make of unknown ones.
+    """
     from collections import Counter
 
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if not character.isspace())
-    characters = sorted(counts, key=lambda character: (-counts[character], character))
-    tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(SPECIAL + characters)}, unk_token="[UNK]"))
+    counts = Counter(
+        character for text in texts for character in normalizer.normalize_str(text) if not character.isspace()
+    )
+    characters = sorted(
+        (character for character, count in counts.items() if count > 1),
+        key=lambda character: (-counts[character], character),
+    )
+    tokenizer = Tokenizer(
+        models.WordLevel({token: n for n, token in enumerate(SPECIAL + characters)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
     )
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", SPECIAL.index("[SEP]")), ("[CLS]", SPECIAL.index("[CLS]")))
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", SPECIAL.index("[SEP]")), ("[CLS]", SPECIAL.index("[CLS]"))
+    )
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=max_length, **dict(zip(names, SPECIAL, strict=True))
@@ -90,7 +113,7 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
 
 
 def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
-    """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere in it if given. Never downloads."""
+    """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere if given. Never downloads."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     _require_weights(folder)
@@ -124,7 +147,7 @@ def hash_weights(state: dict[str, torch.Tensor]) -> str:
 
 
 def make_optimizer(model: torch.nn.Module, train: dict) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: biases and normalisation weights, which have one dimension, have none."""
+    """AdamW with weight decay on matrices only: biases and normalisation weights (one dimension) have none."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train["weight_decay"]},

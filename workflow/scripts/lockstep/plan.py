@@ -57,7 +57,7 @@ class Plan:
 
 
 def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Rank `rank`'s part of `ids`: contiguous, the parts in rank order make up `ids`, their sizes differ by one at most."""
+    """Rank `rank`'s part of `ids`: contiguous; in rank order they make up `ids`; sizes differ by one at most."""
     return np.array_split(ids, world_size)[rank]
 
 
@@ -99,6 +99,8 @@ def make(
 
 def _bucketed(order: np.ndarray, lengths: np.ndarray, global_batch: int, random: np.random.Generator) -> np.ndarray:
     pools = np.split(order, np.arange(POOL * global_batch, len(order), POOL * global_batch))
-    batches = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch) for pool in pools])
+    batches = np.concatenate(
+        [pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch) for pool in pools]
+    )
     # Shuffled inside too: sorted, the first rank would always train the shorter texts.
     return random.permuted(random.permutation(batches), axis=1).reshape(-1)

@@ -5,6 +5,7 @@ So the launcher's tree is started in a session of its own; whatever is orphaned 
 "child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent dies.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,8 +21,9 @@ from tqdm import tqdm
 from lockstep.record import Progress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 GRACE_SECONDS = 3  # between SIGTERM and SIGKILL
+STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
 LOG_EVERY = 0.1  # of all steps: how often the log gets a line
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,11 +45,13 @@ class Interrupted(Exception):
     """SIGTERM came while a run was under way."""
 
 
-def supervise(command: list[str], environment: dict, folder: Path, log, world_size: int, steps: int, timeout: float) -> Outcome:
-    """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all that it started.
+def supervise(
+    command: list[str], environment: dict, folder: Path, log, world_size: int, steps: int, timeout: float
+) -> Outcome:
+    """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    Output goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here, KeyboardInterrupt
-    included, no process is left behind.
+    Output goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
+    KeyboardInterrupt included, no process is left behind.
     """
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, world_size)
@@ -68,7 +72,7 @@ def supervise(command: list[str], environment: dict, folder: Path, log, world_si
     finally:
         end_descendants()
         process.wait()  # before the orphans: else its exit code would be collected with theirs
-        _reap_orphans()
+        reap_orphans()
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -92,10 +96,11 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
                 log.write(f"step {step}/{steps}\n")
                 log.flush()
             dead = dead or _dead_ranks(progress, folder)
-            if now - last_change > timeout:
+            allowed = timeout if step else max(timeout, STARTUP_SECONDS)
+            if now - last_change > allowed:
                 at = ", ".join(f"rank {rank} after step {row[2]}" for rank, row in enumerate(progress.table))
                 end_descendants()
-                return f"no progress for {timeout:g} s, so the run was ended as hung ({at} of {steps})"
+                return f"no progress for {allowed:g} s, so the run was ended as hung ({at} of {steps})"
     if process.returncode and not dead:
         dead = _dead_ranks(progress, folder)
     if dead:
@@ -111,7 +116,9 @@ def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
     return [
         rank
         for rank, (pid, _, _) in enumerate(progress.table)
-        if pid and not _alive(int(pid)) and not any((ranks / f"{rank}{end}").exists() for end in (".json", ".error.json"))
+        if pid
+        and not _alive(int(pid))
+        and not any((ranks / f"{rank}{end}").exists() for end in (".json", ".error.json"))
     ]
 
 
@@ -136,13 +143,11 @@ def end_descendants() -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself in the meantime
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass  # it ended by itself in the meantime
 
 
-def _reap_orphans() -> None:
+def reap_orphans() -> None:
     """Collect the ended orphans that fell to this process, so that no zombie is left either."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -1,27 +1,22 @@
-"""What a run leaves behind: progress while it runs, one file per rank, and out of those the record, ledger and events."""
+"""What a run leaves behind: its progress while it runs, each rank's files, and the ledger and events made of them."""
 
 import json
 import os
 import time
 import traceback
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-import yaml
-from jsonschema import Draft202012Validator
 
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.plan import Plan
 
-SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
-
 
 class Progress:
     """How far each rank is, in memory that the launcher shares: a rank writes a number, and no system call is made.
 
-    The file holds int64 [world size, 3]: process id, things done of any kind (so that standing still shows), steps done.
+    int64 [world size, 3]: process id, things done of any kind (so that standing still shows), steps done.
     """
 
     def __init__(self, folder: Path, world_size: int | None = None):
@@ -44,7 +39,7 @@ class Progress:
 
 
 class RankFiles:
-    """What one rank writes for the launcher: ranks/<rank>.json and .npz at the end, ranks/<rank>.error.json if it fails."""
+    """What one rank writes for the launcher: ranks/<rank>.json and .npz at the end, or <rank>.error.json."""
 
     def __init__(self, folder: Path, rank: int):
         self.folder, self.rank = folder / "ranks", rank
@@ -89,7 +84,9 @@ def read_ranks(folder: Path, world_size: int) -> list[dict]:
 
 def read_errors(folder: Path) -> list[dict]:
     """What ranks said when they failed, the first one first."""
-    return sorted((read_json(file) for file in (folder / "ranks").glob("*.error.json")), key=lambda error: error["time"])
+    return sorted(
+        (read_json(file) for file in (folder / "ranks").glob("*.error.json")), key=lambda error: error["time"]
+    )
 
 
 def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
@@ -106,7 +103,7 @@ def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
 
 
 def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
-    """Raises RunFailed at the first step in which the ranks did not train each sample of the plan once, and no other."""
+    """Raises RunFailed at the first step in which the ranks did not train each of the plan's samples once, no other."""
     bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
     if bounds[-1] != len(ledger["step"]):
         raise RunFailed(f"the ledger has steps beyond the plan's {plan.steps}")
@@ -117,8 +114,8 @@ def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
             missing = np.setdiff1d(planned, consumed)
             extra = len(consumed) - len(planned) + len(missing)
             raise RunFailed(
-                f"the ledger differs from the plan in step {step + 1}: {len(missing)} of {len(planned)} samples were not"
-                f" trained, {extra} were trained that should not have been, or more than once"
+                f"the ledger differs from the plan in step {step + 1}: {len(missing)} of {len(planned)} samples were"
+                f" not trained, {extra} were trained that should not have been, or more than once"
             )
 
 
@@ -130,17 +127,6 @@ def write_ledger(path: Path, ledger: dict[str, np.ndarray]) -> None:
 def write_events(path: Path, ranks: list[dict]) -> None:
     events = sorted((event for rank in ranks for event in rank["events"]), key=lambda event: event["time"])
     write_text(path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events))
-
-
-@cache
-def schema() -> dict:
-    return yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
-
-
-def write_record(path: Path, record: dict) -> None:
-    """Write a run record, checked against its schema first."""
-    Draft202012Validator(schema()).validate(record)
-    write_json(path, record)
 
 
 def read_run(folder: Path) -> dict | None:

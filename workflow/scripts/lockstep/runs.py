@@ -3,18 +3,23 @@
 import datetime
 import os
 import shutil
+from functools import cache
 from pathlib import Path
+
+import yaml
+from jsonschema import Draft202012Validator
 
 from lockstep import record, strategies
 from lockstep.config import Config, Row
-from lockstep.data import Tokens
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
 from lockstep.processes import Interrupted, supervise
+from lockstep.tokens import Tokens
 
 SCRIPTS = Path(__file__).parents[1]
-# What a run leaves in its folder. Taken away before it is run again: nothing of one run may stand beside another's record.
+SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
+# What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "native", "model", "test", "ranks")
 
 
@@ -56,10 +61,10 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         finished = _train(strategy, row, folder, log, plan, data)
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        record.write_record(folder / "failed.json", about | {"status": "failed", "reason": reason})
+        write_record(folder / "failed.json", about | {"status": "failed", "reason": reason})
         raise RunFailed(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished
-    record.write_record(folder / "record.json", finished)
+    write_record(folder / "record.json", finished)
     return finished
 
 
@@ -68,13 +73,17 @@ def check(row: Row) -> None:
     import torch
 
     if row.hardware.device == "cuda" and torch.cuda.device_count() < row.hardware.processes:
-        raise BadInput(f"rows.{row.name}.processes: {row.hardware.processes}, but PyTorch sees {torch.cuda.device_count()} GPUs.")
+        raise BadInput(
+            f"rows.{row.name}.processes: {row.hardware.processes}, but PyTorch sees {torch.cuda.device_count()} GPUs."
+        )
     if not torch.distributed.is_backend_available(row.hardware.backend):
-        raise BadInput(f"rows.{row.name}.backend: this PyTorch was built without {row.hardware.backend}. Set it to auto.")
+        raise BadInput(
+            f"rows.{row.name}.backend: this PyTorch was built without {row.hardware.backend}. Set it to auto."
+        )
     if row.train.global_batch < row.hardware.processes * row.train.accumulation:
         raise BadInput(
-            f"rows.{row.name}.global_batch: {row.train.global_batch} samples can't be shared by {row.hardware.processes}"
-            f" processes in {row.train.accumulation} micro-batches each. Raise it."
+            f"rows.{row.name}.global_batch: {row.train.global_batch} samples can't be shared by"
+            f" {row.hardware.processes} processes in {row.train.accumulation} micro-batches each. Raise it."
         )
 
 
@@ -83,14 +92,18 @@ def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) 
     with log.open("w", encoding="utf-8") as stream:
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
-        outcome = supervise(command, _environment(row), folder, stream, strategy.processes, plan.steps, row.hardware.timeout)
+        outcome = supervise(
+            command, _environment(row), folder, stream, strategy.processes, plan.steps, row.hardware.timeout
+        )
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
     errors = record.read_errors(folder)
     if errors:
         first = errors[0]
-        raise RunFailed(f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}")
+        raise RunFailed(
+            f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}"
+        )
     if any(not (folder / "ranks" / f"{rank}.json").is_file() for rank in range(strategy.processes)):
         raise RunFailed(f"the processes ended with exit code {outcome.exit_code} before they were done")
     ledger = record.gather_ledger(folder, strategy.processes)
@@ -102,6 +115,16 @@ def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) 
         raise RunFailed(f"a rank started from other weights than those in {data / 'weights'}")
     record.write_events(folder / "events.jsonl", ranks)
     return {"command": command, "wall_seconds": outcome.seconds} | _summary(ranks, plan, data)
+
+
+@cache
+def record_schema() -> dict:
+    return yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
+
+
+def write_record(path: Path, finished: dict) -> None:
+    Draft202012Validator(record_schema()).validate(finished)
+    write_json(path, finished)
 
 
 def _environment(row: Row) -> dict[str, str]:
@@ -125,7 +148,9 @@ def _environment(row: Row) -> dict[str, str]:
 
 def _summary(ranks: list[dict], plan: Plan, data: Path) -> dict:
     clocks = [rank["clock"] for rank in ranks]
-    largest = {name: max(clock[name] for clock in clocks) for name in clocks[0] if name.endswith(("_seconds", "_median"))}
+    largest = {
+        name: max(clock[name] for clock in clocks) for name in clocks[0] if name.endswith(("_seconds", "_median"))
+    }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
     tokens = int(Tokens.load(data / "dataset" / "train").lengths[plan.ids].sum())
     peaks = [round(rank["peak_memory_mb"], 1) for rank in ranks]

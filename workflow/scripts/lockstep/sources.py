@@ -61,9 +61,12 @@ def _column(row, column: str | int, position: int, key: str, where: str):
         if column in row:
             return row[column]
         raise BadInput(
-            f"{where}: has no column {column!r} (it has {', '.join(map(repr, row)) or 'none'}). Set data.{key} to its name."
+            f"{where}: has no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})."
+            f" Set data.{key} to its name."
         )
-    raise BadInput(f"{where}: is {json.dumps(row, ensure_ascii=False)[:60]}; expected a list or an object with a text and a label.")
+    raise BadInput(
+        f"{where}: is {json.dumps(row, ensure_ascii=False)[:60]}; expected a list or an object with a text and a label."
+    )
 
 
 def _file(file: Path, data: Data) -> Iterator[tuple[int, object]]:
@@ -85,9 +88,14 @@ def _json(file: Path, data: Data, kind: str):
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         row = _rows_before(text, error.pos) + 1
-        raise BadInput(f"{file}, row {row} (line {error.lineno}, column {error.colno}): broken JSON: {error.msg}.") from None
+        raise BadInput(
+            f"{file}, row {row} (line {error.lineno}, column {error.colno}): broken JSON: {error.msg}."
+        ) from None
     if not isinstance(rows, list):
-        raise BadInput(f"{file}: expected a JSON list of rows, not {type(rows).__name__}. For one object per line, set data.format to jsonl.")
+        raise BadInput(
+            f"{file}: expected a JSON list of rows, not {type(rows).__name__}."
+            " For one object per line, set data.format to jsonl."
+        )
     yield from enumerate(rows, 1)
 
 
@@ -150,8 +158,12 @@ def _hub(data: Data):
 
     try:
         rows = load_dataset(data.hub, name=data.subset, split=data.split, revision=data.revision)
-    except Exception as error:  # network, unknown id, unknown revision, a data set that needs its own code: all the hub's words
-        raise BadInput(f"data.hub: {data.hub} at revision {data.revision} can't be read: {' '.join(str(error).split())[:300]}") from None
+    except (
+        Exception
+    ) as error:  # network, unknown id, unknown revision, a data set that needs its own code: all the hub's words
+        raise BadInput(
+            f"data.hub: {data.hub} at revision {data.revision} can't be read: {' '.join(str(error).split())[:300]}"
+        ) from None
     yield from enumerate(rows, 1)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import config, strategies
+from lockstep import config
 from lockstep.errors import BadInput
 from lockstep.files import write_json, write_text
 
@@ -25,11 +25,13 @@ IMAGES_FILE = Path("docker/images.yaml")
 
 
 def configuration(raw: dict, files: list) -> config.Config:
-    """Check Snakemake's merged configuration, and every row's hardware. Ends the program with one message if it is wrong."""
+    """Check Snakemake's merged configuration and every row's hardware; end the program with one message if wrong."""
     try:
-        checked = config.parse(raw, " + ".join(map(str, files)) or "config")
+        checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
         for row in checked.rows.values():
             row.settings()
+        if checked.data.path and not Path(checked.data.path).is_file():
+            raise BadInput(f"data.path: {checked.data.path} does not exist. Name an existing file.")
         return checked
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -46,13 +48,16 @@ def images(deployment) -> dict[str, str]:
     chosen = yaml.safe_load(IMAGES_FILE.read_text(encoding="utf-8"))
     missing = [image for image in chosen.values() if "://" not in image and not Path(image).is_file()]
     if missing and any(method.name == "APPTAINER" for method in deployment):
-        print(f"error: {IMAGES_FILE}: {', '.join(missing)} does not exist. Run without --use-singularity.", file=sys.stderr)
+        print(
+            f"error: {IMAGES_FILE}: {', '.join(missing)} does not exist. Run without --use-singularity.",
+            file=sys.stderr,
+        )
         sys.exit(2)
     return chosen
 
 
 def write_manifest(checked: config.Config, command: list[str]) -> None:
-    """Say what was asked, before anything runs: results/config.yaml, which the scripts read, and results/manifest.json."""
+    """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
     text = yaml.safe_dump(checked.source, allow_unicode=True, sort_keys=False)
     write_text(RESULTS / "config.yaml", text)
     write_json(
@@ -67,6 +72,14 @@ def write_manifest(checked: config.Config, command: list[str]) -> None:
             "repeats": checked.repeats,
         },
     )
+
+
+def report_what_there_is() -> None:
+    """Predictions and report over the rows that succeeded, after others failed."""
+    if (RESULTS / "data" / "data.json").is_file():
+        for script in ("predict", "report"):
+            command = ["python", str(SCRIPTS / f"{script}.py"), "--config", str(RESULTS / "config.yaml")]
+            subprocess.run(command, check=False)  # without any model there is nothing to predict
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,6 +1,7 @@
 """dataparallel: nn.DataParallel, one process that scatters each batch over all GPUs and gathers what they compute.
 
-On a CPU it does nothing: without a GPU, nn.DataParallel passes the batch on to the model (torch/nn/parallel/data_parallel.py).
+On a CPU it does nothing: without a GPU, nn.DataParallel passes the batch on to the model
+(torch/nn/parallel/data_parallel.py).
 """
 
 import torch

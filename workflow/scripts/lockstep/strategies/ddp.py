@@ -51,7 +51,10 @@ class Strategy(single.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         self.model = DistributedDataParallel(
-            self.model, gradient_as_bucket_view=self.options["gradient_as_bucket_view"]
+            self.model,
+            gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
+            # By default it sends all buffers in every forward pass. BERT's are position numbers, which never change.
+            broadcast_buffers=any(buffer.is_floating_point() for buffer in self.model.buffers()),
         )
 
     def backward(self, loss, last):

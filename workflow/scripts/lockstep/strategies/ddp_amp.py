@@ -1,8 +1,9 @@
 """ddp_amp: ddp_spawn in automatic mixed precision: autocast around the forward pass, a GradScaler around the rest.
 
-float16 loses gradients below 6e-8; the scaler multiplies the loss so that they stay above, divides the gradients again
-before the update, and skips an update whose gradients overflowed (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
-bfloat16 has float32's range and would need no scaler; it is kept here so that the row does the same on every device.
+float16 loses gradients below 6e-8; the scaler multiplies the loss so that they stay above, divides the gradients
+again before the update, and skips an update whose gradients overflowed (Micikevicius et al. 2018, arXiv:1710.03740,
+section 3.2). bfloat16 has float32's range and would need no scaler; it is kept here so that the row does the same on
+every device.
 """
 
 import torch

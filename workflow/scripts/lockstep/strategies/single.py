@@ -27,7 +27,7 @@ class Strategy:
         self.notes: list[str] = []  # what a reader of the table must know about this row
 
     def launch(self, script: Path, folder: Path) -> list[str]:
-        """The command that starts the run's processes, each of which runs the training `script` on the run's `folder`."""
+        """The command that starts the run's processes; each runs the training `script` on the run's `folder`."""
         return [sys.executable, str(script), str(folder)]
 
     def start(self) -> World:
