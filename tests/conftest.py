@@ -1,0 +1,108 @@
+"""One small benchmark, run once as a user runs it, whose results many tests look at."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
+
+# Small, without dropout, and with an odd batch that two processes can't share evenly. `exploding` is meant to fail.
+SMALL = """
+data: {limit: 700}
+model: {hidden_size: 32, layers: 1, dropout: 0}
+train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+predict: {count: 2, label: 高兴}
+rows:
+  exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}
+"""
+# More rows over the same data and plan, trained one by one.
+MORE = """
+rows:
+  ddp_launch: {strategy: ddp, launcher: launch}
+  ddp_tcp: {strategy: ddp_spawn, rendezvous: tcp, port: 29555}
+  ddp_three: {strategy: ddp, processes: 3, accumulation: 2}
+  single_fp16: {strategy: single, precision: fp16}
+"""
+
+
+@dataclass
+class Workplace:
+    """A copy of the project in which commands are run as a user would."""
+
+    folder: Path
+
+    def run(self, *command: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+        """Run a command of the project's environment in the copy; output is captured."""
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment() | environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONWARNINGS": ""}
+
+    def script(self, name: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        return self.run("python", f"workflow/scripts/{name}.py", *arguments, **options)
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
+        return self.run("snakemake", *arguments, timeout=600)
+
+    def path(self, relative: str) -> Path:
+        return self.folder / relative
+
+
+def copy_project(folder: Path) -> Workplace:
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for file in files:
+        if (PROJECT / file).is_file():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / file, folder / file)
+    return Workplace(folder)
+
+
+@pytest.fixture(scope="session")
+def benchmark(tmp_path_factory) -> Workplace:
+    """A copy of the project after `snakemake --cores all` over SMALL; `first_run` is how that went."""
+    place = copy_project(tmp_path_factory.mktemp("project"))
+    place.path("small.yaml").write_text(SMALL, encoding="utf-8")
+    place.path("more.yaml").write_text(MORE, encoding="utf-8")
+    place.first_run = place.snakemake("--cores", "all", "--configfile", "small.yaml")
+    return place
+
+
+@pytest.fixture(scope="session")
+def train_more(benchmark):
+    """Trains a row of MORE in the benchmark's folder, once, and returns its record."""
+    import json
+
+    done = {}
+
+    def train(row: str) -> dict:
+        if row not in done:
+            with socket.socket() as occupied:  # the port that ddp_tcp asks for
+                occupied.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                occupied.bind(("127.0.0.1", 29555))
+                occupied.listen()
+                configs = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "more.yaml")]
+                finished = benchmark.script("launch", *configs, "--row", row)
+            assert finished.returncode == 0, finished.stderr
+            (record,) = benchmark.path("results/runs").glob(f"{row}/n*/rep1/record.json")
+            done[row] = json.loads(record.read_text()) | {"stderr": finished.stderr}
+        return done[row]
+
+    return train

@@ -1,0 +1,292 @@
+"""The whole benchmark, run once by `snakemake --cores all` at a small size, and everything it leaves behind."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from lockstep.plan import Plan
+
+ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
+MORE = {"ddp_launch": 2, "ddp_tcp": 2, "ddp_three": 3, "single_fp16": 1}
+CONFIGURED = ("--cores", "all", "--configfile", "small.yaml")
+
+
+def run_folder(benchmark, row):
+    return benchmark.path(f"results/runs/{row}/n{(ROWS | MORE)[row]}/rep1")
+
+
+def record(benchmark, row):
+    return json.loads((run_folder(benchmark, row) / "record.json").read_text())
+
+
+@pytest.fixture(params=[*ROWS, *MORE])
+def trained(request, benchmark, train_more) -> tuple[dict, dict]:
+    """The record and ledger of each row."""
+    made = train_more(request.param) if request.param in MORE else record(benchmark, request.param)
+    with np.load(run_folder(benchmark, request.param) / "ledger.npz") as ledger:
+        return made, dict(ledger)
+
+
+def test_a_row_that_fails_does_not_stop_the_others(benchmark):
+    assert benchmark.first_run.returncode == 1
+    for row in ROWS:
+        assert (run_folder(benchmark, row) / "test" / "report.json").is_file(), row
+    failed = json.loads(benchmark.path("results/runs/exploding/n1/rep1/failed.json").read_text())
+    assert failed["status"] == "failed"
+    assert re.search(r"rank 0, after step \d+ of 9: RunFailed: the loss is (nan|inf) in step \d", failed["reason"])
+    assert not benchmark.path("results/runs/exploding/n1/rep1/record.json").exists()
+    assert "exploding failed: rank 0" in benchmark.first_run.stdout
+
+
+def test_the_report_holds_every_row(benchmark):
+    with benchmark.path("results/report/summary.csv").open() as stream:
+        lines = {line["row"]: line for line in csv.DictReader(stream)}
+    assert set(lines) == {*ROWS, "exploding"}
+    assert lines["exploding"]["status"] == "failed"
+    assert "the loss is" in lines["exploding"]["reason"]
+    for row, world_size in ROWS.items():
+        assert (lines[row]["status"], lines[row]["world_size"]) == ("ok", str(world_size))
+    assert float(lines["single"]["speedup"]) == 1
+    clock, base = record(benchmark, "ddp")["clock"], record(benchmark, "single")["clock"]
+    assert float(lines["ddp"]["speedup"]) == pytest.approx(base["train_seconds"] / clock["train_seconds"])
+    assert float(lines["ddp"]["efficiency"]) == pytest.approx(float(lines["ddp"]["speedup"]) / 2)
+    html = benchmark.path("results/report/report.html").read_text()
+    assert "Partial: 5 of 6 rows have a result." in html
+    assert "SYNTHETIC DATA" in html
+    assert all(f'scope="row">{row}<' in html for row in lines)
+    markdown = benchmark.path("results/report/report.md").read_text()
+    assert "**exploding** failed" in markdown
+
+
+def test_the_ledgers_are_the_plan(benchmark, trained):
+    made, ledger = trained
+    plan = Plan.load(benchmark.path(f"results/data/plan/{made['asked']['plan']}.npz"))
+    assert made["hashes"]["plan"] == plan.hash
+    assert len(ledger["id"]) == len(plan.ids) == len(set(ledger["id"]))  # one epoch, so each id once
+    for step in range(plan.steps):
+        assert sorted(ledger["id"][ledger["step"] == step]) == sorted(plan.step_ids(step))
+    assert set(ledger["rank"]) == set(range(made["world_size"]))
+
+
+def test_every_row_trains_the_same_model(benchmark, trained):
+    made, _ = trained
+    single = record(benchmark, "single")
+    tolerance = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}[made["precision"]]
+    assert np.abs(np.subtract(made["losses"], single["losses"])).max() < tolerance
+    assert made["losses"][-1] < made["losses"][0]
+    assert [scores["step"] for scores in made["dev"]] == [4, 8, 9]
+    if made["precision"] == "fp32":
+        assert [scores["macro_f1"] for scores in made["dev"]] == pytest.approx(
+            [scores["macro_f1"] for scores in single["dev"]]
+        )
+
+
+def test_what_was_asked_is_what_was_trained(trained):
+    made, _ = trained
+    asked, settings = made["asked"], made["settings"]
+    assert settings["optimizer"] == "AdamW"
+    assert [group["weight_decay"] for group in settings["groups"]] == [0.01, 0.0]
+    assert {group["initial_lr"] for group in settings["groups"]} == {asked["train"]["learning_rate"]}
+    assert settings["threads"] == asked["hardware"]["threads"]
+    assert settings["precision"] == asked["precision"]
+    assert settings["world_size"] == made["world_size"] == asked["hardware"]["processes"]
+    assert settings["backend"] == (None if made["world_size"] == 1 else "gloo")
+    assert settings["dropout"] == [0.0]
+    assert settings["loss_scaling"] == (made["precision"] == "fp16" or made["row"] == "ddp_amp")
+    assert len(set(made["seeds"])) == len(made["seeds"]) == made["world_size"]
+
+
+def test_the_clocks_agree_with_each_other(trained):
+    made, _ = trained
+    clock = made["clock"]
+    assert 0 < clock["step_seconds_median"] < clock["train_seconds"] < clock["total_seconds"] < made["wall_seconds"]
+    assert max(clock["setup"].values()) < clock["first_step_seconds"] < clock["total_seconds"]
+    assert made["throughput"]["samples_per_second"] == pytest.approx(31 * 9 / clock["train_seconds"])
+    assert len(made["memory"]["peak_mb_per_rank"]) == made["world_size"]
+
+
+def test_a_port_in_use_is_replaced(train_more):
+    made = train_more("ddp_tcp")
+    assert "port 29555 is in use; another is taken" in made["stderr"]
+    (address,) = [word for word in made["command"] if word.startswith("tcp://127.0.0.1:")]
+    assert address != "tcp://127.0.0.1:29555"
+
+
+def test_launchers_are_those_that_were_asked_for(benchmark, train_more):
+    assert "torch.distributed.run" in record(benchmark, "ddp")["command"]
+    assert "torch.distributed.launch" in train_more("ddp_launch")["command"]
+    assert any(word.startswith("file://") for word in record(benchmark, "ddp_spawn")["command"])
+
+
+def test_converted_models_load_with_transformers_alone(benchmark, tmp_path):
+    """In a Python that knows nothing of Lockstep, from another folder; each must predict what its test said."""
+    program = """
+import json, sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+for folder, text in json.loads(sys.argv[1]):
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    logits = model(**AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")).logits
+    print(json.dumps([model.config.id2label[logits.argmax().item()], logits.softmax(1).max().item()]))
+"""
+    expected, asked = [], []
+    for row in ROWS:
+        with (run_folder(benchmark, row) / "test" / "predictions.csv").open(encoding="utf-8-sig") as stream:
+            expected.append(list(csv.DictReader(stream))[3])
+        asked.append([str(run_folder(benchmark, row) / "model"), expected[-1]["text"]])
+    finished = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(asked)],
+        cwd=tmp_path,
+        env=benchmark.environment() | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for line, answer in zip(expected, finished.stdout.splitlines(), strict=True):
+        label, chance = json.loads(answer)
+        assert label == line["predicted"]
+        assert chance == pytest.approx(float(line[f"p_{label}"]), abs=1e-4)
+
+
+def test_a_converted_model_holds_the_live_weights(benchmark):
+    weights = {row: load_file(run_folder(benchmark, row) / "model" / "model.safetensors") for row in ROWS}
+    start = load_file(benchmark.path("results/data/weights/model.safetensors"))
+    for row, trained in weights.items():
+        assert trained.keys() == start.keys(), row
+        assert not all(trained[name].equal(start[name]) for name in start), f"{row} did not train"
+    for name in start:
+        assert weights["ddp"][name].equal(weights["ddp_spawn"][name]), name
+        assert weights["single"][name].equal(weights["dataparallel"][name]), name
+
+
+def test_a_checkpoint_with_a_flipped_byte_is_not_converted(benchmark, tmp_path):
+    """Every checkpoint format would load it without a word."""
+    import shutil
+
+    run = tmp_path / "rep1"
+    shutil.copytree(run_folder(benchmark, "ddp"), run)
+    shutil.rmtree(run / "model")
+    checkpoint = run / "native" / "checkpoint.pt"
+    data = bytearray(checkpoint.read_bytes())
+    data[len(data) // 2] ^= 1
+    checkpoint.write_bytes(data)
+    finished = benchmark.script("convert", str(run))
+    assert finished.returncode == 1
+    assert "checkpoint.pt: is missing or has changed since it was written" in finished.stderr
+    assert not (run / "model").exists()
+
+
+def test_a_conversion_to_other_weights_is_caught(benchmark, tmp_path):
+    import shutil
+
+    run = tmp_path / "rep1"
+    shutil.copytree(run_folder(benchmark, "ddp"), run)
+    manifest = json.loads((run / "native" / "manifest.json").read_text())
+    (run / "native" / "manifest.json").write_text(json.dumps(manifest | {"weights": "0" * 64}))
+    finished = benchmark.script("convert", str(run))
+    assert finished.returncode == 1
+    assert "the converted weights differ from the live ones" in finished.stderr
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_test_sample_is_predicted_once(benchmark, row):
+    from sklearn.metrics import accuracy_score, f1_score
+
+    test, data = run_folder(benchmark, row) / "test", json.loads(benchmark.path("results/data/data.json").read_text())
+    report = json.loads((test / "report.json").read_text())
+    with (test / "predictions.csv").open(encoding="utf-8-sig") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len({line["row"] for line in lines}) == len(lines) == report["support"] == data["splits"]["test"]["texts"]
+    truth, predicted = [line["truth"] for line in lines], [line["predicted"] for line in lines]
+    assert report["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    assert report["macro_f1"] == pytest.approx(
+        f1_score(truth, predicted, average="macro", labels=data["labels"], zero_division=0)
+    )
+    assert np.sum(report["confusion_matrix"]) == len(lines)
+    for line in lines:
+        chances = [float(line[f"p_{label}"]) for label in data["labels"]]
+        assert sum(chances) == pytest.approx(1, abs=1e-5)
+        assert data["labels"][int(np.argmax(chances))] == line["predicted"]
+    assert all(name in (test / "report.txt").read_text() for name in ["macro avg", *data["labels"]])
+
+
+def test_predictions_put_the_same_texts_through_every_model(benchmark):
+    with benchmark.path("results/predict/predictions.csv").open(encoding="utf-8-sig") as stream:
+        lines = list(csv.DictReader(stream))
+    assert list(lines[0]) == ["text", "truth", *ROWS]
+    assert [line["truth"] for line in lines] == ["高兴", "高兴"]
+    with (run_folder(benchmark, "ddp") / "test" / "predictions.csv").open(encoding="utf-8-sig") as stream:
+        tested = {line["text"]: line["predicted"] for line in csv.DictReader(stream)}
+    assert all(line["ddp"] == tested[line["text"]] for line in lines)
+
+
+def test_what_a_run_says_of_itself(benchmark):
+    folder = run_folder(benchmark, "ddp")
+    environment = json.loads((folder / "env.json").read_text())
+    assert environment["packages"]["torch"]
+    assert environment["variables"]["OMP_NUM_THREADS"] == "1"
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    assert {event["key"] for event in events} == {"run_start", "eval", "checkpoint", "run_stop"}
+    log = (folder / "run.log").read_text()
+    assert "step 9/9\n" in log
+    assert "step 4/9: dev loss" in log
+    manifest = json.loads(benchmark.path("results/manifest.json").read_text())
+    assert set(manifest["rows"]) == {*ROWS, "exploding"}
+    assert manifest["command"].startswith("snakemake --cores all")
+
+
+def test_single_needs_no_retraining_and_the_failed_row_is_tried_again(benchmark):
+    planned = benchmark.snakemake("-n", *CONFIGURED)
+    assert jobs(planned) == {"train_exploding": 1, "convert": 1, "test": 1, "predict": 1, "report": 1, "all": 1}
+    nothing = benchmark.snakemake("-n", "ddp", *CONFIGURED)
+    assert "Nothing to be done" in nothing.stdout + nothing.stderr
+
+
+def test_a_forced_row_refreshes_only_what_follows_from_it(benchmark):
+    planned = jobs(benchmark.snakemake("-n", "ddp", "single", "-R", "train_ddp", *CONFIGURED))
+    assert planned == {"train_ddp": 1, "convert": 1, "test": 1, "ddp": 1}
+
+
+@pytest.mark.parametrize(
+    ("file", "trains"),
+    [
+        ("workflow/scripts/lockstep/strategies/ddp.py", {"train_ddp", "train_ddp_spawn", "train_ddp_amp"}),
+        ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel"}),
+        ("workflow/report/report.html.j2", set()),
+        ("workflow/scripts/lockstep/charts.py", set()),
+    ],
+)
+def test_editing_code_reruns_what_depends_on_it(benchmark, file, trains):
+    path = benchmark.path(file)
+    before = path.read_text()
+    time.sleep(0.01)
+    path.write_text(before + "\n\n")
+    try:
+        targets = [f"results/runs/{row}/n{n}/rep1/test/report.json" for row, n in ROWS.items()]
+        planned = jobs(benchmark.snakemake("-n", *targets, *CONFIGURED))
+    finally:
+        path.write_text(before)
+    assert {job for job in planned if job.startswith("train_")} == trains
+    assert planned.get("convert", 0) >= len(trains)
+
+
+def test_changing_a_row_retrains_that_row_alone(benchmark):
+    targets = [f"results/runs/{row}/n{n}/rep1/record.json" for row, n in ROWS.items()]
+    config = "rows={ddp: {precision: bf16}}"
+    planned = jobs(benchmark.snakemake("-n", *targets, "--config", config, *CONFIGURED))
+    assert planned == {"train_ddp": 1}
+
+
+def jobs(planned: subprocess.CompletedProcess) -> dict[str, int]:
+    """The table of jobs that Snakemake prints."""
+    assert planned.returncode == 0, planned.stderr
+    output = planned.stdout + planned.stderr
+    table = output.split("Job stats:")[1].split("total")[0] if "Job stats:" in output else ""
+    return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", table, re.MULTILINE)}

@@ -1,0 +1,166 @@
+"""The configuration: defaults, overrides, and one clear message for each mistake."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep import config, schema
+from lockstep.errors import BadInput
+
+PROJECT = Path(__file__).parents[1]
+DEFAULT = PROJECT / "config" / "config.yaml"
+CPU = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
+
+
+def dotted(properties: dict, prefix: str = "") -> dict:
+    """Every key of the schema, as section.key, with its default and description."""
+    keys = {}
+    for name, inner in properties.items():
+        if "properties" in inner:
+            keys |= dotted(inner["properties"], f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = (inner["default"], inner["description"])
+    return keys
+
+
+def test_the_default_configuration_spells_out_the_schema():
+    filled = schema.fill({}, config.configuration_schema())
+    assert yaml.safe_load(DEFAULT.read_text(encoding="utf-8")) == filled
+
+
+def table() -> str:
+    """The table of all keys, as it must stand in config/README.md."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for key, (default, description) in dotted(config.configuration_schema()["properties"]).items():
+        shown = "the five strategies" if key == "rows" else f"`{json.dumps(default, ensure_ascii=False)}`"
+        lines.append(f"| `{key}` | {shown} | {description} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_key_is_described_in_the_readme():
+    assert table() in (PROJECT / "config" / "README.md").read_text(encoding="utf-8"), f"it should hold:\n{table()}"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "emotion.yaml"])
+def test_shipped_configurations_are_valid(name):
+    checked = config.read([DEFAULT, PROJECT / "config" / name])
+    assert list(checked.rows) == ["single", "dataparallel", "ddp", "ddp_spawn", "ddp_amp"]
+
+
+def test_the_published_experiment_is_pinned():
+    checked = config.read([DEFAULT, PROJECT / "config" / "emotion.yaml"])
+    assert checked.model.revision == "2a995a880017c60e4683869e817130d8af548486"
+    assert checked.data.sha256 == "6bf592cf7016019b28272f1fcf54bc31afe6ad15bbc60970ca521ff394524a50"
+    assert checked.data.limit == 10000
+
+
+def test_strings_from_the_command_line_get_the_right_type():
+    raw = {
+        "data": {"limit": "600", "join_blanks": "false", "path": "null", "labels": "[a, b]", "splits": {"dev": "0.1"}},
+        "train": {"learning_rate": "1e-3", "warmup": "3"},
+        "hardware": {"processes": "2", "threads": "auto", "oversubscribe": "true"},
+        "rows": {"ddp": {"strategy": "ddp", "global_batch": "32"}},
+    }
+    checked = config.parse(raw)
+    assert (checked.data.limit, checked.data.join_blanks, checked.data.path) == (600, False, None)
+    assert checked.data.labels == ["a", "b"]
+    assert checked.train.learning_rate == 0.001
+    assert (checked.hardware.processes, checked.hardware.threads) == (2, "auto")
+    assert checked.rows["ddp"].train.global_batch == 32
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"dta": {}}, "dta: unknown key. Did you mean data?"),
+        ({"train": {"lerning_rate": 1}}, "train.lerning_rate: unknown key. Did you mean learning_rate?"),
+        ({"train": {"epochs": "many"}}, "train.epochs: expected integer, not 'many'."),
+        ({"train": {"epochs": 0}}, "train.epochs: 0 is less than the minimum of 1."),
+        ({"train": {"precision": "fp8"}}, "train.precision: 'fp8' is not one of fp32, bf16, fp16, amp."),
+        ({"hardware": {"processes": "all"}}, "hardware.processes: expected auto or a whole number, not 'all'."),
+        ({"rows": {"x": {"strategy": "dpp"}}}, "rows.x.strategy: 'dpp' is not one of"),
+        (
+            {"rows": {"x": {"strategy": "ddp", "launcer": "launch"}}},
+            "rows.x: launcer: unknown key. Did you mean launcher?",
+        ),
+        (
+            {"rows": {"x": {"strategy": "ddp_amp", "precision": "fp32"}}},
+            "precision: 'fp32' is not one of amp, bf16, fp16.",
+        ),
+        ({"rows": {"x": {"strategy": "ddp", "eval_every": 0}}}, "rows.x: checkpoint: best needs eval_every above 0"),
+        ({"rows": {"report": {"strategy": "ddp"}}}, "rows.report: a rule of the workflow has this name"),
+        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' does not match"),
+        ({"data": {"splits": {"train": 0.9}}}, "data.splits: train, dev and test must add up to 1, not 1.1."),
+        ({"data": {"url": "http://example.org/a.json"}}, "data.url"),
+        ({"data": {"url": "https://example.org/a.json"}}, "data.sha256: data.url needs it"),
+        ({"data": {"hub": "someone/something"}}, "data.revision: data.hub needs it"),
+        ({"model": {"name": "someone/something"}}, "model.revision: model.name someone/something is no local folder"),
+        ({"__use_yte__": True}, "__use_yte__ would run Python code"),
+    ],
+)
+def test_a_mistake_is_named_with_what_to_do(raw, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        config.parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [1", "not valid YAML"), ("- 1", "expected keys and values"), (None, "No such file")],
+)
+def test_a_broken_file_is_named(tmp_path, text, message):
+    file = tmp_path / "mine.yaml"
+    if text:
+        file.write_text(text)
+    with pytest.raises(BadInput, match=f"mine.yaml.*{message}"):
+        config.read([file])
+
+
+def test_a_row_overrides_and_keeps_the_rest():
+    rows = {"a": {"strategy": "ddp", "precision": "bf16", "processes": 1}, "b": {"strategy": "ddp", "global_batch": 32}}
+    checked = config.parse(CPU | {"rows": rows})
+    a, b = checked.rows["a"], checked.rows["b"]
+    assert (a.precision, a.hardware.processes, a.hardware.threads) == ("bf16", 1, 1)
+    assert a.options == {"launcher": "torchrun", "gradient_as_bucket_view": True}
+    assert (a.division, b.division) == ("closed", "open")
+    assert a.folder(1) == "runs/a/n1/rep1"
+
+
+def test_null_drops_a_row():
+    checked = config.parse({"rows": {"single": {"strategy": "single"}, "ddp": None}})
+    assert list(checked.rows) == ["single"]
+
+
+def test_strategies_with_one_device_have_a_world_of_one_and_the_same_threads():
+    rows = {"single": {"strategy": "single"}, "dataparallel": {"strategy": "dataparallel"}, "ddp": {"strategy": "ddp"}}
+    checked = config.parse(CPU | {"rows": rows})
+    assert [row.hardware.processes for row in checked.rows.values()] == [1, 1, 2]
+    assert {row.hardware.threads for row in checked.rows.values()} == {1}
+
+
+def test_mixed_precision_is_bf16_on_a_cpu():
+    checked = config.parse(CPU | {"rows": {"x": {"strategy": "ddp_amp"}}})
+    assert checked.rows["x"].precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ({"device": "cpu", "processes": 4096}, r"processes: 4096, but there are \d+ CPU cores here"),
+        ({"device": "cpu", "processes": 1, "threads": 4096}, "threads: 1 processes of 4096 threads need more"),
+        ({"device": "cpu", "backend": "nccl"}, "backend: nccl works between GPUs only"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused(hardware, message):
+    checked = config.parse({"hardware": hardware, "rows": {"x": {"strategy": "ddp"}}})
+    with pytest.raises(BadInput, match=message):
+        checked.rows["x"].settings()
+
+
+def test_no_gpu_is_no_traceback(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    checked = config.parse({"hardware": {"device": "cuda"}, "rows": {"x": {"strategy": "ddp"}}})
+    with pytest.raises(BadInput, match="device: cuda is asked for, but no GPU can be used here"):
+        checked.rows["x"].settings()

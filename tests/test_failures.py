@@ -1,0 +1,167 @@
+"""What goes wrong, with real processes: each ends with one clear message, soon, and nothing is left behind."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from .conftest import SMALL, Workplace, copy_project
+
+# Long enough that a fault can be timed, on the data that the benchmark's folder already holds.
+LONG = """
+train: {epochs: 400, max_steps: 3000, eval_every: 0, checkpoint: last}
+hardware: {timeout: 5}
+rows:
+  slow_ddp: {strategy: ddp}
+  slow_spawn: {strategy: ddp_spawn}
+"""
+LONG_CONFIG = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "long.yaml")]
+
+
+@pytest.fixture(scope="module")
+def place(benchmark) -> Workplace:
+    benchmark.path("long.yaml").write_text(LONG)
+    finished = benchmark.script("plan", *LONG_CONFIG)
+    assert finished.returncode == 0, finished.stderr
+    return benchmark
+
+
+def start(place: Workplace, row: str, *, steps: int = 20):
+    """Start a row's long run; returns the launcher, and its ranks' process ids once they have done some steps."""
+    folder = place.path(f"results/runs/{row}/n2/rep1")
+    (folder / "progress").unlink(missing_ok=True)
+    launcher = subprocess.Popen(
+        ["python", "workflow/scripts/launch.py", *LONG_CONFIG, "--row", row],
+        cwd=place.folder, env=place.environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / "progress").exists():
+            table = np.fromfile(folder / "progress", dtype=np.int64).reshape(-1, 3)
+            if len(table) and table[:, 2].min() >= steps:
+                return launcher, [psutil.Process(int(pid)) for pid in table[:, 0]], folder
+        time.sleep(0.05)
+    raise AssertionError((folder / "run.log").read_text())
+
+
+def ended(launcher, ranks, folder, seconds: float) -> str:
+    """Waits for the end, which must come within `seconds`; returns the reason that was written down."""
+    began = time.monotonic()
+    descendants = psutil.Process(launcher.pid).children(recursive=True)
+    _, said = launcher.communicate(timeout=60)
+    assert time.monotonic() - began < seconds
+    assert launcher.returncode == 1, said
+    _, alive = psutil.wait_procs([*ranks, *descendants], timeout=2)
+    assert not alive
+    reason = json.loads((folder / "failed.json").read_text())["reason"]
+    assert (
+        said.strip().splitlines()[-1]
+        == f"failed: {folder.parts[-3]}: {reason} (log: results/{'/'.join(folder.parts[-4:])}/run.log)"
+    )
+    assert "Traceback" not in said
+    assert not (folder / "record.json").exists()
+    return reason
+
+
+@pytest.mark.parametrize(("row", "rank"), [("slow_ddp", 0), ("slow_spawn", 1)])
+def test_a_killed_rank_ends_the_run(place, row, rank):
+    launcher, ranks, folder = start(place, row)
+    ranks[rank].send_signal(signal.SIGKILL)
+    reason = ended(launcher, ranks, folder, seconds=8)
+    assert re.fullmatch(rf"rank {rank} died after step \d+ of 3000 without a word; killed, or out of memory\?", reason)
+
+
+@pytest.mark.parametrize("row", ["slow_ddp", "slow_spawn"])
+def test_a_rank_that_stands_still_ends_the_run_at_the_timeout(place, row):
+    launcher, ranks, folder = start(place, row)
+    ranks[1].send_signal(signal.SIGSTOP)
+    reason = ended(launcher, ranks, folder, seconds=5 + 8)
+    assert "no progress for 5 s, so the run was ended as hung" in reason
+
+
+def test_ctrl_c_ends_the_run(place):
+    launcher, ranks, folder = start(place, "slow_ddp")
+    launcher.send_signal(signal.SIGINT)
+    assert ended(launcher, ranks, folder, seconds=8) == "interrupted"
+
+
+def test_a_killed_launcher_takes_its_ranks_along(place):
+    launcher, ranks, _ = start(place, "slow_ddp")
+    descendants = psutil.Process(launcher.pid).children(recursive=True)
+    launcher.kill()
+    launcher.communicate(timeout=10)
+    _, alive = psutil.wait_procs([*ranks, *descendants], timeout=5)
+    assert not alive
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory) -> Workplace:
+    place = copy_project(tmp_path_factory.mktemp("fresh"))
+    place.path("small.yaml").write_text(SMALL, encoding="utf-8")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "train={lerning_rate: 1}"], "train.lerning_rate: unknown key. Did you mean learning_rate?"),
+        (["--config", "rows={x: {strategy: dpp}}"], "rows.x.strategy: 'dpp' is not one of"),
+        (["--config", "data={path: nothing.json}"], "data.path: nothing.json does not exist"),
+        (["--config", "hardware={device: cpu, processes: 999}"], "hardware.processes: 999, but there are"),
+        (["--config", "hardware={device: cpu, backend: nccl}"], "backend: nccl works between GPUs only"),
+        (["--use-singularity"], "docker/images.yaml: docker/torch.sif does not exist"),
+    ],
+)
+def test_snakemake_refuses_before_anything_runs(fresh, arguments, message):
+    finished = fresh.snakemake("--cores", "1", *arguments)
+    errors = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert finished.returncode == 2
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in finished.stderr
+    assert not fresh.path("results").exists()
+
+
+def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
+    fresh.path("bad.json").write_text('[["好", 0], ["", 1]]')
+    finished = fresh.snakemake("--cores", "1", "--config", "data={path: bad.json}")
+    assert finished.returncode == 1
+    assert "error: bad.json, row 2: the text is empty. Remove the row." in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not fresh.path("results/data/data.json").exists()
+    assert not list(fresh.path("results").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("prepare", ["--config", "nothing.yaml"], "nothing.yaml: No such file or directory"),
+        ("prepare", ["--set", "train.epochs"], "--set train.epochs: expected key=value"),
+        (
+            "prepare",
+            ["--set", "model.name=README.md/x", "--set", "model.revision=1"],
+            "model.name: README.md/x at revision 1",
+        ),
+        ("plan", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
+        ("launch", ["--row", "nothing"], "--row nothing: no such row. The configuration has: single, dataparallel"),
+        ("launch", ["--row", "ddp"], "data.json does not exist. Run workflow/scripts/prepare.py first."),
+        ("convert", ["results/runs/x"], "results/runs/x: is no folder of a run"),
+        ("test", ["results/runs/x"], "results/runs/x/model: is no model folder"),
+        ("predict", ["--model", "x", "--text", "好"], "x: is no model folder"),
+        ("predict", ["--model", "x"], "--model needs a text too"),
+        ("predict", ["--model", "x", "--text", " "], "--text: the text is empty"),
+        ("report", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
+    ],
+)
+def test_scripts_refuse_in_one_line(fresh, script, arguments, message):
+    finished = fresh.script(script, "--results", "elsewhere", *arguments, HF_HUB_OFFLINE="1")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("error: ")
+    assert message in finished.stderr
+    assert finished.stderr.count("\n") == 1
+    assert not fresh.path("elsewhere/data").exists()

@@ -1,0 +1,102 @@
+"""The model: its weights, where they come from, its optimizer groups, its schedule."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lockstep import models
+from lockstep.errors import BadInput
+
+from .test_data import scratch
+
+TRAIN = {"learning_rate": 0.1, "weight_decay": 0.01, "schedule": "constant", "warmup": 0}
+TEXTS = ["今天真开心", "好难过"]
+LABELS = ["a", "b", "c"]
+
+
+def built(seed=0, **keys):
+    wanted = scratch(**keys)
+    return models.initialise(wanted, models.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, seed)
+
+
+def test_the_seed_decides_the_weights():
+    assert models.hash_weights(built(1).state_dict()) == models.hash_weights(built(1).state_dict())
+    assert models.hash_weights(built(1).state_dict()) != models.hash_weights(built(2).state_dict())
+
+
+def test_a_folder_loads_as_it_was_written(tmp_path):
+    model = built()
+    model.save_pretrained(tmp_path)
+    loaded = models.load(tmp_path, dropout=0.25)
+    assert models.hash_weights(loaded.state_dict()) == models.hash_weights(model.state_dict())
+    assert {module.p for module in loaded.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
+    pretrained = built()
+    pretrained.save_pretrained(tmp_path)
+    models.make_tokenizer(scratch(), TEXTS, 16).save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    tokenizer = models.make_tokenizer(wanted, ["别的"], 16)
+    assert len(tokenizer) == pretrained.config.vocab_size
+    model = models.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, pretrained.bert.embeddings.word_embeddings.weight)
+
+
+def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):
+    """As a real hub cache holds it, so that the hub's own library finds it without a network."""
+    revision = "2a995a880017c60e4683869e817130d8af548486"
+    snapshot = tmp_path / "models--someone--something" / "snapshots" / revision
+    pretrained = built()
+    pretrained.save_pretrained(snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
+    model = models.initialise(scratch(name="someone/something", revision=revision), tokenizer, LABELS, 16, 0)
+    assert torch.equal(model.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
+    with pytest.raises(BadInput, match=r"model\.name: someone/something at revision 0a1b can't be loaded"):
+        models.initialise(scratch(name="someone/something", revision="0a1b"), tokenizer, LABELS, 16, 0)
+
+
+def test_a_folder_without_weights_is_named(tmp_path):
+    built().config.save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    with pytest.raises(BadInput, match="holds no model weights"):
+        models.initialise(wanted, None, LABELS, 16, 0)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(BadInput, match=r"model\.heads: 3 heads do not divide a hidden_size of 8"):
+        built(heads=3)
+
+
+def test_biases_and_norms_do_not_decay():
+    model = built()
+    optimizer = models.make_optimizer(model, TRAIN)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        bare = name.endswith("bias") or "LayerNorm" in name
+        assert decays[id(parameter)] == (0.0 if bare else 0.01), name
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 2, [0, 0.05, 0.1, 0.1, 0.1]),
+        ("linear", 0, [0.1, 0.08, 0.06, 0.04, 0.02]),
+        ("linear", 0.4, [0, 0.05, 0.1, 0.1 * 2 / 3, 0.1 / 3]),
+        ("cosine", 0, [0.1, 0.0904508, 0.0654508, 0.0345492, 0.0095492]),
+        ("polynomial", 1, [0, 0.1, 0.075, 0.05, 0.025]),
+    ],
+)
+def test_schedules(schedule, warmup, rates):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    stepped = models.make_schedule(optimizer, TRAIN | {"schedule": schedule, "warmup": warmup}, 5)
+    seen = []
+    for _ in range(5):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        stepped.step()
+    assert seen == pytest.approx(rates, abs=1e-6)

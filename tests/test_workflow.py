@@ -1,0 +1,62 @@
+"""The Snakefile and the commands: light to start, safe to quote, documented by --help."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep import workflow
+
+PROJECT = Path(__file__).parents[1]
+RULES = [PROJECT / "Snakefile", *sorted((PROJECT / "workflow" / "rules").glob("*.smk"))]
+SCRIPTS = sorted(file.stem for file in (PROJECT / "workflow" / "scripts").glob("*.py"))
+
+
+@pytest.mark.parametrize(("argument", "exit_code"), [("--help", 0), ("--no-such-flag", 2)])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_is_a_command_with_help(script, argument, exit_code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", argument])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(PROJECT / "workflow" / "scripts" / f"{script}.py"), run_name="__main__")
+    assert ended.value.code == exit_code
+    said = capsys.readouterr()
+    assert (said.out or said.err).startswith(f"usage: {script}.py")
+
+
+def test_reading_the_snakefile_imports_nothing_heavy():
+    """Snakemake reads it at every start, and once more for every job."""
+    program = """
+import sys
+sys.path.insert(0, "workflow/scripts")
+from lockstep import workflow
+workflow.configuration({}, [])
+print(*{"torch", "transformers", "datasets", "sklearn", "pandas", "numpy", "matplotlib"} & set(sys.modules))
+"""
+    finished = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("file", RULES, ids=lambda file: file.name)
+def test_what_goes_into_a_shell_is_quoted(file):
+    for command in re.findall(r'"((?:python|\s--)[^\n]*)"', file.read_text(encoding="utf-8")):
+        assert all(field.endswith(":q") for field in re.findall(r"\{([^}]*)\}", command)), command
+
+
+def test_every_rule_has_a_log_and_a_benchmark():
+    for file in RULES[1:]:
+        text = file.read_text(encoding="utf-8")
+        assert text.count("shell:") == text.count("log:\n") == text.count("benchmark:\n") == text.count("message:\n")
+
+
+def test_code_files_follow_imports(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    library, strategies = "workflow/scripts/lockstep", "workflow/scripts/lockstep/strategies"
+    files = workflow.code_files("workflow/scripts/launch.py", "ddp_amp")
+    assert {f"{strategies}/{name}.py" for name in ("ddp_amp", "ddp_spawn", "ddp", "single")} <= set(files)
+    assert f"{strategies}/dataparallel.py" not in files
+    assert {f"{library}/training.py", f"{library}/models.py", "workflow/scripts/train.py"} <= set(files)
+    assert f"{library}/reporting.py" not in files
+    assert f"{library}/reporting.py" in workflow.code_files("workflow/scripts/report.py")
