@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/snakemake --lint
 
 benchmark: setup
-	$(BIN)/python -m benchmarks
+	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks
 
 clean:
 	rm -rf results .snakemake

@@ -1,0 +1,131 @@
+"""make benchmark: how fast Lockstep is, as ratios paired within one run, because machines drift.
+
+    python -m benchmarks [--data FILE] [--rounds N] [padding] [ddp]
+
+padding   `single` against the loop that pads to 128 and tokenises in collate, in one process, in turns
+ddp       `ddp` with two processes against `single`, as real runs in turns; and against what two processes reach that do
+          the same work without talking to each other, which is as much as this machine has to give
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lockstep.terminal import print_table
+
+PROJECT = Path(__file__).parents[1]
+SCRIPTS = PROJECT / "workflow" / "scripts"
+REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
+COMMON = {
+    "train.epochs": 1,
+    "train.eval_every": 0,
+    "train.checkpoint": "last",
+    "hardware.device": "cpu",
+}
+SMALL = {"model.layers": 2, "model.hidden_size": 128, "model.heads": 2}
+LARGER = {"model.layers": 4, "model.hidden_size": 256, "model.heads": 4}
+
+
+def command(script: str, results: Path, keys: dict, *more: str) -> list[str]:
+    overrides = [f"--set={key}={value}" for key, value in (COMMON | keys).items()]
+    return [sys.executable, str(SCRIPTS / f"{script}.py"), "--results", str(results), *overrides, *more]
+
+
+def prepared(folder: Path, keys: dict) -> Path:
+    for script in ("prepare", "plan"):
+        subprocess.run(command(script, folder, keys), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def padding(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
+    from benchmarks.padded import PaddedLoop, PlannedLoop
+
+    results = prepared(folder / "padding", keys | SMALL)
+    padded, planned = PaddedLoop(results), PlannedLoop(results)
+    ratios = []
+    for part in range(rounds + 1):
+        speeds = []
+        for loop, steps in ((padded, 4), (planned, 16)):
+            began = time.perf_counter()
+            samples = loop.train(part * steps, steps)
+            speeds.append(samples / (time.perf_counter() - began))
+        if part:  # the first round warms up
+            ratios.append(speeds[1] / speeds[0])
+    return [line("single over padding to 128, samples/s (2 x 128)", ratios, "at least 4")]
+
+
+def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
+    keys = keys | LARGER | {"hardware.processes": 2, "hardware.threads": 1}
+    whole = prepared(folder / "whole", keys)
+    (plan,) = (whole / "data" / "plan").glob("*.json")
+    halved = keys | {"train.global_batch": 32, "train.max_steps": json.loads(plan.read_text())["steps"]}
+    half, other = prepared(folder / "half", halved), prepared(folder / "other", halved)
+
+    def start(results: Path, row: str, keys: dict) -> subprocess.Popen:
+        launch = command("launch", results, keys, "--row", row)
+        return subprocess.Popen(launch, cwd=PROJECT, stdout=subprocess.DEVNULL)
+
+    def seconds(results: Path, row: str, world_size: int) -> float:
+        record = json.loads((results / f"runs/{row}/n{world_size}/rep1/record.json").read_text())
+        return record["clock"]["train_seconds"]
+
+    def run(*processes: subprocess.Popen) -> None:
+        exit_codes = [process.wait() for process in processes]
+        if any(exit_codes):
+            raise SystemExit("a run failed; its log is above")
+
+    speedups, ceilings = [], []
+    for _ in range(rounds):
+        run(start(whole, "single", keys))
+        run(start(whole, "ddp", keys))
+        run(start(half, "single", halved), start(other, "single", halved))
+        single = seconds(whole, "single", 1)
+        speedups.append(single / seconds(whole, "ddp", 2))
+        ceilings.append(single / max(seconds(half, "single", 1), seconds(other, "single", 1)))
+    shares = [speedup / ceiling for speedup, ceiling in zip(speedups, ceilings, strict=True)]
+    return [
+        line("ddp with 2 processes over single, time (4 x 256)", speedups, "at least 1.7"),
+        line("the same without communication: this machine's ceiling", ceilings, ""),
+        line("ddp as a share of that ceiling", shares, ""),
+    ]
+
+
+def line(name: str, ratios: list[float], target: str) -> list[str]:
+    return [
+        name,
+        f"{statistics.median(ratios):.2f}",
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+        str(len(ratios)),
+        target,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="padding, ddp; both without")
+    parser.add_argument(
+        "--data", type=Path, default=REAL_DATA if REAL_DATA.is_file() else None, help="texts to train on"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
+    arguments = parser.parse_args()
+    benchmarks = {"padding": padding, "ddp": ddp}
+    if unknown := set(arguments.what) - set(benchmarks):
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(benchmarks)}")
+    keys = {"data.path": arguments.data.resolve()} if arguments.data else {}
+    print(f"on {arguments.data or 'the embedded synthetic corpus'}")
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [
+            line
+            for name in arguments.what or benchmarks
+            for line in benchmarks[name](Path(folder), keys, arguments.rounds)
+        ]
+    print_table(["ratio", "median", "range", "rounds", "target"], lines)
+
+
+if __name__ == "__main__":
+    main()
