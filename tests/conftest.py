@@ -27,8 +27,7 @@ rows:
 MORE = """
 rows:
   ddp_launch: {strategy: ddp, launcher: launch}
-  ddp_tcp: {strategy: ddp_spawn, rendezvous: tcp, port: 29555}
-  ddp_three: {strategy: ddp, processes: 3, accumulation: 2}
+  ddp_tcp: {strategy: ddp_spawn, rendezvous: tcp, port: 29555, processes: 3, accumulation: 2}
   single_fp16: {strategy: single, precision: fp16}
 """
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lockstep.plan import Plan
 
 ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
-MORE = {"ddp_launch": 2, "ddp_tcp": 2, "ddp_three": 3, "single_fp16": 1}
+MORE = {"ddp_launch": 2, "ddp_tcp": 3, "single_fp16": 1}
 CONFIGURED = ("--cores", "all", "--configfile", "small.yaml")
 
 

@@ -86,7 +86,7 @@ def gather(config: Config, results: Path) -> dict:
 
 def _run(row: Row, repeat: int, results: Path) -> dict:
     folder = results / row.folder(repeat)
-    found = record.read_run(folder) or {"status": "skipped", "reason": "not run yet"}
+    found = {"log_end": []} | (record.read_run(folder) or {"status": "skipped", "reason": "not run yet"})
     if found["status"] == "ok":
         tested = folder / "test" / "report.json"
         if not tested.is_file():
