@@ -1,6 +1,7 @@
 """One small benchmark, run once as a user runs it, whose results many tests look at."""
 
 import os
+import runpy
 import shutil
 import socket
 import subprocess
@@ -105,3 +106,18 @@ def train_more(benchmark):
         return done[row]
 
     return train
+
+
+@pytest.fixture
+def run_script(tmp_path, monkeypatch, capsys):
+    """Runs a script in this process (which spares imports), in an empty folder; returns exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(PROJECT / "config", tmp_path / "config")
+
+    def run(name: str, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(PROJECT / "workflow" / "scripts" / f"{name}.py"), run_name="__main__")
+        return ended.value.code, *capsys.readouterr()
+
+    return run

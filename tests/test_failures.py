@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -142,11 +143,6 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
     [
         ("prepare", ["--config", "nothing.yaml"], "nothing.yaml: No such file or directory"),
         ("prepare", ["--set", "train.epochs"], "--set train.epochs: expected key=value"),
-        (
-            "prepare",
-            ["--set", "model.name=README.md/x", "--set", "model.revision=1"],
-            "model.name: README.md/x at revision 1",
-        ),
         ("plan", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         ("launch", ["--row", "nothing"], "--row nothing: no such row. The configuration has: single, dataparallel"),
         ("launch", ["--row", "ddp"], "data.json does not exist. Run workflow/scripts/prepare.py first."),
@@ -158,10 +154,19 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
         ("report", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
     ],
 )
-def test_scripts_refuse_in_one_line(fresh, script, arguments, message):
-    finished = fresh.script(script, "--results", "elsewhere", *arguments, HF_HUB_OFFLINE="1")
+def test_scripts_refuse_in_one_line(run_script, script, arguments, message):
+    exit_code, _, said = run_script(script, "--results", "elsewhere", *arguments)
+    assert exit_code == 2
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert not Path("elsewhere").exists()
+
+
+def test_a_model_that_cannot_be_had_is_one_message(fresh):
+    model = ["--set", "model.name=nobody/nothing", "--set", "model.revision=1"]
+    finished = fresh.script("prepare", "--results", "elsewhere", *model, HF_HUB_OFFLINE="1")
     assert finished.returncode == 2
-    assert finished.stderr.startswith("error: ")
-    assert message in finished.stderr
+    assert finished.stderr.startswith("error: model.name: nobody/nothing at revision 1 can't be loaded")
     assert finished.stderr.count("\n") == 1
     assert not fresh.path("elsewhere/data").exists()

@@ -1,7 +1,6 @@
 """The Snakefile and the commands: light to start, safe to quote, documented by --help."""
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +16,10 @@ SCRIPTS = sorted(file.stem for file in (PROJECT / "workflow" / "scripts").glob("
 
 @pytest.mark.parametrize(("argument", "exit_code"), [("--help", 0), ("--no-such-flag", 2)])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_is_a_command_with_help(script, argument, exit_code, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [f"{script}.py", argument])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(PROJECT / "workflow" / "scripts" / f"{script}.py"), run_name="__main__")
-    assert ended.value.code == exit_code
-    said = capsys.readouterr()
-    assert (said.out or said.err).startswith(f"usage: {script}.py")
+def test_every_script_is_a_command_with_help(run_script, script, argument, exit_code):
+    ended, out, err = run_script(script, argument)
+    assert ended == exit_code
+    assert (out or err).startswith(f"usage: {script}.py")
 
 
 def test_reading_the_snakefile_imports_nothing_heavy():
