@@ -1,5 +1,7 @@
 # make bench    set up, run the default benchmark, print its table
 # make test     set up, run the tests
+# make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
+# make horovod  build and install Horovod, which the strategy of that name needs (once, some minutes)
 # make lint     ruff, snakefmt, snakemake --lint
 # make benchmark  measure Lockstep against what a user would otherwise write
 PYTHON ?= python3
@@ -7,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
 
-.PHONY: setup bench test lint benchmark clean
+.PHONY: setup bench test test-slow horovod lint benchmark clean
 
 setup: $(VENV)/.complete
 
@@ -20,7 +22,13 @@ bench: setup
 	$(BIN)/snakemake --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+horovod: setup
+	docker/build-horovod.sh $(BIN)/python
 
 lint: setup
 	$(BIN)/ruff check .

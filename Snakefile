@@ -2,6 +2,7 @@
 #
 #   snakemake --cores all            the whole benchmark
 #   snakemake --cores all ddp        one row (any name under `rows` in the configuration)
+#   snakemake --cores all parity     the proof that every row trains the same model
 #   snakemake --cores all predict    the same texts through every row's model
 from snakemake.utils import min_version
 
@@ -13,6 +14,7 @@ configfile: "config/config.yaml"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
+include: "workflow/rules/parity.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"

@@ -79,8 +79,9 @@ class PlannedLoop:
             epochs=self.plan.epochs[first : first + steps],
             dropped=self.plan.dropped,
         )
+        files = RankFiles(self.results, 0)
         session = training.Session(
-            self.strategy, self.settings["train"], self.results, Clock(), RankFiles(self.results, 0), self.progress
+            self.strategy, self.settings["train"], False, self.results, Clock(), files, self.progress
         )
         never = training.Development(session, part, self.tokens)
         training._steps(session, part, self.tokens, never)

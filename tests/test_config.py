@@ -1,5 +1,6 @@
 """The configuration: defaults, overrides, and one clear message for each mistake."""
 
+import importlib.metadata
 import json
 import re
 from pathlib import Path
@@ -123,9 +124,60 @@ def test_a_row_overrides_and_keeps_the_rest():
     checked = config.parse(CPU | {"rows": rows})
     a, b = checked.rows["a"], checked.rows["b"]
     assert (a.precision, a.hardware.processes, a.hardware.threads) == ("bf16", 1, 1)
-    assert a.options == {"launcher": "torchrun", "gradient_as_bucket_view": True}
+    assert (a.options["launcher"], a.options["gradient_as_bucket_view"]) == ("torchrun", True)
     assert (a.division, b.division) == ("closed", "open")
     assert a.folder(1) == "runs/a/n1/rep1"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{strategy: ddp, hook: bf16}", "rows.x: hook: bf16, backend: gloo: gloo can't sum bf16; take hook: fp16."),
+        ("{strategy: ddp_spawn, hook: bf16}", "rows.x: hook: bf16, backend: gloo"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
+        ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
+        ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
+    ],
+)
+def test_contradictions_are_refused_by_name(row, message):
+    checked = config.parse(CPU | {"rows": {"x": yaml.safe_load(row)}})
+    with pytest.raises(BadInput, match=re.escape(message)):
+        checked.rows["x"].refuse()
+
+
+def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
+    checked = config.parse(CPU | {"rows": {name: {"strategy": name} for name in ("ddp", "ddp_amp", "fsdp")}})
+    ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
+    assert ddp_amp == ddp - {"launcher"} | {"rendezvous"}
+    assert fsdp == {"launcher", "reshard_after_forward", "mixed_precision"}
+
+
+def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkeypatch):
+    checked = config.parse(CPU | {"rows": {name: {"strategy": name} for name in ("horovod", "ddp")}})
+    row = checked.rows["horovod"]
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.27.0")
+    assert row.unavailable == "horovod is 0.27.0 here, and 0.28.1 is what Lockstep was tested with: make horovod"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: importlib.metadata.distribution("no-such").version)
+    assert row.unavailable == "horovod 0.28.1 is not installed; to install it: make horovod"
+    assert checked.rows["ddp"].unavailable == ""
+
+
+def test_a_lossy_row_says_why():
+    rows = {"x": {"strategy": "ddp", "hook": "fp16"}, "y": {"strategy": "ddp"}}
+    x, y = config.parse(CPU | {"rows": rows}).rows.values()
+    assert x.lossy == "gradients are compressed on their way (hook: fp16)"
+    assert y.lossy == ""
+
+
+def test_a_trial_does_the_same_for_every_row():
+    rows = {"x": {"strategy": "ddp", "learning_rate": 0.1, "processes": 1, "accumulation": 2}}
+    checked = config.parse(CPU | {"rows": rows})
+    trial, reference = checked.trial(checked.rows["x"]), checked.trial(None)
+    assert (trial.hardware.processes, trial.train.accumulation) == (2, 2)
+    assert (reference.hardware.processes, reference.precision) == (1, "fp32")
+    assert trial.train.plan_name == reference.train.plan_name
+    assert trial.train.learning_rate == reference.train.learning_rate
+    assert trial.folder(1) == "parity/x/n2/rep1"
 
 
 def test_null_drops_a_row():

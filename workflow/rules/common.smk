@@ -7,7 +7,7 @@ from lockstep import workflow as lockstep
 
 lockstep.use_this_python()
 CONFIG = lockstep.configuration(config, workflow.configfiles)
-ROWS = CONFIG.rows
+ROWS = lockstep.available_rows(CONFIG)
 IMAGES = lockstep.images(workflow.deployment_settings.deployment_method)
 
 

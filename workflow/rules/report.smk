@@ -24,7 +24,7 @@ rule report:
     container:
         IMAGES["torch"]
     params:
-        rows=list(ROWS),
+        rows=list(CONFIG.rows),
         repeats=CONFIG.repeats,
     message:
         "report: gather all rows"

@@ -13,7 +13,8 @@ def main() -> None:
     config, folder = cli.configuration(arguments), arguments.results / "data"
     if not (folder / "data.json").exists():
         raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
-    wanted = {row.train.plan_name: row.train for row in config.rows.values()}
+    rows = [*config.rows.values(), config.trial(None)]
+    wanted = {row.train.plan_name: row.train for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
     tokens = Tokens.load(folder / "dataset" / "train")

@@ -18,6 +18,7 @@ Modules, from the ground up; each imports only from those above it:
     training           the one training loop
     runs               one run, from its settings to its record
     evaluation         predictions and the classification report
+    parity             the proof that a row trains the same model as single
     charts, reporting  the report
     terminal, cli      tables in a terminal; what all commands share
     workflow           what the Snakefile asks

@@ -3,6 +3,7 @@
 Needs neither torch nor a framework: the Snakefile imports it.
 """
 
+import importlib.metadata
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +16,10 @@ from lockstep.hardware import Hardware, resolve
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "config.schema.yaml"
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
-RESERVED = ("all", "prepare", "plan", "predict", "report", "convert", "test")
+RESERVED = ("all", "prepare", "plan", "predict", "report", "convert", "test", "parity", "reference")
+REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
+# An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
+TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class Row:
     train: Train
     asked: AskedHardware
     base: Base
+    trial: bool = False  # a run for the proof: a few steps without dropout, and the gradient norm noted
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -142,7 +147,8 @@ class Row:
         return "closed" if self.train.plan_name == self.base.train.plan_name else "open"
 
     def folder(self, repeat: int) -> str:
-        return f"runs/{self.name}/n{self.hardware.processes}/rep{repeat}"
+        kind = "parity" if self.trial else "runs"
+        return f"{kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
 
     def settings(self) -> dict:
         """All that decides how this row trains, as plain JSON values."""
@@ -156,6 +162,37 @@ class Row:
             "train": asdict(self.train),
             "hardware": asdict(self.hardware),
         }
+
+    def refuse(self) -> None:
+        """Raises BadInput where the row's settings contradict each other, or what its strategy can do."""
+        for asked, reason in self._matches("REFUSED"):
+            raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
+
+    @property
+    def unavailable(self) -> str:
+        """Why the row's strategy can't run here, and what mends it; empty if it can."""
+        for package, (version, command) in strategies.literals(self.strategy)["NEEDS"].items():
+            try:
+                found = importlib.metadata.version(package).split("+")[0]
+            except importlib.metadata.PackageNotFoundError:
+                return f"{package} {version} is not installed; to install it: {command}"
+            if found != version:
+                return f"{package} is {found} here, and {version} is what Lockstep was tested with: {command}"
+        return ""
+
+    @property
+    def lossy(self) -> str:
+        """Why the row can't train exactly the same model, by its nature; empty if it can."""
+        return "; ".join(f"{reason} ({asked})" for asked, reason in self._matches("LOSSY"))
+
+    def _matches(self, literal: str) -> list[tuple[str, str]]:
+        """Which of its strategy's REFUSED or LOSSY are true of this row: what was asked for, and the reason."""
+        has = self.options | asdict(self.train) | asdict(self.hardware) | {"precision": self.precision}
+        return [
+            (", ".join(f"{key}: {has[key]}" for key in values), reason)
+            for values, reason in strategies.literals(self.strategy)[literal]
+            if all(has.get(key) in allowed for key, allowed in values.items())
+        ]
 
 
 @dataclass(frozen=True)
@@ -174,8 +211,31 @@ class Config:
     def repetitions(self) -> range:
         return range(1, self.repeats + 1)
 
-    def runs(self) -> list[tuple[Row, int]]:
-        return [(row, repeat) for repeat in self.repetitions for row in self.rows.values()]
+    def trial(self, row: Row | None) -> Row:
+        """The row's run for the proof, or without a row the reference's: few steps, on two devices where there are.
+
+        Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven.
+        """
+        row = row or Row(REFERENCE, "single", {}, replace(self.train, precision="fp32"), self.hardware, self.base)
+        train = replace(
+            self.train,
+            precision=row.train.precision,
+            accumulation=row.train.accumulation,
+            global_batch=TRIAL_BATCH,
+            max_steps=TRIAL_STEPS,
+            learning_rate=TRIAL_RATE,
+            schedule="constant",
+            warmup=0,
+            eval_every=0,
+            checkpoint="last",
+        )
+        most = 2 if row.hardware.device == "cpu" else min(2, row.hardware.processes)
+        asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
+        return replace(row, train=train, asked=asked, trial=True)
+
+    @property
+    def base(self) -> Base:
+        return Base(self.train, self.hardware)
 
 
 @cache

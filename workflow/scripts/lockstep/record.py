@@ -46,6 +46,7 @@ class RankFiles:
         self.ids: list[np.ndarray] = []
         self.id_steps: list[int] = []
         self.events: list[dict] = []
+        self.gradient_norm: float | None = None  # of the first step, in a trial for the proof
 
     def consume(self, step: int, ids: np.ndarray) -> None:
         """Note that this rank trained samples `ids` in `step`: its ledger."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from lockstep import charts, record
+from lockstep import charts, parity, record
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json, write_text
@@ -67,12 +67,14 @@ def gather(config: Config, results: Path) -> dict:
     if not data_file.is_file():
         raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
     runs = {row.name: [_run(row, repeat, results) for repeat in config.repetitions] for row in config.rows.values()}
-    rows = [_line(row, runs[row.name]) for row in config.rows.values()]
+    verdicts = {row.name: parity.read(config, row, results) for row in config.rows.values()}
+    rows = [_line(row, runs[row.name], verdicts[row.name]) for row in config.rows.values()]
     _compare(rows, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
     summary = {
         "rows": rows,
         "runs": runs,
+        "verdicts": verdicts,
         "data": read_json(data_file),
         "plans": {
             file.stem: _without_ids(read_json(file)) for file in sorted((results / "data" / "plan").glob("*.json"))
@@ -86,7 +88,10 @@ def gather(config: Config, results: Path) -> dict:
 
 def _run(row: Row, repeat: int, results: Path) -> dict:
     folder = results / row.folder(repeat)
-    found = {"log_end": []} | (record.read_run(folder) or {"status": "skipped", "reason": "not run yet"})
+    missing = {"status": "skipped", "reason": "not run yet"}
+    if row.unavailable:
+        missing = {"status": "unavailable", "reason": row.unavailable}
+    found = {"log_end": []} | (record.read_run(folder) or missing)
     if found["status"] == "ok":
         tested = folder / "test" / "report.json"
         if not tested.is_file():
@@ -99,7 +104,7 @@ def _run(row: Row, repeat: int, results: Path) -> dict:
     return found
 
 
-def _line(row: Row, runs: list[dict]) -> dict:
+def _line(row: Row, runs: list[dict], verdict: dict | None) -> dict:
     """One line of summary.csv: medians over the repetitions that succeeded."""
     good = [run for run in runs if run["status"] == "ok"]
     bad = [run for run in runs if run["status"] != "ok"]
@@ -113,7 +118,7 @@ def _line(row: Row, runs: list[dict]) -> dict:
         "precision": row.precision,
         "global_batch": row.train.global_batch,
         "repeats": len(good),
-        "proof": "not-run",
+        "proof": verdict["proof"] if verdict else "not-run",
         "status": bad[0]["status"] if bad else "ok",
         "reason": "; ".join(dict.fromkeys(run["reason"] for run in bad)),
     }
@@ -137,10 +142,13 @@ def _line(row: Row, runs: list[dict]) -> dict:
 
 
 def _compare(rows: list[dict], config: Config) -> None:
-    """Fill in speed-up over the baseline, for rows that do the baseline's work on the same kind of device."""
+    """Fill in speed-up over the baseline, for rows that do the baseline's work on the same kind of device.
+
+    A row that was found to train another model is not compared.
+    """
     base = next((row for row in rows if row["strategy"] == BASELINE and row["train_seconds"]), None)
     for row in rows:
-        same = base and row["train_seconds"] and row["device"] == base["device"]
+        same = base and row["train_seconds"] and row["device"] == base["device"] and row["proof"] != "unequal"
         if same and config.rows[row["row"]].train.plan_name == config.rows[base["row"]].train.plan_name:
             row["speedup"] = base["train_seconds"] / row["train_seconds"]
             row["efficiency"] = row["speedup"] * base["world_size"] / row["world_size"]
@@ -155,7 +163,9 @@ def headline(summary: dict) -> list[str]:
     base = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     # A row that has one device like the baseline does the same under another name; between them only chance decides.
     rivals = [row for row in done if row["speedup"] and (row is base or row["world_size"] > 1)]
-    fastest = min(rivals or done, key=lambda row: row["train_seconds"])
+    fastest = min(
+        rivals or [row for row in done if row["proof"] != "unequal"] or done, key=lambda row: row["train_seconds"]
+    )
     lines = [f"Fastest here: {fastest['row']}, {fastest['train_seconds']:.3g} s of training."]
     if base and fastest is not base:
         lines.append(
@@ -164,10 +174,22 @@ def headline(summary: dict) -> list[str]:
         )
     if len(done) < len(rows):
         lines.append(f"Partial: {len(done)} of {len(rows)} rows have a result.")
-    lines.append("Same model? Not proven yet: no row has been held against single step by step.")
+    lines.append(_same_model(rows))
     lines.append(_conditions(fastest, summary))
     warnings = _warnings(done, summary)
     return [*lines, "Mind: " + "; ".join(warnings) + "."] if warnings else lines
+
+
+def _same_model(rows: list[dict]) -> str:
+    kinds = {
+        "equal": "equal",
+        "within-tolerance": "within tolerance",
+        "unequal": "NOT equal",
+        "not-run": "not proven yet",
+    }
+    found = {text: [row["row"] for row in rows if row["proof"] == kind] for kind, text in kinds.items()}
+    said = [f"{len(names)} {text} ({', '.join(names)})" for text, names in found.items() if names]
+    return f"Same model as single, step by step? {'; '.join(said)}."
 
 
 def _conditions(row: dict, summary: dict) -> str:

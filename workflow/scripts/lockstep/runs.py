@@ -34,15 +34,20 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         if not file.exists():
             raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
     plan = Plan.load(plan_file)
-    strategy = strategies.load(row.strategy)(row.settings())
     check(row)
+    strategy = strategies.load(row.strategy)(row.settings())
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in LEFT:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     (folder / "ranks").mkdir()
-    settings = row.settings() | {"data": str(data), "plan_file": str(plan_file), "dropout": config.model.dropout}
+    settings = row.settings() | {
+        "data": str(data),
+        "plan_file": str(plan_file),
+        "dropout": 0 if row.trial else config.model.dropout,
+        "trial": row.trial,
+    }
     write_json(folder / "settings.json", settings)
     log = folder / "run.log"
     about = {
@@ -69,9 +74,12 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
 
 
 def check(row: Row) -> None:
-    """What only torch knows about this machine. Raises BadInput."""
+    """What can't be trained, here or anywhere. Raises BadInput."""
     import torch
 
+    row.refuse()
+    if row.unavailable:
+        raise BadInput(f"rows.{row.name}: {row.unavailable}.")
     if row.hardware.device == "cuda" and torch.cuda.device_count() < row.hardware.processes:
         raise BadInput(
             f"rows.{row.name}.processes: {row.hardware.processes}, but PyTorch sees {torch.cuda.device_count()} GPUs."
@@ -160,6 +168,7 @@ def _summary(ranks: list[dict], plan: Plan, data: Path) -> dict:
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
+        "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
         "clock": largest
         | {

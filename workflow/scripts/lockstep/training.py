@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         files.rank = world.rank
         progress = Progress(folder)
         progress.begin(world.rank)
-        _train(settings, Session(strategy, settings["train"], folder, clock, files, progress))
+        _train(settings, Session(strategy, settings["train"], settings["trial"], folder, clock, files, progress))
         strategy.stop()
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
@@ -75,6 +75,7 @@ class Session:
 
     strategy: Strategy
     train: dict  # the configuration's `train` section
+    trial: bool  # note the first gradient's norm, which the timed window of a run that is measured has no room for
     folder: Path  # of the run
     clock: Clock
     files: RankFiles
@@ -89,7 +90,7 @@ def _train(settings: dict, session: Session) -> None:
     seed = int(np.random.SeedSequence([train["seed"], world.rank]).generate_state(1)[0])
     torch.manual_seed(seed)
     model = models.load(data / "weights", settings["dropout"]).train()
-    weights = models.hash_weights(model.state_dict())
+    weights, parameters = models.hash_weights(model.state_dict()), model.num_parameters()
     clock.part("model")
     strategy.prepare(model, lambda prepared: models.make_optimizer(prepared, train))
     clock.part("wrap")
@@ -113,9 +114,10 @@ def _train(settings: dict, session: Session) -> None:
             "clock": clock.reading(),
             "peak_memory_mb": environment.peak_memory_mb(world.device),
             "seed": seed,
-            "settings": live_settings(strategy),
+            "settings": live_settings(strategy) | {"parameters": parameters},
             "hashes": {"weights": weights, "plan": plan.hash},
             "losses": losses,
+            "gradient_norm": files.gradient_norm,
             "dev": development.history,
             "notes": strategy.notes,
         }
@@ -141,6 +143,8 @@ def _steps(session: Session, plan: Plan, tokens: Tokens, development: "Developme
             strategy.backward(loss, last=ids is micro_batches[-1])
             losses[step] += loss.detach()
             session.files.consume(step, ids)
+        if session.trial and step == 0:
+            session.files.gradient_norm = strategy.gradient_norm().item()
         strategy.step()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a step that loss scaling skipped still counts in the schedule
@@ -254,7 +258,6 @@ def live_settings(strategy: Strategy) -> dict:
     return {
         "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
         "model": type(strategy.model).__name__,
-        "parameters": sum(parameter.numel() for parameter in strategy.module.parameters()),
         "dropout": sorted({module.p for module in strategy.module.modules() if isinstance(module, torch.nn.Dropout)}),
         "attention": getattr(strategy.module.config, "_attn_implementation", None),
         "optimizer": type(optimizer).__name__,

@@ -30,12 +30,21 @@ def configuration(raw: dict, files: list) -> config.Config:
         checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
         for row in checked.rows.values():
             row.settings()
+            row.refuse()
         if checked.data.path and not Path(checked.data.path).is_file():
             raise BadInput(f"data.path: {checked.data.path} does not exist. Name an existing file.")
         return checked
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def available_rows(checked: config.Config) -> dict[str, config.Row]:
+    """The rows that can be trained here. Says of the others why they can't, as their line in the report does."""
+    missing = {name: row.unavailable for name, row in checked.rows.items() if row.unavailable}
+    for name, reason in missing.items():
+        print(f"{name} is unavailable: {reason}", file=sys.stderr)
+    return {name: row for name, row in checked.rows.items() if name not in missing}
 
 
 def use_this_python() -> None:

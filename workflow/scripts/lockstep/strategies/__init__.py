@@ -3,9 +3,13 @@
 A strategy file defines a class `Strategy` and may begin with literals that are read without importing it (and so
 without importing torch or its framework):
 
-    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
-                   configuration's train or hardware section here narrows it for this strategy
+    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults, besides those of the
+                   strategy that its class extends (None takes one of these away); a key of the configuration's train or
+                   hardware section here narrows it for this strategy
     ONE_DEVICE_ON  the device types on which it trains with one device whatever the number of processes
+    NEEDS          package -> (version, the command that installs it); without it, rows of this strategy are unavailable
+    REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
+    LOSSY          the same: such a row can't train exactly the same model, by its nature
 """
 
 import ast
@@ -26,11 +30,16 @@ def path(name: str) -> Path:
 
 @cache
 def literals(name: str) -> dict:
-    """The OPTIONS and ONE_DEVICE_ON of a strategy, read from its source."""
-    found = {"OPTIONS": {}, "ONE_DEVICE_ON": ()}
+    """The literals of a strategy, read from its source."""
+    found = {"OPTIONS": {}, "ONE_DEVICE_ON": (), "NEEDS": {}, "REFUSED": [], "LOSSY": []}
     for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign) and statement.targets[0].id in found:
-            found[statement.targets[0].id] = ast.literal_eval(statement.value)
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
+            found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+        elif isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
+            base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
+            options = base["OPTIONS"] | found["OPTIONS"]
+            found["OPTIONS"] = {key: option for key, option in options.items() if option is not None}
+            found |= {name: base[name] + found[name] for name in ("REFUSED", "LOSSY")}
     return found
 
 

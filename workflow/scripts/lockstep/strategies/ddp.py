@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.hardware import World, free_port
@@ -26,7 +27,40 @@ OPTIONS = {
         "default": True,
         "description": "let gradients live in the buckets that are sent, which saves a copy of them in each step",
     },
+    "bucket_mb": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "default": 25,
+        "description": "gradients are sent in buckets of this many MiB, each as soon as backward has filled it",
+    },
+    "static_graph": {
+        "type": "boolean",
+        "default": False,
+        "description": "promise that every step uses the same parameters, which lets DDP plan ahead",
+    },
+    "find_unused_parameters": {
+        "type": "boolean",
+        "default": False,
+        "description": "look in every step for parameters that have no gradient; needed only where some have none",
+    },
+    "hook": {
+        "enum": ["none", "fp16", "bf16", "powersgd"],
+        "default": "none",
+        "description": "compress gradients on their way (torch.distributed.algorithms.ddp_comm_hooks)",
+    },
+    "powersgd_rank": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "rank of PowerSGD's approximation (Vogels et al. 2019, arXiv:1905.13727)",
+    },
 }
+LOSSY = [
+    ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed on their way"),
+]
+REFUSED = [
+    ({"hook": ["bf16"], "backend": ["gloo"]}, "gloo can't sum bf16; take hook: fp16"),
+]
 
 
 class Strategy(single.Strategy):
@@ -53,9 +87,20 @@ class Strategy(single.Strategy):
         self.model = DistributedDataParallel(
             self.model,
             gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
+            bucket_cap_mb=self.options["bucket_mb"],
+            static_graph=self.options["static_graph"],
+            find_unused_parameters=self.options["find_unused_parameters"],
             # By default it sends all buffers in every forward pass. BERT's are position numbers, which never change.
             broadcast_buffers=any(buffer.is_floating_point() for buffer in self.model.buffers()),
         )
+        if self.options["hook"] == "powersgd":
+            # Its first 1000 steps are not compressed by default; 2 is the least it takes.
+            rank = self.options["powersgd_rank"]
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self.options["hook"] != "none":
+            hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+            self.model.register_comm_hook(None, hook[self.options["hook"]])
 
     def backward(self, loss, last):
         with contextlib.nullcontext() if last else self.model.no_sync():

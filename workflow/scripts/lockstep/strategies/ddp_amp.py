@@ -11,16 +11,6 @@ import torch
 from lockstep.strategies import ddp_spawn
 
 OPTIONS = {
-    "rendezvous": {
-        "enum": ["file", "tcp"],
-        "default": "file",
-        "description": "how the processes find each other: file:// or tcp://",
-    },
-    "gradient_as_bucket_view": {
-        "type": "boolean",
-        "default": True,
-        "description": "let gradients live in the buckets that are sent, which saves a copy of them in each step",
-    },
     "precision": {
         "enum": ["amp", "bf16", "fp16"],
         "default": "amp",

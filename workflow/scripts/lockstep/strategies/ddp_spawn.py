@@ -13,15 +13,11 @@ from lockstep.hardware import free_port
 from lockstep.strategies import ddp
 
 OPTIONS = {
+    "launcher": None,
     "rendezvous": {
         "enum": ["file", "tcp"],
         "default": "file",
         "description": "how the processes find each other: file:// or tcp://",
-    },
-    "gradient_as_bucket_view": {
-        "type": "boolean",
-        "default": True,
-        "description": "let gradients live in the buckets that are sent, which saves a copy of them in each step",
     },
 }
 

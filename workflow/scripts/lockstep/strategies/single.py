@@ -23,7 +23,7 @@ class Strategy:
         self.hardware = settings["hardware"]
         self.processes = self.hardware["processes"]  # how many processes `launch` starts: one per device
         self.precision = settings["precision"]
-        self.clip = settings["train"]["clip"]
+        self.clip, self.accumulation = settings["train"]["clip"], settings["train"]["accumulation"]
         self.notes: list[str] = []  # what a reader of the table must know about this row
 
     def launch(self, script: Path, folder: Path) -> list[str]:
@@ -49,6 +49,11 @@ class Strategy:
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
         self.scaler.scale(loss).backward()
+
+    def gradient_norm(self) -> torch.Tensor:
+        """The norm of the whole model's gradient as `step` will use it, before clipping. Called on every rank."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients) / self.scaler.get_scale()
 
     def step(self) -> None:
         """Clip, update the weights, clear the gradients."""

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Build Horovod 0.28.1 (its last release, 2023) for the PyTorch that is installed, and install it.
+#   docker/build-horovod.sh [PYTHON]        as `make horovod` and the images call it
+# The wheel is kept in ${XDG_CACHE_HOME:-~/.cache}/lockstep, so each pair of Python and PyTorch builds it once.
+# With HOROVOD_GPU_OPERATIONS=NCCL it is built for GPUs; MPI is built in where mpicxx is found, gloo always.
+set -euo pipefail
+python=$(readlink -f "$(dirname "$(command -v "${1:-python3}")")")/$(basename "${1:-python3}")
+version=0.28.1
+sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+
+command -v g++ > /dev/null || { echo "error: building Horovod needs g++; on Debian: apt install g++" >&2; exit 2; }
+kind=$("$python" -c 'import sys, torch; print(f"py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}")')
+with=gloo
+if command -v mpicxx > /dev/null; then with=$with-mpi; fi
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/horovod-$version-$kind-$with${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}
+
+if ! ls "$cache"/*.whl > /dev/null 2>&1; then
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  # Its CMake files are too old for CMake 4.
+  "$python" -m venv "$work/tools"
+  "$work/tools/bin/python" -m pip install --quiet --disable-pip-version-check cmake==3.31.10
+  echo "horovod==$version --hash=sha256:$sha256" > "$work/requirements.txt"
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation \
+    --require-hashes --requirement "$work/requirements.txt" --dest "$work"
+  tar -xf "$work/horovod-$version.tar.gz" -C "$work"
+  # PyTorch's headers have needed C++17 since 2.1 and C++20 since 2.12; Horovod asks for C++14.
+  sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' "$work/horovod-$version"/{,horovod/torch/}CMakeLists.txt
+  PATH="$work/tools/bin:$PATH" \
+    HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 MAKEFLAGS="-j$(nproc)" \
+    "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    --wheel-dir "$work/wheel" "$work/horovod-$version"
+  mkdir -p "$cache"
+  mv "$work"/wheel/*.whl "$cache"
+fi
+"$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$cache"/*.whl
+# Its own dependencies, which --no-deps left out; torch is there.
+"$python" -m pip install --quiet --disable-pip-version-check cloudpickle==3.1.2 psutil pyyaml packaging
+"$python" -c 'import horovod.torch as hvd; print(f"horovod: gloo {bool(hvd.gloo_built())}, MPI {bool(hvd.mpi_built())}, NCCL {bool(hvd.nccl_built())}")'

@@ -1,0 +1,39 @@
+# The proof: a few steps of every row, held against those of the reference, which is `single` in float32.
+
+
+def verdict(row=None):
+    return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"
+
+
+for row in [None, *ROWS.values()]:
+    trial = CONFIG.trial(row)
+
+    rule:
+        name:
+            f"parity_{trial.name}"
+        input:
+            "results/data/data.json",
+            [verdict()] if row else [],
+            plan=f"results/data/plan/{trial.train.plan_name}.npz",
+            code=code("parity", trial.strategy),
+        output:
+            verdict(row),
+        log:
+            f"results/logs/parity_{trial.name}.log",
+        benchmark:
+            f"results/benchmarks/parity_{trial.name}.tsv"
+        container:
+            IMAGES["torch"]
+        threads: workflow.cores
+        params:
+            row=trial.name,
+            settings=trial.settings(),
+        message:
+            f"{trial.name}: does it train the same model?"
+        shell:
+            "python workflow/scripts/parity.py --config results/config.yaml --row {params.row:q} > {log:q} 2>&1"
+
+
+rule parity:
+    input:
+        [verdict(row) for row in ROWS.values()],

@@ -1,0 +1,97 @@
+"""accelerate: Hugging Face Accelerate over DistributedDataParallel, started by `accelerate launch` or torchrun.
+
+Each rank is fed its own share of the plan. Accelerate's own data loaders repeat samples to even out ranks, or with
+`split_batches` silently drop a batch of another length.
+"""
+
+import contextlib
+import sys
+from datetime import timedelta
+
+import torch
+import yaml
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from safetensors.torch import load_file
+
+from lockstep.files import write_text
+from lockstep.hardware import World, free_port
+from lockstep.strategies import ddp
+
+OPTIONS = {
+    "static_graph": None,
+    "hook": None,
+    "powersgd_rank": None,
+    "launcher": {
+        "enum": ["accelerate", "torchrun"],
+        "default": "accelerate",
+        "description": "accelerate launch with a configuration file of its own, or torchrun",
+    },
+}
+PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+NEEDS = {"accelerate": ("1.15.0", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
+]
+
+
+class Strategy(ddp.Strategy):
+    def launch(self, script, folder):
+        if self.options["launcher"] == "torchrun":
+            return super().launch(script, folder)
+        settings = {
+            "compute_environment": "LOCAL_MACHINE",
+            # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
+            "distributed_type": "MULTI_GPU",
+            "num_processes": self.hardware["processes"],
+            "num_machines": 1,
+            "main_process_ip": "127.0.0.1",
+            "main_process_port": free_port(self.hardware["port"]),
+            "mixed_precision": PRECISION[self.precision],
+            "dynamo_config": {"dynamo_backend": "NO"},
+            "use_cpu": False,
+        }
+        write_text(folder / "accelerate.yaml", yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
+        return [*command, str(script), str(folder)]
+
+    def start(self):
+        names = ("gradient_as_bucket_view", "find_unused_parameters")
+        options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
+        self.accelerator = Accelerator(
+            cpu=self.hardware["device"] == "cpu",
+            mixed_precision=PRECISION[self.precision],
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False, **options),
+                InitProcessGroupKwargs(self.hardware["backend"], timeout=timedelta(seconds=self.hardware["timeout"])),
+            ],
+        )
+        found = self.accelerator
+        backend = torch.distributed.get_backend()
+        self.world = World(found.process_index, found.local_process_index, found.num_processes, found.device, backend)
+        return self.world
+
+    def prepare(self, model, make_optimizer):
+        self.module = model.to(self.world.device)
+        self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
+        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)
+
+    def autocast(self):
+        return self.accelerator.autocast()
+
+    def backward(self, loss, last):
+        with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
+            self.accelerator.backward(loss)
+
+    def step(self):
+        if self.clip:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, folder):
+        self.accelerator.save_state(str(folder))
+
+    @staticmethod
+    def to_state_dict(folder):
+        return load_file(folder / "model.safetensors")

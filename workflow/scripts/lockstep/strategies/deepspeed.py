@@ -1,0 +1,136 @@
+"""deepspeed: DeepSpeed's engine with ZeRO: optimizer state (stage 1), gradients (2) and parameters (3) are sharded.
+
+Rajbhandari et al. 2020, arXiv:1910.02054. Started by DeepSpeed's own launcher, or by torchrun. Reduced precision is
+`torch_autocast`, as in the other rows; with `native_precision` the engine casts the whole model instead.
+"""
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+
+import torch
+
+from lockstep.hardware import World, free_port
+from lockstep.strategies import ddp
+
+OPTIONS = {
+    "gradient_as_bucket_view": None,
+    "bucket_mb": None,
+    "static_graph": None,
+    "find_unused_parameters": None,
+    "hook": None,
+    "powersgd_rank": None,
+    "launcher": {
+        "enum": ["deepspeed", "torchrun"],
+        "default": "deepspeed",
+        "description": "DeepSpeed's own launcher, or torchrun",
+    },
+    "stage": {
+        "enum": [0, 1, 2, 3],
+        "default": 3,
+        "description": "ZeRO stage: 1 shards the optimizer's state, 2 gradients too, 3 parameters too",
+    },
+    "native_precision": {
+        "type": "boolean",
+        "default": False,
+        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
+    },
+    "offload_optimizer": {
+        "type": "boolean",
+        "default": False,
+        "description": "keep the optimizer's state in the CPU's memory",
+    },
+}
+NEEDS = {"deepspeed": ("0.19.8", "make setup")}
+REFUSED = [
+    ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
+    ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
+]
+
+
+class Strategy(ddp.Strategy):
+    def launch(self, script, folder):
+        if self.options["launcher"] == "torchrun":
+            return super().launch(script, folder)
+        port, processes = free_port(self.hardware["port"]), str(self.hardware["processes"])
+        devices = ["--num_gpus" if self.hardware["device"] == "cuda" else "--num_accelerators", processes]
+        address = ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
+
+    def start(self):
+        if self.hardware["device"] == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed  # here, because it chooses its accelerator while it is imported
+
+        self.deepspeed = deepspeed
+        deepspeed.init_distributed(
+            self.hardware["backend"], verbose=False, timeout=timedelta(seconds=self.hardware["timeout"])
+        )
+        local_rank, device = int(os.environ["LOCAL_RANK"]), torch.device(self.hardware["device"])
+        if device.type == "cuda":
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        dist = torch.distributed
+        self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
+        return self.world
+
+    def prepare(self, model, make_optimizer):
+        self.module = model.to(self.world.device)
+        self.scaler = torch.amp.GradScaler(enabled=False)  # the engine brings its own
+        zero = {"stage": self.options["stage"]}
+        if self.options["offload_optimizer"]:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        settings = {
+            "train_micro_batch_size_per_gpu": 1,  # shares may be unequal; the engine only multiplies with it
+            "gradient_accumulation_steps": self.accumulation,
+            "gradient_clipping": self.clip,  # 0 is off; left out it would be 1
+            "zero_optimization": zero,
+        }
+        if self.precision != "fp32":
+            if self.options["native_precision"]:
+                settings[self.precision] = {"enabled": True}
+            else:
+                dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
+                settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
+        self.optimizer = make_optimizer(model)  # stays in use inside ZeRO's own, whose type no schedule accepts
+        self.model, *_ = self.deepspeed.initialize(
+            model=model, optimizer=self.optimizer, config=settings, dist_init_required=False
+        )
+
+    def autocast(self):
+        return contextlib.nullcontext()  # the engine brings its own
+
+    def backward(self, loss, last):
+        # The engine divides by the number of micro-batches; our losses are parts of the global batch's mean already.
+        self.model.set_gradient_accumulation_boundary(last)
+        self.model.backward(loss * self.accumulation)
+
+    def gradient_norm(self):
+        from deepspeed.utils import safe_get_full_grad
+
+        gradients = [safe_get_full_grad(parameter) for parameter in self.module.parameters()]
+        return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+
+    def step(self):
+        self.model.step()
+
+    def state_dict(self):
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if self.options["stage"] == 0:
+            return super().state_dict()
+        state = self.module.state_dict()  # at stage 3 with empty parameters, but with all that belongs in it
+        return state | {name: safe_get_full_fp32_param(weight) for name, weight in self.module.named_parameters()}
+
+    def save(self, folder):
+        self.model.save_checkpoint(str(folder), tag="final")
+
+    @staticmethod
+    def to_state_dict(folder):
+        if any(folder.glob("final/zero_pp_rank*")) or any(folder.glob("final/*zero*optim*")):
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+            return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
+        state = torch.load(folder / "final" / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+        return state["module"]

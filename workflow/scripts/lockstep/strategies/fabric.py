@@ -1,0 +1,62 @@
+"""fabric: Lightning Fabric over DistributedDataParallel. Fabric wraps model and optimizer; the loop stays ours.
+
+Each rank is fed its own share of the plan: Fabric's own data loaders would hand every rank the whole batches.
+"""
+
+import contextlib
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+from lockstep.hardware import World
+from lockstep.strategies import ddp
+
+OPTIONS = {"static_graph": None, "hook": None, "powersgd_rank": None}
+PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+NEEDS = {"lightning": ("2.6.6", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),
+]
+
+
+class Strategy(ddp.Strategy):
+    def start(self):
+        names = ("gradient_as_bucket_view", "find_unused_parameters")
+        options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
+        self.fabric = Fabric(
+            accelerator=self.hardware["device"],
+            devices=self.hardware["processes"],
+            strategy=DDPStrategy(process_group_backend=self.hardware["backend"], broadcast_buffers=False, **options),
+            precision=PRECISION[self.precision],
+        )
+        self.fabric.launch()
+        backend = torch.distributed.get_backend()
+        fabric = self.fabric
+        self.world = World(fabric.global_rank, fabric.local_rank, fabric.world_size, fabric.device, backend)
+        return self.world
+
+    def prepare(self, model, make_optimizer):
+        self.module = model
+        self.model, self.optimizer = self.fabric.setup(model, make_optimizer(model))
+        self.scaler = getattr(self.fabric.strategy.precision, "scaler", None) or torch.amp.GradScaler(enabled=False)
+
+    def autocast(self):
+        return contextlib.nullcontext()  # the wrapped model brings its own
+
+    def backward(self, loss, last):
+        with self.fabric.no_backward_sync(self.model, enabled=not last):
+            self.fabric.backward(loss)
+
+    def step(self):
+        if self.clip:
+            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, folder):
+        self.fabric.save(folder / "checkpoint.pt", {"model": self.model})
+
+    @staticmethod
+    def to_state_dict(folder):
+        return torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)["model"]

@@ -1,0 +1,79 @@
+"""horovod: Horovod's ring all-reduce (Sergeev and Del Balso 2018, arXiv:1802.05799), hooked onto the optimizer.
+
+Each gradient is sent as soon as backward has made it; `step` waits for all of them. Started by horovodrun, which talks
+through gloo, or starts MPI (`controller: mpi`). On GPUs gradients go through NCCL, if Horovod was built with it.
+"""
+
+import sys
+from pathlib import Path
+
+import horovod.torch as hvd
+import torch
+
+from lockstep.hardware import World
+from lockstep.strategies import single
+
+OPTIONS = {
+    "controller": {
+        "enum": ["gloo", "mpi"],
+        "default": "gloo",
+        "description": "what the processes meet and, without NCCL, talk through",
+    },
+    "compression": {
+        "enum": ["none", "fp16"],
+        "default": "none",
+        "description": "send gradients in fp16",
+    },
+}
+NEEDS = {"horovod": ("0.28.1", "make horovod")}
+LOSSY = [
+    ({"compression": ["fp16"]}, "gradients are compressed on their way"),
+]
+
+
+class Strategy(single.Strategy):
+    def launch(self, script, folder):
+        horovodrun = Path(sys.executable).with_name("horovodrun")
+        processes, controller = str(self.hardware["processes"]), f"--{self.options['controller']}"
+        shape = [controller, "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
+        return [str(horovodrun), *shape, sys.executable, str(script), str(folder)]
+
+    def start(self):
+        hvd.init()
+        device = torch.device(self.hardware["device"])
+        if device.type == "cuda":
+            device = torch.device("cuda", hvd.local_rank())
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
+        self.world = World(hvd.rank(), hvd.local_rank(), hvd.size(), device, backend)
+        return self.world
+
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        # Parameters only. Sending the state of a fresh AdamW would make it take a step on gradients of zero first.
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer,
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, self.options["compression"]),
+            backward_passes_per_step=self.accumulation,
+        )
+
+    def gradient_norm(self):
+        self.optimizer.synchronize()
+        return super().gradient_norm()
+
+    def step(self):
+        self.optimizer.synchronize()  # clipping needs the averages, so `step` must not wait for them once more
+        with self.optimizer.skip_synchronize():
+            super().step()
+
+    def all_gather(self, tensor):
+        return hvd.allgather(tensor[None])
+
+    def save(self, folder):
+        if self.world.rank == 0:
+            super().save(folder)
+
+    def stop(self):
+        hvd.shutdown()
