@@ -3,6 +3,7 @@
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# Started in the background by a shell, this process ignores SIGINT, as would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).parents[1]
 REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"

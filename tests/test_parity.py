@@ -108,14 +108,7 @@ HONEST = {
     "horovod": "{strategy: horovod, accumulation: 2}",
     "horovod_fp16": "{strategy: horovod, compression: fp16}",
 }
-QUICK = ("fsdp", "summed", "whole_batch")
-
-
-def slow(names) -> list:
-    """All but a few of them take their time, and are left to `make test-slow`."""
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
-
-
+pytestmark = pytest.mark.slow
 FILES = ("config/config.yaml", "small.yaml", "proof.yaml")
 
 
@@ -153,7 +146,7 @@ def test_the_rule_proves_every_row_of_the_table(benchmark):
     assert "1 within tolerance (ddp_amp)" in page
 
 
-@pytest.mark.parametrize("row", slow(HONEST))
+@pytest.mark.parametrize("row", HONEST)
 def test_more_rows_are_proven(prove, row):
     if row.startswith("horovod") and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: `make horovod` builds it")
@@ -164,7 +157,7 @@ def test_more_rows_are_proven(prove, row):
     assert bool(verdict["lossy"]) == (row == "ddp_fp16_hook")
 
 
-@pytest.mark.parametrize("mistake", slow(MISTAKES))
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_caught(prove, mistake):
     verdict = prove(f"wrong_{mistake}")
     assert verdict["proof"] == "unequal"
