@@ -180,9 +180,15 @@ def test_a_trial_does_the_same_for_every_row():
     assert trial.folder(1) == "parity/x/n2/rep1"
 
 
+def test_rows_of_ones_own_come_after_the_default_ones():
+    rows = {"mine": {"strategy": "ddp"}, "ddp": {"strategy": "ddp"}, "single": {"strategy": "single"}}
+    assert list(config.parse({"rows": rows}).rows) == ["single", "ddp", "mine"]
+
+
 def test_null_drops_a_row():
-    checked = config.parse({"rows": {"single": {"strategy": "single"}, "ddp": None}})
-    assert list(checked.rows) == ["single"]
+    for null in (None, "null"):  # the latter from the command line
+        checked = config.parse({"rows": {"single": {"strategy": "single"}, "ddp": null}})
+        assert list(checked.rows) == ["single"]
 
 
 def test_strategies_with_one_device_have_a_world_of_one_and_the_same_threads():

@@ -77,6 +77,7 @@ def test_columns_by_name_and_by_position(tmp_path):
         ("a.jsonl", '{"text": "好", "label": 1}\n{"text": ', "a.jsonl, row 2, column 10: broken JSON"),
         ("a.jsonl", '{"txt": "好", "label": 1}\n', "a.jsonl, row 1: has no column 'text' (it has 'txt', 'label')"),
         ("a.csv", "text,label\n好,1\n坏\n", "a.csv, row 3: has 1 columns; the first has 2"),
+        ("a.csv", "text,text,label\n好,好,1\n", "a.csv, row 1: two columns have one name"),
         ("a.csv", 'text,label\n"好"x,1\n', "a.csv, row 2: broken CSV"),
         ("a.csv", "inhalt,label\n好,1\n", "a.csv, row 2: has no column 'text'"),
         ("a.parquet", "no parquet", "a.parquet: is no Parquet file"),

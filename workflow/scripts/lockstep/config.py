@@ -302,10 +302,16 @@ def parse(raw: dict, where: str = "config") -> Config:
         train=base.train,
         hardware=base.hardware,
         predict=Predict(**values["predict"]),
-        rows={name: _row(name, row, base, where) for name, row in values["rows"].items() if row},
+        rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
         source=values,
     )
+
+
+def _order(rows: dict) -> list[str]:
+    """The names of the rows that are not dropped: the default ones first; Snakemake puts overrides first."""
+    default = configuration_schema()["properties"]["rows"]["default"]
+    return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
 
 
 def _row(name: str, raw: dict, base: Base, where: str) -> Row:

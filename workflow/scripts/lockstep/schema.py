@@ -11,8 +11,8 @@ from lockstep.errors import BadInput
 def coerce(value, schema: dict):
     """Turn strings into the schema's type: nested values of `snakemake --config` arrive as strings."""
     if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        return {key: coerce(item, properties.get(key, {})) for key, item in value.items()}
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
+        return {key: coerce(item, properties.get(key, others)) for key, item in value.items()}
     if isinstance(value, list):
         return [coerce(item, schema.get("items", {})) for item in value]
     kinds = schema.get("type", [])

@@ -134,6 +134,10 @@ def _csv(file: Path, data: Data, kind: str):
                     continue
                 if header is None:
                     header = row
+                    if len(set(row)) < len(row) and not isinstance(data.text, int):
+                        raise BadInput(
+                            f"{file}, row 1: two columns have one name. Rename one, or set data.text to a number."
+                        )
                     if not isinstance(data.text, int):
                         continue
                 if len(row) != len(header):
