@@ -30,3 +30,8 @@ def run_files(row, file):
 
 def run_folder(wildcards):
     return f"results/runs/{wildcards.row}/n{wildcards.n}/rep{wildcards.rep}"
+
+
+def verdict(row=None):
+    """Whether a row trains the same model; without a row, the reference's own trial."""
+    return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"

@@ -1,10 +1,5 @@
 # The proof: a few steps of every row, held against those of the reference, which is `single` in float32.
 
-
-def verdict(row=None):
-    return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"
-
-
 for row in [None, *ROWS.values()]:
     trial = CONFIG.trial(row)
 
