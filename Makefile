@@ -1,7 +1,7 @@
 # make bench    set up, run the default benchmark, print its table
 # make test     set up, run the tests
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
-# make horovod  build and install Horovod, which the strategy of that name needs (once, some minutes)
+# make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make lint     ruff, snakefmt, snakemake --lint
 # make benchmark  measure Lockstep against what a user would otherwise write
 PYTHON ?= python3
@@ -16,6 +16,7 @@ setup: $(VENV)/.complete
 $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -c constraints.txt
+	docker/build-horovod.sh $(BIN)/python || echo "Horovod is not built (why stands above), so its row will be unavailable; try again with: make horovod" >&2
 	touch $@
 
 bench: setup

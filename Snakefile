@@ -27,6 +27,7 @@ rule all:
         "results/predict/predictions.csv",
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
+        [verdict(row) for row in ROWS.values()],
 
 
 onstart:

@@ -36,7 +36,11 @@ def table() -> str:
     """The table of all keys, as it must stand in config/README.md."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, (default, description) in dotted(config.configuration_schema()["properties"]).items():
-        shown = "the five strategies" if key == "rows" else f"`{json.dumps(default, ensure_ascii=False)}`"
+        shown = (
+            "the published comparison's nine rows, `fabric` and `fsdp`"
+            if key == "rows"
+            else f"`{json.dumps(default, ensure_ascii=False)}`"
+        )
         lines.append(f"| `{key}` | {shown} | {description} |")
     return "\n".join(lines) + "\n"
 
@@ -48,7 +52,18 @@ def test_every_key_is_described_in_the_readme():
 @pytest.mark.parametrize("name", ["config.yaml", "emotion.yaml"])
 def test_shipped_configurations_are_valid(name):
     checked = config.read([DEFAULT, PROJECT / "config" / name])
-    assert list(checked.rows) == ["single", "dataparallel", "ddp", "ddp_spawn", "ddp_amp"]
+    published = [
+        "single",
+        "dataparallel",
+        "ddp",
+        "ddp_spawn",
+        "ddp_amp",
+        "horovod",
+        "deepspeed",
+        "accelerate",
+        "trainer",
+    ]
+    assert list(checked.rows) == [*published, "fabric", "fsdp"]
 
 
 def test_the_published_experiment_is_pinned():
@@ -148,7 +163,8 @@ def test_contradictions_are_refused_by_name(row, message):
 def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
     checked = config.parse(CPU | {"rows": {name: {"strategy": name} for name in ("ddp", "ddp_amp", "fsdp")}})
     ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
-    assert ddp_amp == ddp - {"launcher"} | {"rendezvous"}
+    assert ddp_amp == ddp | {"rendezvous"}
+    assert checked.rows["ddp_amp"].options["launcher"] == "spawn"
     assert fsdp == {"launcher", "reshard_after_forward", "mixed_precision"}
 
 

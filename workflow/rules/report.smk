@@ -8,6 +8,7 @@ rule report:
             for row in ROWS.values()
             for file in ("record.json", "test/report.json")
         ],
+        [verdict(row) for row in ROWS.values()],
         "results/predict/predictions.csv",
         code=code("report"),
         templates=["workflow/report/report.html.j2", "workflow/report/report.md.j2"],

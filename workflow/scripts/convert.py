@@ -1,15 +1,16 @@
 """Turn a run's own checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer."""
 
+import argparse
 from pathlib import Path
 
 from lockstep import checkpoint, cli
 
 
 def main() -> None:
-    parser = cli.parser(__doc__, configured=False)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     arguments = parser.parse_args()
-    weights = checkpoint.convert(arguments.run, arguments.results / "data", arguments.run / "model")
+    weights = checkpoint.convert(arguments.run, arguments.run / "model")
     print(f"{arguments.run / 'model'}: equal to the live weights, value by value (sha256 {weights[:16]})")
 
 

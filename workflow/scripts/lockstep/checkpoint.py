@@ -59,7 +59,7 @@ def verify(folder: Path) -> dict:
     return manifest
 
 
-def convert(run: Path, data: Path, destination: Path) -> str:
+def convert(run: Path, destination: Path) -> str:
     """Turn the checkpoint of `run` into a Hugging Face folder at `destination`; returns the sha256 of its weights.
 
     The folder holds config.json, model.safetensors and the tokenizer, and loads with transformers alone.
@@ -71,7 +71,9 @@ def convert(run: Path, data: Path, destination: Path) -> str:
     if not settings_file.is_file():
         raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
     manifest = verify(run / "native")
-    state = strategies.load(read_json(settings_file)["strategy"]).to_state_dict(run / "native")
+    settings = read_json(settings_file)
+    data = Path(settings["data"])
+    state = strategies.load(settings["strategy"]).to_state_dict(run / "native")
     model = AutoModelForSequenceClassification.from_config(
         AutoConfig.from_pretrained(data / "weights", local_files_only=True)
     )

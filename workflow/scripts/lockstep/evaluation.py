@@ -9,7 +9,7 @@ import torch
 from lockstep import models
 from lockstep.config import Predict
 from lockstep.errors import BadInput
-from lockstep.files import atomic_file, write_json, write_text
+from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.tokens import Tokens, table
 
 BATCH = 64
@@ -34,11 +34,12 @@ def load_model(folder: Path) -> torch.nn.Module:
     return models.load(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test(model_folder: Path, data: Path, destination: Path) -> dict:
-    """Predict the whole test split in one process, and write report.txt, report.json and predictions.csv."""
+def test(run: Path) -> dict:
+    """Predict the whole test split with a run's converted model, and write test/report.txt, .json, predictions.csv."""
     from sklearn.metrics import classification_report, confusion_matrix
 
-    model = load_model(model_folder)
+    model, destination = load_model(run / "model"), run / "test"
+    data = Path(read_json(run / "settings.json")["data"])
     tokens, columns = Tokens.load(data / "dataset" / "test"), table(data / "dataset" / "test")
     names = [model.config.id2label[number] for number in range(model.config.num_labels)]
     chances = probabilities(model, tokens)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # training needs no configuration, and starts sooner without 
     from lockstep.config import Model
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BETAS, EPS = (0.9, 0.999), 1e-8  # of AdamW
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 # What different architectures call their dropout probabilities.
 DROPOUTS = [
@@ -153,7 +154,7 @@ def make_optimizer(model: torch.nn.Module, train: dict) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train["weight_decay"]},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=train["learning_rate"], betas=(0.9, 0.999), eps=1e-8, fused=True)
+    return torch.optim.AdamW(groups, lr=train["learning_rate"], betas=BETAS, eps=EPS, fused=True)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, train: dict, steps: int):

@@ -57,7 +57,7 @@ def prove(config: Config, row: Row | None, results: Path) -> dict:
     folder = results / trial.folder(1)
     try:
         runs.run(config, trial, 1, results)
-        checkpoint.convert(folder, results / "data", folder / "model")
+        checkpoint.convert(folder, folder / "model")
     except RunFailed as error:
         if row is None:
             raise

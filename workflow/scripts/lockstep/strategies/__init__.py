@@ -3,9 +3,9 @@
 A strategy file defines a class `Strategy` and may begin with literals that are read without importing it (and so
 without importing torch or its framework):
 
-    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults, besides those of the
-                   strategy that its class extends (None takes one of these away); a key of the configuration's train or
-                   hardware section here narrows it for this strategy
+    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
+                   configuration's train or hardware section here narrows it for this strategy
+    INHERITS       which options it takes over from the strategy that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device whatever the number of processes
     NEEDS          package -> (version, the command that installs it); without it, rows of this strategy are unavailable
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
@@ -31,14 +31,14 @@ def path(name: str) -> Path:
 @cache
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
-    found = {"OPTIONS": {}, "ONE_DEVICE_ON": (), "NEEDS": {}, "REFUSED": [], "LOSSY": []}
+    found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "NEEDS": {}, "REFUSED": [], "LOSSY": []}
     for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
             found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
         elif isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
             base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
-            options = base["OPTIONS"] | found["OPTIONS"]
-            found["OPTIONS"] = {key: option for key, option in options.items() if option is not None}
+            kept = base["OPTIONS"] if found["INHERITS"] is None else found["INHERITS"]
+            found["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | found["OPTIONS"]
             found |= {name: base[name] + found[name] for name in ("REFUSED", "LOSSY")}
     return found
 

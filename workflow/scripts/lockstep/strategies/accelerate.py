@@ -18,10 +18,8 @@ from lockstep.files import write_text
 from lockstep.hardware import World, free_port
 from lockstep.strategies import ddp
 
+INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
 OPTIONS = {
-    "static_graph": None,
-    "hook": None,
-    "powersgd_rank": None,
     "launcher": {
         "enum": ["accelerate", "torchrun"],
         "default": "accelerate",
@@ -88,6 +86,9 @@ class Strategy(ddp.Strategy):
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def live(self):
+        return {"backend": self.world.backend} | ddp.live_options(self.model)
 
     def save(self, folder):
         self.accelerator.save_state(str(folder))

@@ -24,6 +24,9 @@ class Strategy(single.Strategy):
             self.model = torch.nn.DataParallel(model)
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
 
+    def live(self):
+        return {"processes": max(1, len(self.model.device_ids))}
+
     @staticmethod
     def to_state_dict(folder):
         state = single.Strategy.to_state_dict(folder)

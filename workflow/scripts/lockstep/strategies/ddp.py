@@ -54,12 +54,30 @@ OPTIONS = {
         "default": 1,
         "description": "rank of PowerSGD's approximation (Vogels et al. 2019, arXiv:1905.13727)",
     },
+    "join": {
+        "type": "boolean",
+        "default": False,
+        "description": "let ranks that run out of batches answer the others; the plan gives all the same number, so"
+        " here it shows what that readiness costs",
+    },
+    "sync_batchnorm": {
+        "type": "boolean",
+        "default": False,
+        "description": "convert BatchNorm layers to SyncBatchNorm, which takes its statistics over all ranks",
+    },
+}
+HOOKS = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "powersgd": powerSGD_hook.powerSGD_hook,
 }
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed on their way"),
 ]
 REFUSED = [
     ({"hook": ["bf16"], "backend": ["gloo"]}, "gloo can't sum bf16; take hook: fp16"),
+    ({"sync_batchnorm": [True], "device": ["cpu"]}, "PyTorch's SyncBatchNorm works on GPUs only"),
+    ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
 ]
 
 
@@ -83,6 +101,8 @@ class Strategy(single.Strategy):
         return self.world
 
     def prepare(self, model, make_optimizer):
+        if self.options["sync_batchnorm"]:
+            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         super().prepare(model, make_optimizer)
         self.model = DistributedDataParallel(
             self.model,
@@ -90,17 +110,21 @@ class Strategy(single.Strategy):
             bucket_cap_mb=self.options["bucket_mb"],
             static_graph=self.options["static_graph"],
             find_unused_parameters=self.options["find_unused_parameters"],
-            # By default it sends all buffers in every forward pass. BERT's are position numbers, which never change.
-            broadcast_buffers=any(buffer.is_floating_point() for buffer in self.model.buffers()),
+            broadcast_buffers=has_changing_buffers(model),
         )
-        if self.options["hook"] == "powersgd":
-            # Its first 1000 steps are not compressed by default; 2 is the least it takes.
-            rank = self.options["powersgd_rank"]
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif self.options["hook"] != "none":
-            hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-            self.model.register_comm_hook(None, hook[self.options["hook"]])
+        if self.options["hook"] != "none":
+            state, rank = None, self.options["powersgd_rank"]
+            if self.options["hook"] == "powersgd":
+                # Its first 1000 steps are not compressed by default; 2 is the least it takes.
+                state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, HOOKS[self.options["hook"]])
+
+    def train(self, replay):
+        with self.model.join() if self.options.get("join") else contextlib.nullcontext():
+            super().train(replay)
+
+    def live(self):
+        return {"backend": dist.get_backend()} | live_options(self.model)
 
     def backward(self, loss, last):
         with contextlib.nullcontext() if last else self.model.no_sync():
@@ -122,3 +146,21 @@ class Strategy(single.Strategy):
 
     def stop(self):
         dist.destroy_process_group()
+
+
+def has_changing_buffers(model: torch.nn.Module) -> bool:
+    """Whether DDP must send buffers in every forward pass, as it does by default. BERT's are position numbers."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
+
+
+def live_options(model: DistributedDataParallel) -> dict:
+    """The options that a wrapped model has."""
+    hooks = {function: name for name, function in HOOKS.items()}
+    return {
+        "bucket_mb": model.bucket_bytes_cap / 2**20,
+        "gradient_as_bucket_view": model.gradient_as_bucket_view,
+        "static_graph": model.static_graph,
+        "find_unused_parameters": model.find_unused_parameters,
+        "broadcast_buffers": model.broadcast_buffers,
+        "hook": next((hooks[function] for function, _ in model._comm_hooks), "none"),
+    }

@@ -13,7 +13,11 @@ from lockstep.hardware import free_port
 from lockstep.strategies import ddp
 
 OPTIONS = {
-    "launcher": None,
+    "launcher": {
+        "enum": ["spawn"],
+        "default": "spawn",
+        "description": "torch.multiprocessing.spawn",
+    },
     "rendezvous": {
         "enum": ["file", "tcp"],
         "default": "file",

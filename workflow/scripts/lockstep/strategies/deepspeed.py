@@ -14,13 +14,8 @@ import torch
 from lockstep.hardware import World, free_port
 from lockstep.strategies import ddp
 
+INHERITS = ()
 OPTIONS = {
-    "gradient_as_bucket_view": None,
-    "bucket_mb": None,
-    "static_graph": None,
-    "find_unused_parameters": None,
-    "hook": None,
-    "powersgd_rank": None,
     "launcher": {
         "enum": ["deepspeed", "torchrun"],
         "default": "deepspeed",
@@ -35,6 +30,11 @@ OPTIONS = {
         "type": "boolean",
         "default": False,
         "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
+    },
+    "activation_checkpointing": {
+        "type": "boolean",
+        "default": False,
+        "description": "compute each layer's activations again in the backward pass instead of keeping them",
     },
     "offload_optimizer": {
         "type": "boolean",
@@ -93,6 +93,8 @@ class Strategy(ddp.Strategy):
             else:
                 dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
                 settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
+        if self.options["activation_checkpointing"]:
+            model.activation_checkpointing_enable({"use_reentrant": False})
         self.optimizer = make_optimizer(model)  # stays in use inside ZeRO's own, whose type no schedule accepts
         self.model, *_ = self.deepspeed.initialize(
             model=model, optimizer=self.optimizer, config=settings, dist_init_required=False
@@ -114,6 +116,20 @@ class Strategy(ddp.Strategy):
 
     def step(self):
         self.model.step()
+
+    def live(self):
+        engine = self.model
+        return {
+            "backend": self.world.backend,
+            "stage": engine.zero_optimization_stage(),
+            "accumulation": engine.gradient_accumulation_steps(),
+            "clip": engine.gradient_clipping(),
+            "offload_optimizer": bool(engine.zero_cpu_offload()),
+            "native_precision": bool(engine.fp16_enabled() or engine.bfloat16_enabled()),
+            "activation_checkpointing": self.module.is_activation_checkpointing,
+            "autocast": engine.torch_autocast_enabled(),
+            "reduce_bucket_size": engine.zero_reduce_bucket_size(),
+        }
 
     def state_dict(self):
         from deepspeed.utils import safe_get_full_fp32_param

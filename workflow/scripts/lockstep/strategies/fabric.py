@@ -12,7 +12,7 @@ from lightning.fabric.strategies import DDPStrategy
 from lockstep.hardware import World
 from lockstep.strategies import ddp
 
-OPTIONS = {"static_graph": None, "hook": None, "powersgd_rank": None}
+INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
 PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 NEEDS = {"lightning": ("2.6.6", "make setup")}
 REFUSED = [
@@ -22,8 +22,8 @@ REFUSED = [
 
 class Strategy(ddp.Strategy):
     def start(self):
-        names = ("gradient_as_bucket_view", "find_unused_parameters")
-        options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
+        options = {name: self.options[name] for name in ("gradient_as_bucket_view", "find_unused_parameters")}
+        options |= {"bucket_cap_mb": self.options["bucket_mb"]}
         self.fabric = Fabric(
             accelerator=self.hardware["device"],
             devices=self.hardware["processes"],
@@ -53,6 +53,9 @@ class Strategy(ddp.Strategy):
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def live(self):
+        return {"backend": self.world.backend} | ddp.live_options(self.model._forward_module)
 
     def save(self, folder):
         self.fabric.save(folder / "checkpoint.pt", {"model": self.model})

@@ -9,17 +9,12 @@ import warnings
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lockstep.strategies import ddp
 
+INHERITS = ("launcher",)
 OPTIONS = {
-    "gradient_as_bucket_view": None,
-    "bucket_mb": None,
-    "static_graph": None,
-    "find_unused_parameters": None,
-    "hook": None,
-    "powersgd_rank": None,
     "reshard_after_forward": {
         "type": "boolean",
         "default": True,
@@ -64,6 +59,15 @@ class Strategy(ddp.Strategy):
 
     def gradient_norm(self):
         return super().gradient_norm().full_tensor()
+
+    def live(self):
+        sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        groups = [group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups]
+        return {
+            "backend": self.world.backend,
+            "sharded_modules": len(sharded),
+            "reshard_after_forward": all(group.post_forward_mesh_info is not None for group in groups),
+        }
 
     def state_dict(self):
         return {name: tensor.full_tensor() for name, tensor in self.model.state_dict().items()}

@@ -68,6 +68,17 @@ class Strategy(single.Strategy):
         with self.optimizer.skip_synchronize():
             super().step()
 
+    def live(self):
+        compressions = {hvd.Compression.none: "none", hvd.Compression.fp16: "fp16"}
+        return {
+            "compression": compressions[self.optimizer._compression],
+            "accumulation": self.optimizer.backward_passes_per_step,
+            "controller": "mpi" if hvd.mpi_enabled() else "gloo",
+            "nccl_built": bool(hvd.nccl_built()),
+            "mpi_built": bool(hvd.mpi_built()),
+            "gloo_built": bool(hvd.gloo_built()),
+        }
+
     def all_gather(self, tensor):
         return hvd.allgather(tensor[None])
 

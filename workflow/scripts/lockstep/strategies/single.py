@@ -6,6 +6,7 @@ how it is done: how processes start, how the model is wrapped, what one optimize
 
 import contextlib
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -41,6 +42,19 @@ class Strategy:
         self.optimizer = make_optimizer(self.model)
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")
 
+    def train(self, replay) -> None:
+        """All optimizer steps: `replay` (lockstep/replay.py) hands out this rank's batches, and times each step."""
+        for step in replay:
+            for batch in replay.batches(step):
+                with self.autocast():
+                    logits = self.model(**batch.inputs).logits
+                self.backward(replay.loss(batch, logits), batch.last)
+            replay.gradients_ready(step)
+            self.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a step that loss scaling skipped still counts in the schedule
+                replay.schedule.step()
+
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""
         dtype = AUTOCAST.get(self.precision)
@@ -63,6 +77,10 @@ class Strategy:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
+
+    def live(self) -> dict:
+        """Options and hardware keys as the live objects have them, which are held against what the row asks for."""
+        return {}
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`, of the same shape on every rank, from all of them: shape [world size, *tensor.shape]."""

@@ -1,0 +1,122 @@
+"""trainer: transformers.Trainer over DistributedDataParallel, under torchrun. The loop is its own.
+
+It is fed the plan's batches, and calls back after each step. What it would do otherwise than the other rows is set
+below, each with its reason; a default that it does not share with them is a row of another name.
+"""
+
+import contextlib
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.strategies import ddp, single
+
+INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "static_graph", "find_unused_parameters")
+NEEDS = {"accelerate": ("1.15.0", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),
+]
+
+
+class Strategy(ddp.Strategy):
+    def prepare(self, model, make_optimizer):
+        single.Strategy.prepare(self, model, make_optimizer)
+        self.arguments = {
+            "use_cpu": self.world.device.type == "cpu",
+            "ddp_backend": self.hardware["backend"],
+            "ddp_timeout": int(self.hardware["timeout"]),
+            "ddp_bucket_cap_mb": self.options["bucket_mb"],
+            "ddp_static_graph": self.options["static_graph"],
+            "ddp_find_unused_parameters": self.options["find_unused_parameters"],
+            "ddp_broadcast_buffers": ddp.has_changing_buffers(model),
+            "bf16": self.precision == "bf16",
+            "fp16": self.precision == "fp16",
+            "max_grad_norm": self.clip,
+            "gradient_accumulation_steps": self.accumulation,
+            "seed": torch.initial_seed(),  # it seeds again, and by default every rank alike, dropout included
+            "average_tokens_across_devices": False,  # it would multiply a classifier's loss by the number of ranks
+            "logging_nan_inf_filter": False,  # it would wait for the device in each step, and hide an overflow
+            "logging_strategy": "no",
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+
+    def train(self, replay):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(replay.session.folder), max_steps=replay.steps, **self.arguments
+        )
+        self.trainer = Replaying(self.module, arguments, optimizers=(self.optimizer, replay.schedule))
+        self.trainer.strategy, self.trainer.replay = self, replay
+        self.trainer.loss_is_scaled_for_ga = True  # our losses are parts of the global batch's mean already
+        self.trainer.accelerator.ddp_handler.gradient_as_bucket_view = self.options["gradient_as_bucket_view"]
+        self.trainer.pop_callback(transformers.PrinterCallback)
+        self.trainer.add_callback(Steps(self.trainer))
+        self.scaler = self.trainer.accelerator.scaler or self.scaler
+        self.trainer.train()
+
+    def autocast(self):
+        return contextlib.nullcontext()  # the wrapped model brings its own
+
+    def live(self):
+        arguments = {name: getattr(self.trainer.args, name) for name in self.arguments}
+        wrapped = ddp.live_options(self.model) if isinstance(self.model, DistributedDataParallel) else {}
+        return {"backend": torch.distributed.get_backend(), "arguments": arguments} | wrapped
+
+    def save(self, folder):
+        self.trainer.save_model(str(folder))
+
+    @staticmethod
+    def to_state_dict(folder):
+        return load_file(folder / "model.safetensors")
+
+
+class Replaying(transformers.Trainer):
+    """Trains the plan's batches, whose losses are made as in every row."""
+
+    def get_train_dataloader(self):
+        return Batches(self.replay)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs).logits)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if inputs["batch"].last:
+            self.replay.gradients_ready(inputs["batch"].step)
+        return loss
+
+
+class Batches:
+    """All of this rank's batches; a data loader to Trainer."""
+
+    def __init__(self, replay):
+        self.replay = replay
+
+    def __len__(self):
+        return self.replay.steps * self.replay.session.train["accumulation"]
+
+    def __iter__(self):
+        for step in range(self.replay.steps):
+            for batch in self.replay.batches(step):
+                yield batch.inputs | {"batch": batch}
+
+
+class Steps(transformers.TrainerCallback):
+    """Times and notes each step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.replay = trainer, trainer.replay
+
+    def on_train_begin(self, args, state, control, **_):
+        self.trainer.strategy.model = self.trainer.model_wrapped
+        self.replay.begin()
+
+    def on_step_end(self, args, state, control, **_):
+        if self.trainer.accelerator.optimizer_step_was_skipped:
+            self.replay.schedule.step()  # Trainer does not count such a step in the schedule; the other rows do
+        self.replay.step_done(state.global_step - 1)
+        if state.global_step == self.replay.steps:
+            self.replay.end()
