@@ -2,6 +2,7 @@
 # make test     set up, run the tests
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
+# make docs     write docs/strategies.md from the strategies' files
 # make lint     ruff, snakefmt, snakemake --lint
 # make benchmark  measure Lockstep against what a user would otherwise write
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
 
-.PHONY: setup bench test test-slow horovod lint benchmark clean
+.PHONY: setup bench test test-slow horovod docs lint benchmark clean
 
 setup: $(VENV)/.complete
 
@@ -30,6 +31,9 @@ test-slow: setup
 
 horovod: setup
 	docker/build-horovod.sh $(BIN)/python
+
+docs: setup
+	PYTHONPATH=workflow/scripts $(BIN)/python docs/strategies.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -13,7 +13,12 @@ from safetensors.torch import load_file
 
 from lockstep.plan import Plan
 
+from .conftest import HOROVOD
+
 ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
+ROWS |= {"horovod": 2} if HOROVOD else {}
+ROWS |= {"deepspeed": 2, "accelerate": 2, "trainer": 2, "fabric": 2, "fsdp": 2}
+EXTEND_DDP = {"ddp", "ddp_spawn", "ddp_amp", "deepspeed", "accelerate", "trainer", "fabric", "fsdp"}
 MORE = {"ddp_launch": 2, "ddp_tcp": 3, "single_fp16": 1}
 CONFIGURED = ("--cores", "all", "--configfile", "small.yaml")
 
@@ -48,7 +53,8 @@ def test_a_row_that_fails_does_not_stop_the_others(benchmark):
 def test_the_report_holds_every_row(benchmark):
     with benchmark.path("results/report/summary.csv").open() as stream:
         lines = {line["row"]: line for line in csv.DictReader(stream)}
-    assert set(lines) == {*ROWS, "exploding"}
+    assert set(lines) == {*ROWS, "horovod", "exploding"}
+    assert HOROVOD or lines["horovod"]["status"] == "unavailable"
     assert lines["exploding"]["status"] == "failed"
     assert "the loss is" in lines["exploding"]["reason"]
     for row, world_size in ROWS.items():
@@ -58,7 +64,7 @@ def test_the_report_holds_every_row(benchmark):
     assert float(lines["ddp"]["speedup"]) == pytest.approx(base["train_seconds"] / clock["train_seconds"])
     assert float(lines["ddp"]["efficiency"]) == pytest.approx(float(lines["ddp"]["speedup"]) / 2)
     html = benchmark.path("results/report/report.html").read_text()
-    assert "Partial: 5 of 6 rows have a result." in html
+    assert f"Partial: {len(ROWS)} of 12 rows have a result." in html
     assert "SYNTHETIC DATA" in html
     assert all(f'scope="row">{row}<' in html for row in lines)
     markdown = benchmark.path("results/report/report.md").read_text()
@@ -98,6 +104,7 @@ def test_what_was_asked_is_what_was_trained(trained):
     assert settings["precision"] == asked["precision"]
     assert settings["world_size"] == made["world_size"] == asked["hardware"]["processes"]
     assert settings["backend"] == (None if made["world_size"] == 1 else "gloo")
+    assert settings["computes_in"] == {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[made["precision"]]
     assert settings["dropout"] == [0.0]
     assert settings["loss_scaling"] == (made["precision"] == "fp16" or made["row"] == "ddp_amp")
     assert len(set(made["seeds"])) == len(made["seeds"]) == made["world_size"]
@@ -238,7 +245,7 @@ def test_what_a_run_says_of_itself(benchmark):
     assert "step 9/9\n" in log
     assert "step 4/9: dev loss" in log
     manifest = json.loads(benchmark.path("results/manifest.json").read_text())
-    assert set(manifest["rows"]) == {*ROWS, "exploding"}
+    assert set(manifest["rows"]) == {*ROWS, "horovod", "exploding"}
     assert manifest["command"].startswith("snakemake --cores all")
 
 
@@ -257,7 +264,7 @@ def test_a_forced_row_refreshes_only_what_follows_from_it(benchmark):
 @pytest.mark.parametrize(
     ("file", "trains"),
     [
-        ("workflow/scripts/lockstep/strategies/ddp.py", {"train_ddp", "train_ddp_spawn", "train_ddp_amp"}),
+        ("workflow/scripts/lockstep/strategies/ddp.py", {f"train_{row}" for row in EXTEND_DDP}),
         ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel"}),
         ("workflow/report/report.html.j2", set()),
         ("workflow/scripts/lockstep/charts.py", set()),

@@ -103,6 +103,14 @@ def test_strings_from_the_command_line_get_the_right_type():
             "rows.x: launcer: unknown key. Did you mean launcher?",
         ),
         (
+            {"rows": {"x": {"strategy": "deepspeed", "stage": 3, "hook": "fp16"}}},
+            "rows.x.hook: deepspeed has no such option; ddp, ddp_amp, ddp_spawn, zero_redundancy would have it.",
+        ),
+        (
+            {"rows": {"x": {"strategy": "dataparallel", "nodes": 2}}},
+            "rows.x: nodes: 2, but it can only be 1. nn.DataParallel is one process, and can't span machines.",
+        ),
+        (
             {"rows": {"x": {"strategy": "ddp_amp", "precision": "fp32"}}},
             "precision: 'fp32' is not one of amp, bf16, fp16.",
         ),
@@ -151,6 +159,12 @@ def test_a_row_overrides_and_keeps_the_rest():
         ("{strategy: ddp_spawn, hook: bf16}", "rows.x: hook: bf16, backend: gloo"),
         ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
         ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
+        (
+            "{strategy: trainer, precision: fp16}",
+            "rows.x: precision: fp16, device: cpu: Trainer silently trains in fp32",
+        ),
+        ("{strategy: ddp, sync_batchnorm: true}", "rows.x: sync_batchnorm: True, device: cpu: PyTorch's SyncBatchNorm"),
+        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
         ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
     ],
 )

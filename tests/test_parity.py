@@ -1,13 +1,12 @@
 """The proof, and that it can fail: every mistake below is a strategy file of its own, which it must catch."""
 
-import importlib.util
 import json
 
 import pytest
 
 from lockstep import parity
 
-from .conftest import Workplace
+from .conftest import HOROVOD, Workplace
 
 # Each is ddp, or single, with one mistake of the kind that published comparisons have made.
 MISTAKES = {
@@ -91,24 +90,24 @@ class Strategy(ddp.Strategy):
 """,
 }
 HONEST = {
-    "fsdp": "{strategy: fsdp}",
     "fsdp_accumulation": "{strategy: fsdp, accumulation: 2}",
     "fsdp_bf16": "{strategy: fsdp, precision: bf16, mixed_precision: policy}",
     "zero_redundancy": "{strategy: zero_redundancy}",
     "ddp_options": "{strategy: ddp, static_graph: true, bucket_mb: 1, gradient_as_bucket_view: false}",
+    "ddp_join": "{strategy: ddp, join: true, accumulation: 2}",
     "ddp_fp16_hook": "{strategy: ddp, hook: fp16}",
     "fabric": "{strategy: fabric, accumulation: 2}",
-    "accelerate": "{strategy: accelerate}",
+    "trainer": "{strategy: trainer, accumulation: 2, bucket_mb: 1, gradient_as_bucket_view: false}",
+    "trainer_bf16": "{strategy: trainer, precision: bf16}",
     "accelerate_torchrun": "{strategy: accelerate, launcher: torchrun, accumulation: 2, precision: bf16}",
     "deepspeed_zero0": "{strategy: deepspeed, stage: 0, launcher: torchrun}",
     "deepspeed_zero1": "{strategy: deepspeed, stage: 1}",
     "deepspeed_zero2": "{strategy: deepspeed, stage: 2, accumulation: 2}",
-    "deepspeed_zero3": "{strategy: deepspeed}",
+    "deepspeed_checkpointing": "{strategy: deepspeed, activation_checkpointing: true}",
     "deepspeed_bf16": "{strategy: deepspeed, precision: bf16}",
     "horovod": "{strategy: horovod, accumulation: 2}",
     "horovod_fp16": "{strategy: horovod, compression: fp16}",
 }
-pytestmark = pytest.mark.slow
 FILES = ("config/config.yaml", "small.yaml", "proof.yaml")
 
 
@@ -129,34 +128,47 @@ def prove(benchmark: Workplace):
     return run
 
 
-def test_the_rule_proves_every_row_of_the_table(benchmark):
-    finished = benchmark.snakemake("--cores", "all", "parity", "report", "--configfile", "small.yaml")
-    assert finished.returncode == 1, "the report waits for a row that is meant to fail"
+def test_every_row_of_the_table_is_proven(benchmark):
     verdicts = {}
     for file in benchmark.path("results/parity").glob("*/n*/rep1/verdict.json"):
         verdict = json.loads(file.read_text())
         verdicts[verdict["row"]] = verdict
     proofs = {row: verdict["proof"] for row, verdict in verdicts.items()}
-    equal = ("reference", "single", "dataparallel", "ddp", "ddp_spawn", "exploding")
+    rows = (
+        "reference",
+        "single",
+        "dataparallel",
+        "ddp",
+        "ddp_spawn",
+        "deepspeed",
+        "accelerate",
+        "trainer",
+        "fabric",
+        "fsdp",
+    )
+    equal = [*rows, "exploding", *(["horovod"] if HOROVOD else [])]
     assert proofs == dict.fromkeys(equal, "equal") | {"ddp_amp": "within-tolerance"}
-    assert max(verdicts["ddp"]["found"][name] for name in ("losses", "norm", "weights")) < 1e-5
+    for row in set(equal) - {"reference"}:
+        assert max(verdicts[row]["found"][name] for name in ("losses", "norm", "weights")) < 1e-5, row
     assert verdicts["ddp_amp"]["found"]["losses"] > 1e-5
     assert verdicts["ddp_amp"]["tolerance"]["losses"] == parity.TOLERANCES["bf16"].losses
     page = benchmark.path("results/report/report.html").read_text()
     assert "1 within tolerance (ddp_amp)" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", HONEST)
 def test_more_rows_are_proven(prove, row):
-    if row.startswith("horovod") and importlib.util.find_spec("horovod") is None:
+    if row.startswith("horovod") and not HOROVOD:
         pytest.skip("Horovod is not installed: `make horovod` builds it")
     verdict = prove(row)
     reduced = verdict["kind"] != "fp32"
     assert verdict["proof"] == ("within-tolerance" if reduced else "equal"), verdict
-    assert reduced == (row in ("fsdp_bf16", "ddp_fp16_hook", "accelerate_torchrun", "deepspeed_bf16", "horovod_fp16"))
+    assert reduced == (row == "accelerate_torchrun" or row.endswith(("_bf16", "_fp16", "_hook")))
     assert bool(verdict["lossy"]) == (row in ("ddp_fp16_hook", "horovod_fp16"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_caught(prove, mistake):
     verdict = prove(f"wrong_{mistake}")

@@ -325,6 +325,9 @@ def _row(name: str, raw: dict, base: Base, where: str) -> Row:
             f"{where}.strategy: {strategy!r} is not one of {', '.join(known)}.{schema.hint(strategy, known)}"
         )
     allowed = row_schema(strategy)
+    for key in set(raw) - set(allowed["properties"]):
+        if owners := [name for name in strategies.names() if key in strategies.literals(name)["OPTIONS"]]:
+            raise BadInput(f"{where}.{key}: {strategy} has no such option; {', '.join(owners)} would have it.")
     given = schema.coerce(raw, allowed)
     schema.check(given, allowed, where)
     own = {key: option.get("default") for key, option in strategies.literals(strategy)["OPTIONS"].items()} | given

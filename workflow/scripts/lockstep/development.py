@@ -36,6 +36,7 @@ class Development:
         predicted = logits.argmax(dim=1)
         scores = {
             "step": step,
+            "support": len(logits),
             "loss": cross_entropy(logits, labels).item(),
             "accuracy": (predicted == labels).double().mean().item(),
             "macro_f1": macro_f1(labels, predicted, logits.shape[1]),

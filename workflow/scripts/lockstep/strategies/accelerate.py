@@ -2,6 +2,11 @@
 
 Each rank is fed its own share of the plan. Accelerate's own data loaders repeat samples to even out ranks, or with
 `split_batches` silently drop a batch of another length.
+
+Advantages: a plain loop becomes a distributed one by a few lines; a configuration file chooses how.
+Limits: what a run does depends on that file and on the environment; its data loaders change the samples, see above.
+On a CPU: as ddp; `accelerate launch --cpu` would start one process only, so the launcher is told of GPUs and the
+Accelerator of the CPU.
 """
 
 import contextlib

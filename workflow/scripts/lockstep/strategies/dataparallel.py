@@ -1,7 +1,10 @@
 """dataparallel: nn.DataParallel, one process that scatters each batch over all GPUs and gathers what they compute.
 
-On a CPU it does nothing: without a GPU, nn.DataParallel passes the batch on to the model
-(torch/nn/parallel/data_parallel.py).
+Advantages: one line around the model; no launcher, no process group.
+Limits: one Python process for all GPUs, whose weights it copies to the others in each step; one machine only. PyTorch
+advises DistributedDataParallel instead.
+On a CPU: without a GPU, nn.DataParallel passes the batch on to the model (torch/nn/parallel/data_parallel.py): this is
+single with a wrapper, and the report says so.
 """
 
 import torch
@@ -9,6 +12,14 @@ import torch
 from lockstep.strategies import single
 
 ONE_DEVICE_ON = ("cpu",)
+OPTIONS = {
+    "nodes": {
+        "type": "integer",
+        "const": 1,
+        "default": 1,
+        "description": "nn.DataParallel is one process, and can't span machines.",
+    },
+}
 
 
 class Strategy(single.Strategy):

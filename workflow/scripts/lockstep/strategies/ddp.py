@@ -1,6 +1,11 @@
 """ddp: DistributedDataParallel, one process per device; gradients are averaged while backward still runs.
 
-Started by torchrun, or by its deprecated predecessor torch.distributed.launch (`launcher: launch`).
+Each process holds the whole model; gradients travel in buckets, each as soon as it is full (Li et al. 2020,
+arXiv:2006.15704). Started by torchrun, or by its deprecated predecessor torch.distributed.launch (`launcher: launch`).
+
+Advantages: the standard; little code, hardly any overhead, and communication hides behind the backward pass.
+Limits: model, gradients and optimizer state must fit on each device.
+On a CPU: gloo in place of NCCL; it takes cycles from the cores that compute, so little of it can be hidden.
 """
 
 import contextlib

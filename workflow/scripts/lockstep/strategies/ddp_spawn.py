@@ -1,6 +1,10 @@
 """ddp_spawn: DistributedDataParallel whose processes are started by torch.multiprocessing.spawn, without a launcher.
 
 The processes find each other through a shared file, or through a TCP port of this machine (`rendezvous: tcp`).
+
+Advantages: starts from plain Python, as in a notebook or a larger program.
+Limits: one machine; every process imports the program anew; no restart, and threads must be set by hand.
+On a CPU: as ddp.
 """
 
 import os

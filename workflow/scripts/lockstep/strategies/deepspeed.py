@@ -2,6 +2,11 @@
 
 Rajbhandari et al. 2020, arXiv:1910.02054. Started by DeepSpeed's own launcher, or by torchrun. Reduced precision is
 `torch_autocast`, as in the other rows; with `native_precision` the engine casts the whole model instead.
+
+Advantages: models far larger than one device's memory; offloading; stages by a number in the configuration.
+Limits: the engine owns precision, clipping, accumulation and the backward pass, with defaults of its own (it clips at
+1.0 unless told otherwise); checkpoints must be put together again.
+On a CPU: all stages work through gloo and agree with ddp to rounding; slower than it, so a test of function.
 """
 
 import contextlib

@@ -1,6 +1,10 @@
 """fabric: Lightning Fabric over DistributedDataParallel. Fabric wraps model and optimizer; the loop stays ours.
 
 Each rank is fed its own share of the plan: Fabric's own data loaders would hand every rank the whole batches.
+
+Advantages: one program for many strategies, precisions and devices, without giving up the loop.
+Limits: a large import; its defaults must be known (`16-mixed` becomes bf16 on a CPU with a warning only).
+On a CPU: as ddp.
 """
 
 import contextlib

@@ -2,6 +2,11 @@
 
 Each gradient is sent as soon as backward has made it; `step` waits for all of them. Started by horovodrun, which talks
 through gloo, or starts MPI (`controller: mpi`). On GPUs gradients go through NCCL, if Horovod was built with it.
+
+Advantages: no wrapper around the model; at home where MPI is.
+Limits: no release since 2023, so it must be built, with its C++ standard raised; built without NCCL it moves all
+gradients through the CPU. broadcast_optimizer_state would make a fresh AdamW take a step.
+On a CPU: gloo or MPI.
 """
 
 import sys

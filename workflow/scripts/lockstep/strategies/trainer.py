@@ -1,7 +1,12 @@
 """trainer: transformers.Trainer over DistributedDataParallel, under torchrun. The loop is its own.
 
 It is fed the plan's batches, and calls back after each step. What it would do otherwise than the other rows is set
-below, each with its reason; a default that it does not share with them is a row of another name.
+below, each with its reason.
+
+Advantages: training without a loop of one's own; logging, checkpoints and evaluation come with it.
+Limits: many defaults that decide what is trained; more than one visible GPU without a launcher silently means
+DataParallel.
+On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 """
 
 import contextlib

@@ -1,6 +1,10 @@
 """zero_redundancy: ddp whose optimizer state is divided among the ranks (ZeRO stage 1, within PyTorch).
 
 Each rank updates its share of the parameters and sends them to the others (Rajbhandari et al. 2020, arXiv:1910.02054).
+
+Advantages: each rank keeps a share of AdamW's state only, which is twice the model; nothing else changes.
+Limits: updated parameters are sent in each step, besides the gradients.
+On a CPU: works through gloo; what it saves is the machine's own memory, what it costs is time.
 """
 
 from torch.distributed.optim import ZeroRedundancyOptimizer

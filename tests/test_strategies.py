@@ -1,0 +1,185 @@
+"""What every strategy must keep to, found by its file; and docs/adding-a-strategy.md, followed to the letter."""
+
+import ast
+import inspect
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import BertConfig, BertForSequenceClassification
+
+from docs import strategies as page
+from lockstep import config, development, evaluation, strategies
+from lockstep.errors import RunFailed
+from lockstep.hardware import World
+from lockstep.plan import Plan
+from lockstep.session import Session
+from lockstep.strategies import single
+from lockstep.tokens import Tokens
+
+from .conftest import PROJECT, copy_project
+
+NAMES = strategies.names()
+# 797 texts to evaluate: a prime number, which no number of processes divides.
+ODD = """
+data: {limit: 1042, splits: {train: 0.1, dev: 0.8, test: 0.1}}
+model: {hidden_size: 32, layers: 1, dropout: 0}
+train: {epochs: 1, global_batch: 31, max_steps: 3, eval_every: 3, checkpoint: last, warmup: 0, schedule: constant}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+"""
+SIZES = (1, 2, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_says_what_it_is_and_what_it_takes(name):
+    about = ast.get_docstring(ast.parse(strategies.path(name).read_text(encoding="utf-8")))
+    assert about.startswith(f"{name}: ")
+    assert [word for word in ("Advantages", "Limits", "On a CPU") if not re.search(rf"^{word}: ", about, re.M)] == []
+    for key, option in strategies.literals(name)["OPTIONS"].items():
+        assert {"default", "description"} <= option.keys(), key
+    row = config.parse({"rows": {name: {"strategy": name}}}).rows[name]
+    assert set(row.options) <= set(strategies.literals(name)["OPTIONS"])
+
+
+def available(name: str) -> bool:
+    return not config.parse({"rows": {name: {"strategy": name}}}).rows[name].unavailable
+
+
+def skip_if_unavailable(name: str) -> None:
+    if not available(name):
+        pytest.skip(f"{name} is unavailable here: {', '.join(strategies.literals(name)['NEEDS'])} is not installed")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_take_what_single_s_take(name):
+    skip_if_unavailable(name)
+    for method, theirs in inspect.getmembers(single.Strategy, inspect.isfunction):
+        ours = getattr(strategies.load(name), method)
+        assert list(inspect.signature(ours).parameters)[: len(inspect.signature(theirs).parameters)] == list(
+            inspect.signature(theirs).parameters
+        ), method
+
+
+def test_the_page_of_strategies_is_what_the_files_say():
+    for name in NAMES:
+        skip_if_unavailable(name)
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run `make docs`"
+
+
+def test_gathered_predictions_that_hold_a_sample_twice_are_refused():
+    class Twice(single.Strategy):
+        """Both ranks answer with rank 0's share."""
+
+        def all_gather(self, tensor):
+            return torch.stack([tensor, tensor])
+
+    settings = {"options": {}, "hardware": {"processes": 2}, "precision": "fp32"}
+    settings["train"] = {"clip": 0, "accumulation": 1, "global_batch": 4}
+    strategy = Twice(settings)
+    strategy.world = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"), backend=None)
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    strategy.model = BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=2, **size))
+    tokens = Tokens(np.arange(7), np.full(7, 1), np.zeros(7, dtype=np.int64), 0)
+
+    class Quiet:
+        def alive(self):
+            pass
+
+    session = Session(strategy, settings, None, None, None, Quiet())
+    with pytest.raises(RunFailed, match="do not hold each sample of the split exactly once"):
+        development.gather_logits(session, tokens)
+
+
+def blocks(language: str) -> list[str]:
+    text = (PROJECT / "docs" / "adding-a-strategy.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A copy of the project with prepared data, and the page's own strategy in it."""
+    place = copy_project(tmp_path_factory.mktemp("odd"))
+    (code,), (row,) = blocks("python"), blocks("yaml")
+    place.path("workflow/scripts/lockstep/strategies/manual.py").write_text(code)
+    place.path("mine.yaml").write_text(row)
+    sized = {f"{name}_{size}": {"strategy": name, "processes": size} for name in [*NAMES, "manual"] for size in SIZES}
+    place.path("odd.yaml").write_text(ODD + "rows: " + json.dumps(sized))
+    for script in ("prepare", "plan"):
+        finished = place.script(script, "--config=config/config.yaml", "--config=odd.yaml")
+        assert finished.returncode == 0, finished.stderr
+    return place
+
+
+def test_the_page_s_strategy_is_a_row_like_any_other(odd):
+    """By Snakemake, as the page says; and its mistake, the one that the page warns of, is seen."""
+    asked = ("parity_manual", "--configfile", "odd.yaml", "mine.yaml")
+    finished = odd.snakemake("--cores", "all", *asked)
+    assert finished.returncode == 0, finished.stderr
+    verdict = odd.path("results/parity/manual/n2/rep1/verdict.json")
+    assert json.loads(verdict.read_text())["proof"] == "equal"
+
+    file = odd.path("workflow/scripts/lockstep/strategies/manual.py")
+    right = file.read_text()
+    wrong = right.replace("parameter.grad /= self.world.size", "pass")
+    assert wrong != right
+    try:
+        file.write_text(wrong)
+        assert odd.snakemake("--cores", "all", *asked).returncode == 0
+        found = json.loads(verdict.read_text())
+    finally:
+        file.write_text(right)
+    assert found["proof"] == "unequal"
+    assert found["found"]["norm"] == pytest.approx(1, abs=1e-3)
+    assert found["found"]["losses"] < 1e-5
+
+
+@pytest.fixture(scope="module")
+def train(odd):
+    """Trains and converts a row of ODD; returns its folder, record, and each label's probability on the dev split."""
+
+    @cache
+    def once(row: str):
+        finished = odd.script("launch", "--config=config/config.yaml", "--config=odd.yaml", "--row", row)
+        assert finished.returncode == 0, finished.stderr
+        (run,) = odd.path("results/runs").glob(f"{row}/n*/rep1")
+        converted = odd.script("convert", str(run.relative_to(odd.folder)))
+        assert converted.returncode == 0, converted.stderr
+        tokens = Tokens.load(odd.path("results/data/dataset/dev"))
+        chances = evaluation.probabilities(evaluation.load_model(run / "model"), tokens)
+        return run, json.loads((run / "record.json").read_text()), tokens.labels, chances
+
+    return once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", [*NAMES, "manual"])
+def test_with_any_number_of_processes(odd, train, name, size):
+    """Ledger, losses, gathered evaluation and checkpoint are those of one process, on data that no number divides."""
+    if name != "manual":
+        skip_if_unavailable(name)
+    run, record, labels, chances = train(f"{name}_{size}")
+
+    plan = Plan.load(odd.path(f"results/data/plan/{record['asked']['plan']}.npz"))
+    with np.load(run / "ledger.npz") as ledger:
+        assert sorted(zip(ledger["step"], ledger["id"], strict=True)) == sorted(
+            (step, sample) for step in range(plan.steps) for sample in plan.step_ids(step)
+        )
+        assert len(set(ledger["rank"])) == record["world_size"]
+    assert len(set(plan.ids)) == len(plan.ids)
+
+    (gathered,) = record["dev"]
+    assert gathered["support"] == len(labels) == 797
+    _, reference, _, theirs = train("single_1")
+    tolerance = 1e-5 if record["precision"] == "fp32" else 2e-2
+    assert np.abs(np.subtract(record["losses"], reference["losses"])).max() < tolerance
+    assert np.abs(chances - theirs).max() < tolerance
+    if record["precision"] == "fp32":
+        predicted = chances.argmax(axis=1)
+        assert gathered["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+        assert gathered["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
+        assert predicted.tolist() == theirs.argmax(axis=1).tolist()
