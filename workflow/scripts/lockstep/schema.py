@@ -71,7 +71,9 @@ def _explain(error) -> str:
             kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
             return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}."
         case "const":
-            return f"{key}: {error.instance!r}, but it can only be {error.validator_value}. {error.schema['description']}"
+            return (
+                f"{key}: {error.instance!r}, but it can only be {error.validator_value}. {error.schema['description']}"
+            )
         case "pattern" if error.validator_value == "^auto$":
             return f"{key}: expected auto or a whole number, not {error.instance!r}."
         case _:
