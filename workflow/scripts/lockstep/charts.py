@@ -75,14 +75,14 @@ def _losses(axes, done: list[dict], runs: dict) -> None:
             range(1, len(losses) + 1),
             losses,
             color=COLOURS[place % len(COLOURS)],
-            linestyle=STYLES[place % len(STYLES)],
+            linestyle=STYLES[(place + place // len(COLOURS)) % len(STYLES)],  # no two rows have both alike
             linewidth=1.4,
             label=row["row"],
         )
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("mean loss over the global batch")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, ncols=2)
+    axes.figure.legend(loc="outside lower center", frameon=False, ncols=5, fontsize=10)
 
 
 def _write(figure, name: str, title: str, folder: Path) -> Picture:

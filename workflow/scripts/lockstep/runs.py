@@ -3,6 +3,7 @@
 import datetime
 import os
 import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -97,12 +98,12 @@ def check(row: Row) -> None:
 
 def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
     command = strategy.launch(SCRIPTS / "train.py", folder)
-    with log.open("w", encoding="utf-8") as stream:
+    # Launchers leave files in the temporary folder, so they get one that goes when they do.
+    with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
-        outcome = supervise(
-            command, _environment(row), folder, stream, strategy.processes, plan.steps, row.hardware.timeout
-        )
+        environment = _environment(row) | {"TMPDIR": scratch}
+        outcome = supervise(command, environment, folder, stream, strategy.processes, plan.steps, row.hardware.timeout)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.

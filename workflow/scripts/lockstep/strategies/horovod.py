@@ -15,6 +15,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
+from lockstep.errors import RunFailed
 from lockstep.hardware import World
 from lockstep.strategies import single
 
@@ -38,6 +39,10 @@ LOSSY = [
 
 class Strategy(single.Strategy):
     def launch(self, script, folder):
+        if self.options["controller"] == "mpi" and not hvd.mpi_built():
+            raise RunFailed(
+                "controller: Horovod is built without MPI; install it (Debian: libopenmpi-dev), then make horovod"
+            )
         horovodrun = Path(sys.executable).with_name("horovodrun")
         processes, controller = str(self.hardware["processes"]), f"--{self.options['controller']}"
         shape = [controller, "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
