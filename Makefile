@@ -1,4 +1,5 @@
 # make bench    set up, run the default benchmark, print its table
+# make again    train the runs that were disturbed once more
 # make test     set up, run the tests
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
 
-.PHONY: setup bench test test-slow horovod docs lint benchmark clean
+.PHONY: setup bench again test test-slow horovod docs lint benchmark clean
 
 setup: $(VENV)/.complete
 
@@ -21,6 +22,10 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
 	touch $@
 
 bench: setup
+	$(BIN)/snakemake --cores $(CORES)
+
+again: setup
+	$(BIN)/python workflow/scripts/again.py
 	$(BIN)/snakemake --cores $(CORES)
 
 test: setup

@@ -3,6 +3,7 @@
 #   snakemake --cores all            the whole benchmark
 #   snakemake --cores all ddp        one row (any name under `rows` in the configuration)
 #   snakemake --cores all parity     the proof that every row trains the same model
+#   snakemake --cores all profile    where a step's time goes, in every row
 #   snakemake --cores all predict    the same texts through every row's model
 from snakemake.utils import min_version
 
@@ -12,10 +13,14 @@ min_version("9.0")
 configfile: "config/config.yaml"
 
 
+report: "workflow/report/captions/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/parity.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/profile.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 
@@ -28,6 +33,7 @@ rule all:
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
         [verdict(row) for row in ROWS.values()],
+        [profile_of(row) for row in ROWS.values()],
 
 
 onstart:

@@ -1,8 +1,9 @@
 """make benchmark: how fast Lockstep is, as ratios paired within one run, because machines drift.
 
-    python -m benchmarks [--data FILE] [--rounds N] [padding] [ddp]
+    python -m benchmarks [--data FILE] [--rounds N] [padding] [harness] [ddp]
 
 padding   `single` against the loop that pads to 128 and tokenises in collate, in one process, in turns
+harness   `single` with all that is noted of it against a bare loop over the same plan, likewise
 ddp       `ddp` with two processes against `single`, as real runs in turns; and against what two processes reach that do
           the same work without talking to each other, which is as much as this machine has to give
 """
@@ -13,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from lockstep.terminal import print_table
@@ -43,27 +43,37 @@ def prepared(folder: Path, keys: dict) -> Path:
 
 
 def padding(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
-    from benchmarks.padded import PaddedLoop, PlannedLoop
+    from benchmarks.loops import PaddedLoop, PlannedLoop
 
     results = prepared(folder / "padding", keys | SMALL)
-    padded, planned = PaddedLoop(results), PlannedLoop(results)
+    ratios = in_turns(PlannedLoop(results), 16, PaddedLoop(results), 4, rounds)
+    return [line("single over padding to 128, samples/s (2 x 128)", ratios, "at least 4")]
+
+
+def harness(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
+    from benchmarks.loops import BareLoop, PlannedLoop
+
+    results = prepared(folder / "harness", keys | SMALL)
+    ratios = in_turns(PlannedLoop(results), 20, BareLoop(results), 20, 4 * rounds)
+    return [line("single over a bare loop on the same plan, samples/s (2 x 128)", ratios, "at least 0.98")]
+
+
+def in_turns(ours, our_steps: int, theirs, their_steps: int, rounds: int) -> list[float]:
+    """Ratios of samples per second, each of two measurements side by side; who is first changes from round to round."""
     ratios = []
     for part in range(rounds + 1):
-        speeds = []
-        for loop, steps in ((padded, 4), (planned, 16)):
-            began = time.perf_counter()
-            samples = loop.train(part * steps, steps)
-            speeds.append(samples / (time.perf_counter() - began))
+        pair = [(ours, our_steps), (theirs, their_steps)]
+        speeds = {loop: loop.train(part * steps, steps) for loop, steps in (pair if part % 2 else pair[::-1])}
         if part:  # the first round warms up
-            ratios.append(speeds[1] / speeds[0])
-    return [line("single over padding to 128, samples/s (2 x 128)", ratios, "at least 4")]
+            ratios.append(speeds[ours] / speeds[theirs])
+    return ratios
 
 
 def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     keys = keys | LARGER | {"hardware.processes": 2, "hardware.threads": 1}
     whole = prepared(folder / "whole", keys)
-    (plan,) = (whole / "data" / "plan").glob("*.json")
-    halved = keys | {"train.global_batch": 32, "train.max_steps": json.loads(plan.read_text())["steps"]}
+    plan = json.loads((whole / "data" / "plan" / "bucketed-b64-e1-s42.json").read_text())
+    halved = keys | {"train.global_batch": 32, "train.max_steps": plan["steps"]}
     half, other = prepared(folder / "half", halved), prepared(folder / "other", halved)
 
     def start(results: Path, row: str, keys: dict) -> subprocess.Popen:
@@ -107,13 +117,13 @@ def line(name: str, ratios: list[float], target: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help="padding, ddp; both without")
+    parser.add_argument("what", nargs="*", help="padding, harness, ddp; all without")
     parser.add_argument(
         "--data", type=Path, default=REAL_DATA if REAL_DATA.is_file() else None, help="texts to train on"
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
     arguments = parser.parse_args()
-    benchmarks = {"padding": padding, "ddp": ddp}
+    benchmarks = {"padding": padding, "harness": harness, "ddp": ddp}
     if unknown := set(arguments.what) - set(benchmarks):
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(benchmarks)}")
     keys = {"data.path": arguments.data.resolve()} if arguments.data else {}

@@ -1,6 +1,7 @@
 """The whole benchmark, run once by `snakemake --cores all` at a small size, and everything it leaves behind."""
 
 import csv
+import gzip
 import json
 import re
 import subprocess
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from lockstep import config
+from lockstep.files import write_json
 from lockstep.plan import Plan
 
 from .conftest import HOROVOD
@@ -238,6 +241,8 @@ def test_what_a_run_says_of_itself(benchmark):
     environment = json.loads((folder / "env.json").read_text())
     assert environment["packages"]["torch"]
     assert environment["variables"]["OMP_NUM_THREADS"] == "1"
+    assert set(environment["packages"]) >= {"torch", "transformers", "snakemake", "deepspeed", "accelerate", "horovod"}
+    assert len(environment["config_hash"]) == 64
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
     assert {event["key"] for event in events} == {"run_start", "eval", "checkpoint", "run_stop"}
@@ -251,21 +256,60 @@ def test_what_a_run_says_of_itself(benchmark):
 
 def test_single_needs_no_retraining_and_the_failed_row_is_tried_again(benchmark):
     planned = benchmark.snakemake("-n", *CONFIGURED)
-    assert jobs(planned) == {"train_exploding": 1, "convert": 1, "test": 1, "predict": 1, "report": 1, "all": 1}
+    again = {"train_exploding_1", "profile_exploding", "evaluate", "predict", "report", "all"}
+    assert jobs(planned) == dict.fromkeys(again, 1)
     nothing = benchmark.snakemake("-n", "ddp", *CONFIGURED)
     assert "Nothing to be done" in nothing.stdout + nothing.stderr
 
 
 def test_a_forced_row_refreshes_only_what_follows_from_it(benchmark):
-    planned = jobs(benchmark.snakemake("-n", "ddp", "single", "-R", "train_ddp", *CONFIGURED))
-    assert planned == {"train_ddp": 1, "convert": 1, "test": 1, "ddp": 1}
+    planned = jobs(benchmark.snakemake("-n", "ddp", "single", "-R", "train_ddp_1", *CONFIGURED))
+    assert planned == {"train_ddp_1": 1, "evaluate": 1, "ddp": 1}
+
+
+def test_more_repetitions_add_runs_and_repeat_none(benchmark):
+    planned = jobs(benchmark.snakemake("-n", "ddp", "single", "--config", "repeats=2", *CONFIGURED))
+    assert planned == {"train_ddp_2": 1, "train_single_2": 1, "evaluate": 2, "ddp": 1, "single": 1}
+
+
+def test_rows_are_trained_in_the_order_that_the_seed_gives(benchmark):
+    order = [row.name for row, _ in config.read([benchmark.path("results/config.yaml")]).order]
+    began = {row: record(benchmark, row)["started"] for row in ROWS}
+    assert sorted(began, key=began.get) == [row for row in order if row in ROWS]
+
+
+def test_every_row_was_profiled(benchmark):
+    """The parts make up the step, and a row that talks to no other process has nothing to wait for."""
+    for row, processes in ROWS.items():
+        folder = benchmark.path(f"results/profile/{row}/n{processes}/rep1")
+        found = json.loads((folder / "profile.json").read_text())
+        assert set(found["seconds"]) == {"data", "forward", "backward", "optimizer", "communication", "idle"}
+        assert all(seconds >= -1e-9 for seconds in found["seconds"].values())
+        assert found["seconds"]["forward"] > 0 < found["seconds"]["backward"]
+        assert (found["seconds"]["communication"] > 0) == (processes > 1), row
+        assert found["step_seconds"] > 0 < found["alone_step_seconds"]
+        with gzip.open(folder / "trace.json.gz") as trace:
+            assert json.load(trace)["traceEvents"]
+        assert not (folder / "native").exists()
+
+
+def test_disturbed_runs_are_forgotten_to_be_repeated(benchmark, tmp_path):
+    for row, disturbed in (("ddp", ["a GPU was throttled"]), ("single", [])):
+        made = record(benchmark, row)
+        write_json(
+            tmp_path / f"runs/{row}/n1/rep1/record.json", made | {"watch": made["watch"] | {"disturbed": disturbed}}
+        )
+    said = benchmark.script("again", "--results", str(tmp_path))
+    assert said.returncode == 0
+    assert "rep1: a GPU was throttled; it will be repeated\n1 of 2 runs were disturbed" in said.stdout
+    assert [file.parts[-4] for file in tmp_path.glob("runs/*/*/*/record.json")] == ["single"]
 
 
 @pytest.mark.parametrize(
     ("file", "trains"),
     [
-        ("workflow/scripts/lockstep/strategies/ddp.py", {f"train_{row}" for row in EXTEND_DDP}),
-        ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel"}),
+        ("workflow/scripts/lockstep/strategies/ddp.py", {f"train_{row}_1" for row in EXTEND_DDP}),
+        ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel_1"}),
         ("workflow/report/report.html.j2", set()),
         ("workflow/scripts/lockstep/charts.py", set()),
     ],
@@ -281,14 +325,14 @@ def test_editing_code_reruns_what_depends_on_it(benchmark, file, trains):
     finally:
         path.write_text(before)
     assert {job for job in planned if job.startswith("train_")} == trains
-    assert planned.get("convert", 0) >= len(trains)
+    assert planned.get("evaluate", 0) >= len(trains)
 
 
 def test_changing_a_row_retrains_that_row_alone(benchmark):
     targets = [f"results/runs/{row}/n{n}/rep1/record.json" for row, n in ROWS.items()]
-    config = "rows={ddp: {precision: bf16}}"
-    planned = jobs(benchmark.snakemake("-n", *targets, "--config", config, *CONFIGURED))
-    assert planned == {"train_ddp": 1}
+    changed = "rows={ddp: {precision: bf16}}"
+    planned = jobs(benchmark.snakemake("-n", *targets, "--config", changed, *CONFIGURED))
+    assert planned == {"train_ddp_1": 1}
 
 
 def jobs(planned: subprocess.CompletedProcess) -> dict[str, int]:

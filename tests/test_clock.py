@@ -51,6 +51,7 @@ def test_every_figure_of_a_run(time):
         "step_seconds_median": 1.0,  # of the steps after the third: 1, 1, 1, 3
         "step_seconds_quartiles": [1.0, 1.5],
         "total_seconds": 70.5,
+        "window": [106.0, 153.5],
     }
 
 

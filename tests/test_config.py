@@ -252,3 +252,14 @@ def test_no_gpu_is_no_traceback(monkeypatch):
     checked = config.parse({"hardware": {"device": "cuda"}, "rows": {"x": {"strategy": "ddp"}}})
     with pytest.raises(BadInput, match="device: cuda is asked for, but no GPU can be used here"):
         checked.rows["x"].settings()
+
+
+def test_trainings_come_in_blocks_that_more_repetitions_leave_as_they_are():
+    rows = {name: {"strategy": "single"} for name in ("a", "b", "c", "d", "e")}
+    order = config.parse({"rows": rows, "repeats": 3}).order
+    blocks = [[row.name for row, repeat in order if repeat == number] for number in (1, 2, 3)]
+    assert [repeat for _, repeat in order] == [1] * 5 + [2] * 5 + [3] * 5
+    assert all(sorted(block) == sorted(rows) for block in blocks)
+    assert len(set(map(tuple, blocks))) > 1
+    more = config.parse({"rows": dict(reversed(rows.items())), "repeats": 5}).order
+    assert [(row.name, repeat) for row, repeat in more[:15]] == [(row.name, repeat) for row, repeat in order]

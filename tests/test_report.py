@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lockstep import config, files, reporting
+from lockstep import config, files, reporting, summary, verdict
 from lockstep.errors import BadInput
 
 
@@ -21,23 +21,35 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
     ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
     shutil.copytree(benchmark.path("results"), tmp_path / "results", ignore=ignored)
     monkeypatch.chdir(tmp_path)
+    for file in (tmp_path / "results" / "runs").glob("*/*/*/record.json"):
+        change(file, disturbed=[])  # whatever else this machine did meanwhile
     return tmp_path / "results"
+
+
+def change(file: Path, **watched) -> None:
+    """Change what a record says of what was watched beside its run."""
+    found = files.read_json(file)
+    files.write_json(file, found | {"watch": found["watch"] | watched})
 
 
 def made(results: Path, **changes) -> tuple[dict, dict[str, dict], str]:
     """The report of what is in `results`: the summary, its rows by name, and the page."""
     raw = config.read([results / "config.yaml"]).source
-    summary = reporting.gather(config.parse(copy.deepcopy(raw) | changes), results)
-    reporting.write(summary, results / "report", results / "predict" / "predictions.csv")
+    found = summary.gather(config.parse(copy.deepcopy(raw) | changes), results)
+    reporting.write(found, results / "report", results / "predict" / "predictions.csv")
     page = (results / "report" / "report.html").read_text(encoding="utf-8")
-    return summary, {row["row"]: row for row in summary["rows"]}, page
+    return (
+        found | {"headline": [line.en for line in verdict.lines(found)]},
+        {row["row"]: row for row in found["rows"]},
+        page,
+    )
 
 
 def test_before_any_run(results):
     shutil.rmtree(results / "runs")
     shutil.rmtree(results / "predict")
-    summary, rows, page = made(results)
-    assert summary["headline"] == ["Nothing to compare yet: no row has a result."]
+    found, rows, page = made(results)
+    assert found["headline"] == ["Nothing to compare yet: no row has a result."]
     assert {(row["status"], row["reason"]) for row in rows.values()} == {("skipped", "not run yet")}
     assert "Nothing to compare yet" in page
     assert "<svg" not in page
@@ -51,19 +63,19 @@ def test_without_data_it_says_what_to_do(results):
 
 def test_a_row_that_was_not_tested_yet_is_not_compared(results):
     shutil.rmtree(results / "runs/ddp/n2/rep1/test")
-    summary, rows, _ = made(results)
+    found, rows, _ = made(results)
     assert rows["ddp"]["status"] == "skipped"
     assert rows["ddp"]["reason"] == "trained, but not converted and tested yet"
     assert rows["ddp"]["speedup"] is None
     assert rows["ddp_spawn"]["speedup"] > 0
-    assert any(re.fullmatch(r"Partial: (9|10) of 12 rows have a result\.", line) for line in summary["headline"])
+    assert any(re.fullmatch(r"Partial: (9|10) of 12 runs have a result\.", line) for line in found["headline"])
 
 
 def test_without_the_baseline_there_is_no_speed_up(results):
     shutil.rmtree(results / "runs/single")
-    summary, rows, _ = made(results)
+    found, rows, _ = made(results)
     assert all(row["speedup"] is None for row in rows.values())
-    assert "of single's time" not in " ".join(summary["headline"])
+    assert "of single's time" not in " ".join(found["headline"])
 
 
 def test_a_failed_row_shows_the_end_of_its_log(results):
@@ -90,6 +102,60 @@ def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
     assert (rows["ddp"]["repeats"], rows["ddp"]["status"], rows["ddp"]["reason"]) == (2, "failed", "rank 1 died")
 
 
+def repeat(results: Path, row: str, seconds: list[float]) -> None:
+    """Make repetitions of a row that took so long each."""
+    (run,) = (results / "runs" / row).glob("n*")
+    found = files.read_json(run / "rep1/record.json")
+    for number, one in enumerate(seconds, 1):
+        if number > 1:
+            shutil.copytree(run / "rep1", run / f"rep{number}")
+        clock = found["clock"] | {"train_seconds": one}
+        files.write_json(run / f"rep{number}/record.json", found | {"clock": clock, "repeat": number})
+
+
+def test_rows_are_compared_block_by_block(results):
+    """The machine was half as fast in block 2: that says nothing of either row, and ddp is a fifth faster each time."""
+    repeat(results, "single", [10.0, 20.0, 11.0])
+    repeat(results, "ddp", [8.0, 16.0, 8.8])
+    repeat(results, "fsdp", [10.1, 19.0, 11.5])
+    shutil.rmtree(results / "profile")  # it would say why fsdp is slower
+    three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
+    found, rows, _ = made(results, repeats=3, rows=three)
+    assert rows["ddp"]["speedup"] == pytest.approx(1.25)
+    assert (rows["ddp"]["speedup_low"], rows["ddp"]["speedup_high"]) == pytest.approx((1.25, 1.25))
+    assert rows["ddp"]["train_seconds"] == pytest.approx(8.8)
+    assert found["ratios"]["fsdp"]["single"]["low"] < 1 < found["ratios"]["fsdp"]["single"]["high"]
+    assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
+    assert found["headline"][0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 26 % longer."
+    assert found["headline"][1] == "ddp takes 0.8 of single's time (range: 0.8 to 0.8; 8.8 s against 11 s; n = 3)."
+
+
+def test_a_disturbed_run_is_shown_and_left_out(results):
+    repeat(results, "ddp", [8.0, 30.0, 8.2])
+    change(results / "runs/ddp/n2/rep2/record.json", disturbed=["other processes used 1.20 of 2 CPU cores"])
+    found, rows, page = made(results, repeats=3)
+    assert rows["ddp"]["train_seconds"] == pytest.approx(8.1)
+    assert (rows["ddp"]["repeats"], rows["ddp"]["disturbed"]) == (2, 1)
+    assert "run 2 was disturbed: other processes used 1.20 of 2 CPU cores" in page
+    assert any("1 runs were disturbed" in line for line in found["headline"])
+
+
+def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
+    change(results / "runs/ddp/n2/rep1/record.json", disturbed=["a GPU was throttled"])
+    found, rows, _ = made(results)
+    assert rows["ddp"]["rank"] is None
+    assert rows["ddp"]["train_seconds"] > 0
+    assert any("every run of ddp was disturbed" in line for line in found["headline"])
+
+
+def test_figures_that_no_device_tells_are_not_guessed(results):
+    _, rows, _ = made(results)
+    assert rows["ddp"]["energy_joules"] is None or rows["ddp"]["energy_joules"] > 0
+    (results / "data" / "peak.json").unlink()
+    _, rows, _ = made(results)
+    assert rows["ddp"]["mfu"] is None
+
+
 def test_rows_that_do_other_work_are_not_compared(results):
     rows = config.read([results / "config.yaml"]).source["rows"]
     _, lines, page = made(results, rows=rows | {"ddp": {"strategy": "ddp", "max_steps": 5}})
@@ -113,7 +179,8 @@ class Elements(HTMLParser):
 def test_the_page_needs_nothing_from_outside(results):
     _, _, page = made(results)
     for tag, attributes in Elements(page).found:
-        assert tag not in ("script", "link", "iframe", "object")
+        assert tag not in ("link", "iframe", "object")
+        assert tag != "script" or not attributes
         for name in ("src", "href", "xlink:href"):
             assert attributes.get(name, "#").startswith(("#", "data:"))
     assert not re.search(r"url\((?!#)", page)
@@ -141,7 +208,8 @@ def test_texts_of_the_data_stay_texts(results):
 def test_the_pictures_are_files_too(results):
     made(results)
     plots = sorted(os.listdir(results / "report" / "plots"))
-    assert plots == ["losses.png", "losses.svg", "train_seconds.png", "train_seconds.svg"]
+    names = ("confusion", "losses", "memory", "quality", "setup", "step_parts", "train_seconds")
+    assert plots == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     first = (results / "report/plots/losses.svg").read_bytes()
     made(results)
     assert (results / "report/plots/losses.svg").read_bytes() == first

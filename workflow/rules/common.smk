@@ -35,3 +35,8 @@ def run_folder(wildcards):
 def verdict(row=None):
     """Whether a row trains the same model; without a row, the reference's own trial."""
     return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"
+
+
+def profile_of(row):
+    """Where the time of a row's step goes."""
+    return f"results/{CONFIG.profiled(row).folder(1)}/profile.json"

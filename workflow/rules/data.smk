@@ -44,3 +44,23 @@ rule plan:
         "plan {wildcards.plan}: which samples make up each step"
     shell:
         "python workflow/scripts/plan.py --config results/config.yaml --plan {wildcards.plan:q} > {log:q} 2>&1"
+
+
+rule peak:
+    input:
+        code=code("peak"),
+    output:
+        "results/data/peak.json",
+    log:
+        "results/logs/peak.log",
+    benchmark:
+        "results/benchmarks/peak.tsv"
+    container:
+        IMAGES["torch"]
+    threads: workflow.cores
+    params:
+        precisions=sorted({row.precision for row in ROWS.values()}),
+    message:
+        "peak: how many operations a second can this CPU do?"
+    shell:
+        "python workflow/scripts/peak.py --config results/config.yaml > {log:q} 2>&1"

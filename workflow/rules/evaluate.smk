@@ -2,47 +2,34 @@
 RUN = "results/runs/{row}/n{n}/rep{rep}"
 
 
-rule convert:
+# Conversion and test are one job, because most of what each takes is to start Python and import PyTorch.
+rule evaluate:
     input:
         f"{RUN}/record.json",
         f"{RUN}/native",
-        code=lambda wildcards: code("convert", ROWS[wildcards.row].strategy),
+        code=lambda wildcards: code("evaluate", ROWS[wildcards.row].strategy),
     output:
         directory(f"{RUN}/model"),
-    log:
-        f"{RUN}/convert.log",
-    benchmark:
-        "results/benchmarks/convert_{row}_n{n}_rep{rep}.tsv"
-    container:
-        IMAGES["torch"]
-    params:
-        run=run_folder,
-    message:
-        "{wildcards.row}, repetition {wildcards.rep}: convert the checkpoint"
-    shell:
-        "python workflow/scripts/convert.py {params.run:q} > {log:q} 2>&1"
-
-
-rule test:
-    input:
-        f"{RUN}/model",
-        code=code("test"),
-    output:
         f"{RUN}/test/report.json",
-        f"{RUN}/test/report.txt",
+        report(
+            f"{RUN}/test/report.txt",
+            caption="../report/captions/test.rst",
+            category="Classification reports",
+            labels={"row": "{row}", "repetition": "{rep}"},
+        ),
         f"{RUN}/test/predictions.csv",
     log:
-        f"{RUN}/test.log",
+        f"{RUN}/evaluate.log",
     benchmark:
-        "results/benchmarks/test_{row}_n{n}_rep{rep}.tsv"
+        "results/benchmarks/evaluate_{row}_n{n}_rep{rep}.tsv"
     container:
         IMAGES["torch"]
     params:
         run=run_folder,
     message:
-        "{wildcards.row}, repetition {wildcards.rep}: test"
+        "{wildcards.row}, repetition {wildcards.rep}: convert the checkpoint, test the model"
     shell:
-        "python workflow/scripts/test.py {params.run:q} > {log:q} 2>&1"
+        "python workflow/scripts/evaluate.py {params.run:q} > {log:q} 2>&1"
 
 
 rule predict:
@@ -50,7 +37,12 @@ rule predict:
         [f"results/{row.folder(1)}/model" for row in ROWS.values()],
         code=code("predict"),
     output:
-        "results/predict/predictions.csv",
+        report(
+            "results/predict/predictions.csv",
+            caption="../report/captions/predictions.rst",
+            category="Report",
+            labels={"what": "the same texts through every model"},
+        ),
     log:
         "results/logs/predict.log",
     benchmark:

@@ -9,15 +9,33 @@ rule report:
             for file in ("record.json", "test/report.json")
         ],
         [verdict(row) for row in ROWS.values()],
+        [profile_of(row) for row in ROWS.values()],
+        "results/data/peak.json",
         "results/predict/predictions.csv",
         code=code("report"),
         templates=["workflow/report/report.html.j2", "workflow/report/report.md.j2"],
     output:
-        "results/report/report.html",
+        report(
+            "results/report/report.html",
+            caption="../report/captions/page.rst",
+            category="Report",
+            labels={"what": "the page"},
+        ),
         "results/report/report.md",
-        "results/report/summary.csv",
+        report(
+            "results/report/summary.csv",
+            caption="../report/captions/table.rst",
+            category="Report",
+            labels={"what": "all rows as a table"},
+        ),
         "results/report/summary.json",
-        directory("results/report/plots"),
+        report(
+            directory("results/report/plots"),
+            patterns=["{name}.svg"],
+            caption="../report/captions/picture.rst",
+            category="Pictures",
+            labels={"picture": "{name}"},
+        ),
     log:
         "results/logs/report.log",
     benchmark:

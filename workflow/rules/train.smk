@@ -1,12 +1,14 @@
-# One training rule for each row of the table, `train_<row>`, and `<row>` for that row and what follows from it.
-# A training job takes all cores, so nothing of the workflow runs beside it.
+# One training rule for each repetition of each row, `train_<row>_<repetition>`, and `<row>` for what follows from them.
+# A training takes all cores, so nothing of the workflow runs beside it; priorities put them in blocks.
 
-for row in ROWS.values():
-    folder = f"results/{row.folder('{rep}')}"
+for place, (row, repeat) in enumerate(CONFIG.order):
+    if row.name not in ROWS:
+        continue
+    folder = f"results/{row.folder(repeat)}"
 
     rule:
         name:
-            f"train_{row.name}"
+            f"train_{row.name}_{repeat}"
         input:
             "results/data/data.json",
             plan=f"results/data/plan/{row.train.plan_name}.npz",
@@ -19,20 +21,24 @@ for row in ROWS.values():
         log:
             f"{folder}/run.log",
         benchmark:
-            f"results/benchmarks/train_{row.name}_rep{{rep}}.tsv"
-        priority: 10
+            f"results/benchmarks/train_{row.name}_rep{repeat}.tsv"
+        priority: 10 + len(CONFIG.order) - place
         container:
             IMAGES["torch"]
         threads: workflow.cores
         params:
             row=row.name,
+            repeat=repeat,
             settings=row.settings(),
             dropout=CONFIG.model.dropout,
         message:
-            f"{row.name}, repetition {{wildcards.rep}}: train on {row.hardware.processes} x {row.hardware.device}"
+            f"{row.name}, repetition {repeat}: train on {row.hardware.processes} x {row.hardware.device}"
         shell:
             "python workflow/scripts/launch.py --config results/config.yaml"
-            " --row {params.row:q} --repeat {wildcards.rep:q}"
+            " --row {params.row:q} --repeat {params.repeat}"
+
+
+for row in ROWS.values():
 
     rule:
         name:

@@ -1,8 +1,9 @@
 """Read the data, split it, tokenise it once, and write the initial weights: everything that all runs share."""
 
 import shutil
+from dataclasses import asdict
 
-from lockstep import cli, data, files, models
+from lockstep import cli, data, files, metrics, models
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
         "pad_id": tokenizer.pad_token_id or 0,
         "model": config.model.name,
         "parameters": model.num_parameters(),
+        "shape": asdict(metrics.Shape.of(model)),
         "weights": models.hash_weights(models.load(folder / "weights").state_dict()),
     }
     files.write_json(folder / "data.json", summary)

@@ -1,19 +1,20 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
-from lockstep import cli, reporting
+from lockstep import cli, reporting, summary, verdict
 from lockstep.terminal import print_table
 
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments), arguments.results / "report"
-    summary = reporting.gather(config, arguments.results)
-    reporting.write(summary, folder, arguments.results / "predict" / "predictions.csv")
-    print_table(*reporting.shown(summary["rows"]))
-    for row in summary["rows"]:
+    found = summary.gather(config, arguments.results)
+    reporting.write(found, folder, arguments.results / "predict" / "predictions.csv")
+    print_table(*reporting.plain(found["rows"]))
+    for row in found["rows"]:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
-    print("\n".join(summary["headline"]))
+    for line in verdict.lines(found):
+        print(line.en)
     print(f"report: {folder / 'report.html'}")
 
 

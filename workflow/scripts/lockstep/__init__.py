@@ -11,15 +11,20 @@ Modules, from the ground up; each imports only from those above it:
     data               splitting and tokenising
     tokens             tokenised splits, batches
     models             the model, its initial weights, its optimizer and schedule
-    clock, environment what is timed and when; what it ran on
+    clock, memory, energy, environment   what is timed and when; what else a run took; what it ran on
+    metrics            how much work a training is, and what share of the devices' peak was reached
     record             progress, the run record, the ledger
-    processes          starting a run's processes, watching them, ending them all
+    processes, watcher starting a run's processes, watching them, ending them all; what else uses the machine
     checkpoint         a strategy's own checkpoint -> a plain Hugging Face folder
-    training           the one training loop
+    session, replay, development, readback   the plan as one rank trains it; dev split; settings as they are live
+    training           one rank of a run; profiling: where a step's time goes
     runs               one run, from its settings to its record
     evaluation         predictions and the classification report
     parity             the proof that a row trains the same model as single
-    charts, reporting  the report
+    stats, summary     medians, ratios and ranks of all runs
+    words, verdict     the report's words in each language, and its first lines
+    charts, pictures, reporting   the report's pictures and files
+    fairness, comparison   the rules of a fair run; two results folders side by side
     terminal, cli      tables in a terminal; what all commands share
     workflow           what the Snakefile asks
 """

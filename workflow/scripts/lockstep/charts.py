@@ -1,101 +1,329 @@
-"""The report's pictures, drawn by matplotlib as SVG: 10 to 30 kB each, text stays text, the same bytes each time."""
+"""The report's pictures, each a function from the summary to a figure, its title, its note and the numbers in it.
 
-import io
-import re
-from dataclasses import dataclass
-from pathlib import Path
+Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes each time, no script needed. Vega-Lite or
+Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
+"""
+
+from dataclasses import dataclass, field
 
 import matplotlib
-from markupsafe import Markup
+import numpy as np
 
-from lockstep.files import atomic_file, write_text
+from lockstep import verdict
+from lockstep.summary import good_runs
+from lockstep.words import Text, join, same, say
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-# Colours that reach a contrast of 3:1 on white (Okabe & Ito 2008, darkened), each with a line style beside it.
-COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#555555")
+# Colours that reach a contrast of 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
+COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
+INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-INK = "#010203"  # replaced by currentColor on the page, so that axes and text follow its theme
-SETTINGS = {
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-}
+MARKERS = "osD^v<>pPX*h"
+PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
+SETUP = ("imports", "process_group", "model", "wrap", "data")
 
 
 @dataclass
-class Picture:
-    name: str
-    title: str
-    svg: Markup
+class Drawing:
+    """A figure, and what the page says with it."""
+
+    figure: plt.Figure
+    title: Text
+    note: Text
+    header: list[Text]
+    table: list[list[str]]
+    tips: dict[str, str] = field(default_factory=dict)  # what a mark says when it is pointed at, by its gid
 
 
-def draw(summary: dict, folder: Path) -> list[Picture]:
-    """Draw what there is to draw, write each picture to `folder` as SVG and PNG, and return them for the page."""
-    done = [row for row in summary["rows"] if row["train_seconds"]]
-    if not done:
-        return []
-    runs = {row["row"]: [run for run in summary["runs"][row["row"]] if run["status"] == "ok"] for row in done}
-    pictures = []
-    for name, title, paint in (
-        ("train_seconds", "Training time of each row, in seconds; every run is a dot", _times),
-        ("losses", "Training loss over steps; rows that train the same model lie on each other", _losses),
-    ):
-        with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
-            figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-            paint(axes, done, runs)
-            pictures.append(_write(figure, name, title, folder))
-            plt.close(figure)
-    return pictures
+def drawings(summary: dict):
+    """(name, function) of every picture that there is something to draw for; call the function to draw it."""
+    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
+    profiled = [row for row in done if summary["profiles"].get(row["row"])]
+    if done:
+        yield "train_seconds", lambda: times(done, summary)
+    if profiled:
+        yield "step_parts", lambda: step_parts(profiled, summary)
+    if done:
+        yield "losses", lambda: losses(done, summary)
+        yield "quality", lambda: quality(done, summary)
+        yield "memory", lambda: memory(done, summary)
+        yield "setup", lambda: setup(done, summary)
+    if several := scaling_groups(done):
+        yield "scaling", lambda: scaling(several)
 
 
-def _times(axes, done: list[dict], runs: dict) -> None:
-    names = [row["row"] for row in done]
-    longest = max(run["clock"]["train_seconds"] for several in runs.values() for run in several)
-    for place, row in enumerate(done):
-        axes.barh(place, row["train_seconds"], height=0.6, color=COLOURS[0] if row["device"] == "cuda" else COLOURS[5])
-        axes.text(row["train_seconds"] + 0.02 * longest, place, f"{row['train_seconds']:.3g} s", va="center")
-        seconds = [run["clock"]["train_seconds"] for run in runs[row["row"]]]
-        axes.plot(seconds, [place] * len(seconds), "o", color=COLOURS[1], markeredgecolor="white")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.15)
-    axes.set_xlabel("training time, s")
-    axes.figure.set_size_inches(8, 1.2 + 0.5 * len(names))
-
-
-def _losses(axes, done: list[dict], runs: dict) -> None:
-    for place, row in enumerate(done):
-        losses = runs[row["row"]][0]["losses"]
-        axes.plot(
-            range(1, len(losses) + 1),
-            losses,
-            color=COLOURS[place % len(COLOURS)],
-            linestyle=STYLES[(place + place // len(COLOURS)) % len(STYLES)],  # no two rows have both alike
-            linewidth=1.4,
-            label=row["row"],
+def times(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["train_seconds"])
+    figure, axes = bars([row["row"] for row in ordered])
+    tips, table, longest = {}, [], 0.0
+    for place, row in enumerate(ordered):
+        runs = [run for run in summary["runs"][row["row"]] if run["status"] == "ok"]
+        good = [run["clock"]["train_seconds"] for run in good_runs(runs)]
+        axes.plot([min(good), max(good)], [place, place], color=COLOURS[0], linewidth=2)
+        axes.plot(row["train_seconds"], place, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
+        for run in runs:
+            seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
+            gid = f"run-{row['row']}-{run['repeat']}"
+            axes.plot(
+                seconds,
+                place,
+                "o",
+                color=COLOURS[1],
+                markerfacecolor="none" if disturbed else COLOURS[1],
+                markersize=7,
+                gid=gid,
+            )
+            tips[gid] = f"{row['row']} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
+            table.append([row["row"], str(run["repeat"]), f"{seconds:.3f}", "; ".join(disturbed)])
+            longest = max(longest, seconds)
+        axes.annotate(
+            f"{row['train_seconds']:.3g} s",
+            (max(run["clock"]["train_seconds"] for run in runs), place),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
         )
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("mean loss over the global batch")
+    axes.set_xlim(0, longest * 1.15)
+    axes.set_xlabel(say("axis_train").en)
+    best = verdict.fastest(done)
+    return Drawing(
+        figure,
+        say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}"),
+        say("picture_times_note"),
+        [say("row"), same("#"), say("train_seconds"), say("disturbed")],
+        table,
+        tips,
+    )
+
+
+def step_parts(done: list[dict], summary: dict) -> Drawing:
+    found = {row["row"]: summary["profiles"][row["row"]] for row in done}
+    ordered = sorted(found, key=lambda name: sum(found[name]["seconds"].values()))
+    figure, axes = bars(ordered)
+    values = [[1000 * found[name]["seconds"][phase] for phase in PHASES] for name in ordered]
+    tips = stack(axes, ordered, values, [say(f"phase_{phase}") for phase in PHASES], "part", "ms")
+    axes.set_xlabel(say("axis_ms").en)
+    waiting = max(ordered, key=lambda name: found[name]["seconds"]["communication"])
+    most = 1000 * found[waiting]["seconds"]["communication"]
+    difference = [
+        same(f"{name} {1000 * found[name]['exposed_by_difference']:.1f} ms")
+        for name in ordered
+        if found[name]["seconds"]["communication"] > 0
+    ]
+    return Drawing(
+        figure,
+        say("picture_steps", row=waiting, ms=f"{most:.3g}") if most else say("picture_steps_none"),
+        say("picture_steps_note", difference=join(difference, ", ") if difference else "–"),
+        [say("row"), *(say(f"phase_{phase}") for phase in PHASES)],
+        [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(ordered, values, strict=True)],
+        tips,
+    )
+
+
+def losses(done: list[dict], summary: dict) -> Drawing:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained", sharey=True)
+    table, window = [], 1
+    for place, row in enumerate(done):
+        run = median_run(row, summary)
+        window = max(1, len(run["losses"]) // 25)
+        smooth = np.convolve(run["losses"], np.ones(window) / window, mode="valid")
+        steps = np.arange(window, len(run["losses"]) + 1)
+        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(
+            int
+        )  # more points than can be seen weigh much
+        seconds = steps / len(run["losses"]) * run["clock"]["train_seconds"]
+        style = {"color": COLOURS[place % len(COLOURS)], "linewidth": 1.4}
+        style["linestyle"] = STYLES[(place + place // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
+        left.plot(steps[keep], smooth[keep], label=row["row"], **style)
+        right.plot(seconds[keep], smooth[keep], **style)
+        table.append([row["row"], *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))])
+    left.set_xlabel(say("axis_step").en)
+    right.set_xlabel(say("axis_seconds").en)
+    left.set_ylabel(say("axis_loss").en)
+    right.set_xlim(left=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    return Drawing(
+        figure,
+        say("picture_losses"),
+        say("picture_losses_note", window=window),
+        [say("row"), same("1"), same("1/2"), same("1/1")],
+        table,
+    )
+
+
+def quality(done: list[dict], summary: dict) -> Drawing:
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    tips = {}
+    for place, row in enumerate(done):
+        gid = f"quality-{row['row']}"
+        axes.plot(
+            row["train_seconds"],
+            row["macro_f1"],
+            MARKERS[place % len(MARKERS)],
+            color=COLOURS[place % len(COLOURS)],
+            markersize=8,
+            linestyle="none",
+            label=row["row"],
+            gid=gid,
+        )
+        tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, macro-F1 {row['macro_f1']:.4f}"
+    axes.set_xlabel(say("axis_train").en)
+    axes.set_ylabel(say("axis_f1").en)
+    axes.set_xlim(left=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row['macro_f1']:.4f}"] for row in done]
+    header = [say("row"), say("train_seconds"), say("macro_f1")]
+    return Drawing(figure, say("picture_quality"), say("picture_quality_note"), header, table, tips)
+
+
+def memory(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["peak_memory_mb"])
+    figure, axes = bars([row["row"] for row in ordered])
+    values = [[row["peak_memory_mb"]] for row in ordered]
+    tips = stack(axes, [row["row"] for row in ordered], values, [say("peak_memory_mb")], "memory", "MiB", legend=False)
+    axes.set_xlabel(say("axis_memory").en)
+    least = ordered[0]
+    table = [
+        [
+            row["row"],
+            *("" if row[key] is None else f"{row[key]:.0f}" for key in ("peak_memory_mb", "proportional_memory_mb")),
+        ]
+        for row in ordered
+    ]
+    title = say("picture_memory", row=least["row"], mb=f"{least['peak_memory_mb']:.0f}")
+    header = [say("row"), say("peak_memory_mb"), say("proportional_memory_mb")]
+    return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
+
+
+def setup(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["startup_seconds"])
+    figure, axes = bars([row["row"] for row in ordered])
+    names = [*SETUP, "first", "train"]
+    values = []
+    for row in ordered:
+        clock = median_run(row, summary)["clock"]
+        parts = [clock["setup"].get(part, 0.0) for part in SETUP]
+        first = max(0.0, clock["first_step_seconds"] - sum(parts))
+        values.append([*parts, first, max(0.0, clock["train_seconds"] - first)])
+    header = [say(f"setup_{name}") for name in names]
+    tips = stack(axes, [row["row"] for row in ordered], values, header, "setup", "s")
+    axes.set_xlabel(say("axis_setup").en)
+    soonest = ordered[0]
+    return Drawing(
+        figure,
+        say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}"),
+        say("picture_setup_note"),
+        [say("row"), *header],
+        [[row["row"], *(f"{v:.2f}" for v in line)] for row, line in zip(ordered, values, strict=True)],
+        tips,
+    )
+
+
+def scaling_groups(done: list[dict]) -> dict[str, list[dict]]:
+    """Rows with a speed-up, by strategy, where a strategy was run on several numbers of devices."""
+    groups: dict[str, list[dict]] = {}
+    for row in done:
+        if row["speedup"]:
+            groups.setdefault(f"{row['strategy']} {row['precision']}", []).append(row)
+    return {name: rows for name, rows in groups.items() if len({row["world_size"] for row in rows}) > 1}
+
+
+def scaling(groups: dict[str, list[dict]]) -> Drawing:
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    largest = max(row["world_size"] for rows in groups.values() for row in rows)
+    axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
+    table, tips = [], {}
+    for place, (name, rows) in enumerate(groups.items()):
+        rows = sorted(rows, key=lambda row: row["world_size"])
+        sizes, speedups = [row["world_size"] for row in rows], [row["speedup"] for row in rows]
+        axes.plot(sizes, speedups, MARKERS[place % 12] + "-", color=COLOURS[place % len(COLOURS)], label=name)
+        table += [[name, str(size), f"{speedup:.2f}"] for size, speedup in zip(sizes, speedups, strict=True)]
+    axes.set_xlabel(say("axis_devices").en)
+    axes.set_ylabel(say("axis_speedup").en)
+    axes.set_xticks(range(1, largest + 1))
     axes.set_ylim(bottom=0)
-    axes.figure.legend(loc="outside lower center", frameon=False, ncols=5, fontsize=10)
+    figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
+    header = [say("row"), say("world_size"), say("speedup")]
+    return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
 
 
-def _write(figure, name: str, title: str, folder: Path) -> Picture:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    write_text(folder / f"{name}.svg", svg)
-    with atomic_file(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", dpi=160, facecolor="white")
-    inline = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    inline = re.sub(r"<metadata>.*?</metadata>", "", inline, flags=re.DOTALL)
-    inline = re.sub(
-        r'id="|(?<=xlink:href=")#|(?<=url\()#', lambda match: f"{match[0]}{name}-", inline
-    )  # unique on the page
-    inline = inline.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
-    return Picture(name, title, Markup(inline))
+def confusion(done: list[dict], summary: dict) -> plt.Figure:
+    """Every row's confusion matrix in one figure: a file for papers; the page has them as tables."""
+    columns = min(4, len(done))
+    lines = -(-len(done) // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(3 * columns, 3 * lines), layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
+    for axes in grid.flat[len(done) :]:
+        axes.set_visible(False)
+    for axes, row in zip(grid.flat, done, strict=False):
+        counts = np.array(median_run(row, summary)["test"]["confusion_matrix"], dtype=float)
+        shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for at, share in np.ndenumerate(shares):
+            axes.text(
+                at[1],
+                at[0],
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="w" if share > 0.5 else "k",
+            )
+        axes.set_title(row["row"], fontsize=10)
+        axes.set_xticks(range(len(shares)))
+        axes.set_yticks(range(len(shares)))
+    return figure
+
+
+def median_run(row: dict, summary: dict) -> dict:
+    """The run whose training time is the row's median, or next below it."""
+    runs = sorted(good_runs(summary["runs"][row["row"]]), key=lambda run: run["clock"]["train_seconds"])
+    return runs[(len(runs) - 1) // 2]
+
+
+def three(number: float) -> str:
+    """Three digits that say something, never as 1e+03."""
+    return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
+
+
+def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:
+    """A figure with a line for each name, the first on top."""
+    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.42 * len(names)), layout="constrained")
+    axes.set_yticks(range(len(names)), [name if len(name) <= 24 else name[:23] + "…" for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    return figure, axes
+
+
+def stack(axes, names, values, labels: list[Text], prefix: str, unit: str, legend: bool = True) -> dict[str, str]:
+    """Horizontal bars made of parts; returns what each part says."""
+    tips, starts = {}, np.zeros(len(names))
+    for part, label in enumerate(labels):
+        lengths = np.array([line[part] for line in values])
+        drawn = axes.barh(
+            range(len(names)),
+            lengths,
+            left=starts,
+            height=0.66,
+            color=COLOURS[part % len(COLOURS)],
+            alpha=1 if part < len(COLOURS) else 0.55,
+            edgecolor="white",
+            linewidth=0.5,
+            label=label.en,
+        )
+        for bar, name, length in zip(drawn, names, lengths, strict=True):
+            if (
+                length > 0.06 * max(map(sum, values)) and legend
+            ):  # said in the part too, so that colour alone says nothing
+                axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, three(length), **INSIDE)
+            bar.set_gid(f"{prefix}-{name}-{part}")
+            tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"
+        starts += lengths
+    for place, total in enumerate(starts):
+        axes.text(total + 0.01 * starts.max(), place, f"{three(total)} {unit}", va="center", fontsize=10)
+    axes.set_xlim(0, starts.max() * 1.14)
+    if legend:
+        axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
+    return tips

@@ -63,7 +63,8 @@ class Clock:
     def close(self) -> None:
         """The timed window ends: after the last step, and before an evaluation."""
         self.synchronize()
-        self._seconds += self.now() - self._opened[-1]
+        self._closed = self.now()
+        self._seconds += self._closed - self._opened[-1]
         gc.enable()
 
     def step_seconds(self) -> np.ndarray:
@@ -82,6 +83,7 @@ class Clock:
             "step_seconds_median": float(np.median(steady)),
             "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
             "total_seconds": self.now() - self.launched,
+            "window": [self._opened[0], self._closed],  # by the machine's clock: when what is timed began and ended
         }
 
 

@@ -4,6 +4,7 @@ Needs neither torch nor a framework: the Snakefile imports it.
 """
 
 import importlib.metadata
+import random
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from lockstep.hardware import Hardware, resolve
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "config.schema.yaml"
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
-RESERVED = ("all", "prepare", "plan", "predict", "report", "convert", "test", "parity", "reference")
+RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "parity", "reference", "profile")
 REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
 # An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
@@ -102,6 +103,13 @@ class Predict:
 
 
 @dataclass(frozen=True)
+class Profile:
+    steps: int
+    trace: bool
+    warmup: int = 3
+
+
+@dataclass(frozen=True)
 class Base:
     """What rows override: the configuration's own `train` and `hardware` sections."""
 
@@ -119,7 +127,7 @@ class Row:
     train: Train
     asked: AskedHardware
     base: Base
-    trial: bool = False  # a run for the proof: a few steps without dropout, and the gradient norm noted
+    kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -147,8 +155,7 @@ class Row:
         return "closed" if self.train.plan_name == self.base.train.plan_name else "open"
 
     def folder(self, repeat: int) -> str:
-        kind = "parity" if self.trial else "runs"
-        return f"{kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
+        return f"{self.kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
 
     def settings(self) -> dict:
         """All that decides how this row trains, as plain JSON values."""
@@ -203,6 +210,7 @@ class Config:
     train: Train
     hardware: AskedHardware
     predict: Predict
+    profile: Profile
     rows: dict[str, Row]
     repeats: int
     source: dict  # the validated configuration as plain values, defaults filled in
@@ -210,6 +218,20 @@ class Config:
     @property
     def repetitions(self) -> range:
         return range(1, self.repeats + 1)
+
+    @property
+    def order(self) -> list[tuple[Row, int]]:
+        """Every training, a row and its repetition, in the order in which they are run.
+
+        Repetition k of all rows is a block, shuffled by the seed and k: whatever drifts on a machine meets every row
+        alike, and more repetitions change nothing of the earlier blocks.
+        """
+        blocks = []
+        for repeat in self.repetitions:
+            names = sorted(self.rows)
+            random.Random(f"{self.train.seed} {repeat}").shuffle(names)
+            blocks += [(self.rows[name], repeat) for name in names]
+        return blocks
 
     def trial(self, row: Row | None) -> Row:
         """The row's run for the proof, or without a row the reference's: few steps, on two devices where there are.
@@ -231,7 +253,13 @@ class Config:
         )
         most = 2 if row.hardware.device == "cpu" else min(2, row.hardware.processes)
         asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
-        return replace(row, train=train, asked=asked, trial=True)
+        return replace(row, train=train, asked=asked, kind="parity")
+
+    def profiled(self, row: Row) -> Row:
+        """The row's run in which a step's time is taken apart: a few steps as in its timed runs, without evaluation."""
+        steps = self.profile.warmup + 2 * self.profile.steps
+        train = replace(row.train, max_steps=steps, eval_every=0, checkpoint="last")
+        return replace(row, train=train, kind="profile")
 
     @property
     def base(self) -> Base:
@@ -302,6 +330,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         train=base.train,
         hardware=base.hardware,
         predict=Predict(**values["predict"]),
+        profile=Profile(**values["profile"]),
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
         source=values,
@@ -316,7 +345,7 @@ def _order(rows: dict) -> list[str]:
 
 def _row(name: str, raw: dict, base: Base, where: str) -> Row:
     where = f"{where}: rows.{name}"
-    if name in RESERVED or name.startswith("train_"):
+    if name in RESERVED or name.startswith(("train_", "parity_", "profile_")):
         raise BadInput(f"{where}: a rule of the workflow has this name; choose another.")
     strategy = raw.get("strategy")
     if strategy not in strategies.names():

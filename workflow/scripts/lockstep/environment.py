@@ -1,15 +1,20 @@
 """What a run ran on, said from inside the run: machine, devices, versions. Goes into env.json."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import re
+import subprocess
 from pathlib import Path
 
 import torch
 
 from lockstep.hardware import cpu_cores
 
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "scikit-learn", "safetensors")
+PROJECT = Path(__file__).parents[3]
+# Instruction sets that decide how fast matrices are multiplied.
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "sve")
 # Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
 VARIABLES = [
     "OMP_NUM_THREADS",
@@ -32,31 +37,81 @@ def describe() -> dict:
         "machine": platform.machine(),
         "system": _system(),
         "kernel": platform.release(),
-        "cpu": _cpu_name(),
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cpu_flags": [flag for flag in FLAGS if flag in (_cpuinfo("flags") or _cpuinfo("Features") or "").split()],
         "cores": cpu_cores(),
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in pinned()},
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "gpu_details": _gpus(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
-        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "mpi": _mpi(),
         "in_container": _container(),
+        "image": os.environ.get("LOCKSTEP_IMAGE") or os.environ.get("APPTAINER_CONTAINER"),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """The most memory this process held: allocated on its GPUs, else resident (VmHWM of proc_pid_status(5)); in MiB."""
-    if device.type == "cuda":
-        return sum(torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())) / 2**20
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 2**10
+def pinned() -> list[str]:
+    """The packages whose versions the project pins, and Horovod, which it builds itself."""
+    lines = (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")] + ["horovod"]
+
+
+def commit() -> dict[str, str | bool | None]:
+    """The git commit of the project, and whether the files differ from it; None where git can't tell."""
+    head, status = _output("git", "rev-parse", "HEAD"), _output("git", "status", "--porcelain")
+    return {"commit": head, "changed": None if status is None else bool(status)}
+
+
+def _gpus() -> list[dict]:
+    """What the driver says of each GPU that this process sees: driver, memory, ECC, power limit, links between GPUs."""
+    found = []
+    with contextlib.suppress(Exception):  # no driver or no library: there is nothing to tell
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+        for gpu in handles:
+            questions = {
+                "driver": lambda gpu: pynvml.nvmlSystemGetDriverVersion(),
+                "memory_mb": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).total // 2**20,
+                "ecc": lambda gpu: bool(pynvml.nvmlDeviceGetEccMode(gpu)[0]),
+                "power_limit_watts": lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+                # nvmlGpuTopologyLevel_t: 0 same board, 10 one switch, 20 several, 30 host bridge, 40 node, 50 system
+                "topology": lambda gpu: [pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other) for other in handles],
+            }
+            found.append({name: _asked(question, gpu) for name, question in questions.items()})
+    return found
+
+
+def _asked(question, gpu):
+    try:
+        return question(gpu)
+    except Exception:  # each GPU answers only some of them
+        return None
 
 
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _mpi() -> str | None:
+    said = _output("mpirun", "--version")
+    return said.splitlines()[0] if said else None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
 
 
@@ -67,11 +122,9 @@ def _system() -> str:
         return platform.system()
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+def _cpuinfo(key: str) -> str | None:
+    found = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else None
 
 
 def _container() -> str | None:

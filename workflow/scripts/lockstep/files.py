@@ -65,6 +65,10 @@ def hash_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def hash_arrays(arrays: dict) -> str:
     """sha256 over named NumPy arrays: their names, types, shapes and bytes, whatever file holds them."""
     digest = hashlib.sha256()

@@ -127,6 +127,20 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     )
 
 
+def keep_masks() -> None:
+    """Have transformers apply every attention mask, also one that masks nothing.
+
+    To leave that one out it would read the mask back, and so wait for the device in every forward pass.
+    """
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    def mask(**arguments):
+        return sdpa_mask(**arguments | {"allow_is_bidirectional_skip": False})
+
+    AttentionMaskInterface.register("sdpa", mask)
+
+
 def _require_weights(folder: Path) -> None:
     if folder.is_dir() and not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise BadInput(f"{folder}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")

@@ -51,6 +51,8 @@ class Replay:
         world = self.session.strategy.world
         parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train["accumulation"])
         for number, ids in enumerate(parts, 1):
+            if self.session.profiler:
+                self.session.profiler.mark("data")
             tensors = self.session.tensors(self.tokens, ids, self.plan.widths[step])
             labels = tensors.pop("labels")
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
@@ -70,22 +72,32 @@ class Replay:
     def gradients_ready(self, step: int) -> None:
         """The step's gradients are complete, and not clipped yet."""
         # Only in a trial: the timed window of a run that is measured has no room for it.
-        if self.session.settings["trial"] and step == 0:
+        if self.session.settings["kind"] == "parity" and step == 0:
             self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
 
     def begin(self) -> None:
         """The model is wrapped. Raises RunFailed where it is not set up as the row asks for."""
         self.settings = readback.check(self.session.strategy, self.session.settings)
-        self.session.clock.open()
+        self._open()
 
     def step_done(self, step: int) -> None:
         """Weights and learning rate are updated."""
         self.session.clock.tick()
         self.session.progress.step()
+        if self.session.profiler:
+            self.session.profiler.step_done(step)
         if self.development.due(step + 1):
-            self.session.clock.close()
+            self.end()
             self.development.evaluate(step + 1)
-            self.session.clock.open()
+            self._open()
 
     def end(self) -> None:
+        """The timed window closes."""
         self.session.clock.close()
+        if self.session.meter:
+            self.session.meter.stop()
+
+    def _open(self) -> None:
+        if self.session.meter:
+            self.session.meter.start()
+        self.session.clock.open()

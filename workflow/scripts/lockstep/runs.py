@@ -1,6 +1,7 @@
 """One run: a row trained once, from its settings to its record."""
 
 import datetime
+import json
 import os
 import shutil
 import tempfile
@@ -10,10 +11,11 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from lockstep import record, strategies
+from lockstep import metrics, record, strategies, watcher
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput, RunFailed
-from lockstep.files import read_json, write_json
+from lockstep.files import hash_text, read_json, write_json
+from lockstep.hardware import cpu_cores
 from lockstep.plan import Plan
 from lockstep.processes import Interrupted, supervise
 from lockstep.tokens import Tokens
@@ -21,7 +23,8 @@ from lockstep.tokens import Tokens
 SCRIPTS = Path(__file__).parents[1]
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
-LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "native", "model", "test", "ranks")
+LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
+LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz")
 
 
 def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
@@ -46,8 +49,10 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     settings = row.settings() | {
         "data": str(data),
         "plan_file": str(plan_file),
-        "dropout": 0 if row.trial else config.model.dropout,
-        "trial": row.trial,
+        "dropout": 0 if row.kind == "parity" else config.model.dropout,
+        "kind": row.kind,
+        "profile": {"steps": config.profile.steps, "trace": config.profile.trace},
+        "config_hash": hash_text(json.dumps(config.source, sort_keys=True)),
     }
     write_json(folder / "settings.json", settings)
     log = folder / "run.log"
@@ -72,6 +77,19 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     finished = about | {"status": "ok", "reason": ""} | finished
     write_record(folder / "record.json", finished)
     return finished
+
+
+def profile(config: Config, row: Row, results: Path) -> str:
+    """Take a few of the row's steps apart in a run of their own, which leaves profile.json, and say what was found."""
+    profiled = config.profiled(row)
+    folder = results / profiled.folder(1)
+    try:
+        run(config, profiled, 1, results)
+    finally:
+        shutil.rmtree(folder / "native", ignore_errors=True)
+    found = read_json(folder / "profile.json")
+    parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in found["seconds"].items())
+    return f"{row.name}: a step takes {1000 * found['step_seconds']:.1f} ms; recorded, in ms: {parts}"
 
 
 def check(row: Row) -> None:
@@ -103,7 +121,10 @@ def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) 
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
         environment = _environment(row) | {"TMPDIR": scratch}
-        outcome = supervise(command, environment, folder, stream, strategy.processes, plan.steps, row.hardware.timeout)
+        with watcher.beside(folder):
+            outcome = supervise(
+                command, environment, folder, stream, strategy.processes, plan.steps, row.hardware.timeout
+            )
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
@@ -123,7 +144,12 @@ def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) 
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
         raise RunFailed(f"a rank started from other weights than those in {data / 'weights'}")
     record.write_events(folder / "events.jsonl", ranks)
-    return {"command": command, "wall_seconds": outcome.seconds} | _summary(ranks, plan, data)
+    window = [min(rank["clock"]["window"][0] for rank in ranks), max(rank["clock"]["window"][1] for rank in ranks)]
+    return {
+        "command": command,
+        "wall_seconds": outcome.seconds,
+        "watch": watcher.judge(watcher.read(folder), window, cpu_cores()),
+    } | _summary(ranks, plan, data)
 
 
 @cache
@@ -161,8 +187,9 @@ def _summary(ranks: list[dict], plan: Plan, data: Path) -> dict:
         name: max(clock[name] for clock in clocks) for name in clocks[0] if name.endswith(("_seconds", "_median"))
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
-    tokens = int(Tokens.load(data / "dataset" / "train").lengths[plan.ids].sum())
-    peaks = [round(rank["peak_memory_mb"], 1) for rank in ranks]
+    about = read_json(data / "data.json")
+    work = metrics.work(plan, Tokens.load(data / "dataset" / "train").lengths, metrics.Shape(**about["shape"]))
+    seconds = largest["train_seconds"]
     return {
         "settings": ranks[0]["settings"],
         "notes": ranks[0]["notes"],
@@ -176,10 +203,32 @@ def _summary(ranks: list[dict], plan: Plan, data: Path) -> dict:
             "setup": {part: max(clock["setup"][part] for clock in clocks) for part in clocks[0]["setup"]},
             "step_seconds_quartiles": slowest["step_seconds_quartiles"],
         },
+        "work": work,
         "throughput": {
-            "samples_per_second": len(plan.ids) / largest["train_seconds"],
-            "tokens_per_second": tokens / largest["train_seconds"],
+            "samples_per_second": work["samples"] / seconds,
+            "tokens_per_second": work["tokens"] / seconds,
+            "padded_tokens_per_second": work["padded_tokens"] / seconds,
+            "flops_per_second": work["flops"] / seconds,
+            "padded_flops_per_second": work["padded_flops"] / seconds,
         },
-        "memory": {"peak_mb_per_rank": peaks, "peak_mb": sum(peaks)},
-        "hashes": ranks[0]["hashes"] | {"data": read_json(data / "data.json")["hash"]},
+        "memory": _total([rank["memory"] for rank in ranks]),
+        "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
+        "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
+    }
+
+
+def _total(ranks: list[dict]) -> dict:
+    """Each kind of memory of each rank, and of all together, in MiB; None where the device has no such kind."""
+    found = {}
+    for kind in ranks[0]:
+        known = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
+        found |= {f"{kind}_per_rank": known or None, kind: round(sum(known), 1) if known else None}
+    return found
+
+
+def _joules(machines: list[dict]) -> dict:
+    """The energy of each kind of device, over all machines; None where one of them does not tell."""
+    return {
+        f"{kind}_joules": None if any(machine[kind] is None for machine in machines) else sum(m[kind] for m in machines)
+        for kind in ("gpu", "cpu")
     }

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from lockstep.clock import Clock
+from lockstep.energy import Meter
 from lockstep.record import Progress, RankFiles
 from lockstep.strategies.single import Strategy
 from lockstep.tokens import Tokens
@@ -20,6 +21,8 @@ class Session:
     clock: Clock
     files: RankFiles
     progress: Progress
+    meter: Meter | None = None  # on one rank of each machine
+    profiler: "Profiler | None" = None  # noqa: F821 - in a run of that kind only, lockstep/profiling.py
 
     @property
     def train(self) -> dict:

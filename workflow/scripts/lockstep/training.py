@@ -3,14 +3,16 @@
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lockstep import checkpoint, environment, models, strategies
+from lockstep import checkpoint, environment, memory, models, strategies
 from lockstep.clock import Clock
 from lockstep.development import Development
+from lockstep.energy import Meter
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
@@ -65,9 +67,13 @@ def _train(session: Session) -> None:
     strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
     world, data = strategy.world, Path(settings["data"])
     clock.device = world.device
+    # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
+    # memory of which warnings were shown already.
+    warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
     # Dropout must differ from rank to rank.
     seed = int(np.random.SeedSequence([session.train["seed"], world.rank]).generate_state(1)[0])
     torch.manual_seed(seed)
+    models.keep_masks()
     model = models.load(data / "weights", settings["dropout"]).train()
     weights, parameters = models.hash_weights(model.state_dict()), model.num_parameters()
     clock.part("model")
@@ -76,14 +82,23 @@ def _train(session: Session) -> None:
     plan, tokens = Plan.load(Path(settings["plan_file"])), Tokens.load(data / "dataset" / "train")
     development = Development(session, plan, Tokens.load(data / "dataset" / "dev"))
     if world.rank == 0:
-        write_json(session.folder / "env.json", environment.describe())
+        about = {name: settings[name] for name in ("config_hash",)} | environment.commit()
+        write_json(session.folder / "env.json", environment.describe() | about)
     checkpoint.barrier(strategy)
+    if world.local_rank == 0:
+        session.meter = Meter()
     clock.part("data")
 
     files.event("run_start", {"steps": plan.steps, "world_size": world.size})
     replay = Replay(session, plan, tokens, development)
+    if settings["kind"] == "profile":
+        from lockstep.profiling import Profiler
+
+        session.profiler = Profiler(session, plan.steps, min(settings["profile"]["steps"], plan.steps // 2))
     strategy.train(replay)
     files.event("run_stop")
+    if session.profiler:
+        session.profiler.write(replay, settings["profile"]["trace"])
     development.finish()
     losses = strategy.all_gather(replay.losses).mean(dim=0).tolist()
     wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
@@ -92,7 +107,8 @@ def _train(session: Session) -> None:
     files.write(
         {
             "clock": clock.reading(),
-            "peak_memory_mb": environment.peak_memory_mb(world.device),
+            "memory": memory.read(world.device),
+            "energy": session.meter.joules if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": parameters},
             "hashes": {"weights": weights, "plan": plan.hash},

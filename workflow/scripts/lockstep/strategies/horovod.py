@@ -14,6 +14,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from torch.profiler import record_function
 
 from lockstep.errors import RunFailed
 from lockstep.hardware import World
@@ -74,7 +75,8 @@ class Strategy(single.Strategy):
         return super().gradient_norm()
 
     def step(self):
-        self.optimizer.synchronize()  # clipping needs the averages, so `step` must not wait for them once more
+        with record_function("communication"):  # in Horovod's own threads, which PyTorch's profiler does not see
+            self.optimizer.synchronize()  # clipping needs the averages, so `step` must not wait for them once more
         with self.optimizer.skip_synchronize():
             super().step()
 

@@ -10,7 +10,6 @@ On a CPU: one process on one process's share of the cores, so that other rows ar
 
 import contextlib
 import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -55,9 +54,7 @@ class Strategy:
                 self.backward(replay.loss(batch, logits), batch.last)
             replay.gradients_ready(step)
             self.step()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a step that loss scaling skipped still counts in the schedule
-                replay.schedule.step()
+            replay.schedule.step()
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""

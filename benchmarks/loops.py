@@ -1,0 +1,131 @@
+"""Three loops over the same model and rows: of many tutorials, a bare one over the plan, and Lockstep's `single`."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+from lockstep import config, models
+from lockstep.clock import Clock
+from lockstep.development import Development
+from lockstep.plan import Plan
+from lockstep.record import Progress, RankFiles
+from lockstep.replay import Replay
+from lockstep.session import Session
+from lockstep.strategies.single import Strategy
+from lockstep.tokens import Tokens, table
+
+BATCH, LENGTH = 64, 128
+ROW = config.parse({"train": {"epochs": 1, "eval_every": 0, "checkpoint": "last"}}).rows["single"]
+
+
+class Loop:
+    """A model of its own, and `train`, which returns samples per second."""
+
+    def __init__(self, results: Path):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.results, self.settings = results, ROW.settings()
+        self.settings["hardware"] |= {"device": "cpu", "threads": 1}
+        self.settings |= {"kind": "runs"}
+        models.keep_masks()
+        self.model = models.load(results / "data" / "weights").train()
+        self.prepare()
+
+    def prepare(self) -> None:
+        self.optimizer = models.make_optimizer(self.model, self.settings["train"])
+
+
+class PaddedLoop(Loop):
+    """Shuffles, pads every text to 128 tokens, tokenises it anew in collate, and prints the loss at every step."""
+
+    def prepare(self):
+        super().prepare()
+        columns = table(self.results / "data" / "dataset" / "train")
+        rows = list(zip(columns["text"].to_pylist(), columns["label"].to_pylist(), strict=True))
+        self.tokenizer = AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer")
+        self.batches = iter(DataLoader(rows, BATCH, shuffle=True, collate_fn=self.collate))
+
+    def collate(self, rows: list) -> dict:
+        texts, labels = zip(*rows, strict=True)
+        encoded = self.tokenizer(
+            list(texts), padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt"
+        )
+        return {"inputs": encoded, "labels": torch.tensor(labels)}
+
+    def train(self, first: int, steps: int) -> float:
+        began = time.perf_counter()
+        for step in range(first, first + steps):
+            batch = next(self.batches)
+            inputs = {name: batch["inputs"][name] for name in ("input_ids", "attention_mask")}
+            loss = cross_entropy(self.model(**inputs).logits, batch["labels"])
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            print(f"\rstep {step} loss {loss.item():.4f}", end="", flush=True)
+        seconds = time.perf_counter() - began
+        print("\r", end="")
+        return steps * BATCH / seconds
+
+
+class Planned(Loop):
+    """Loops over parts of the plan."""
+
+    def prepare(self):
+        super().prepare()
+        self.whole = Plan.load(self.results / "data" / "plan" / f"{ROW.train.plan_name}.npz")
+        self.tokens = Tokens.load(self.results / "data" / "dataset" / "train")
+
+    def part(self, first: int, steps: int) -> Plan:
+        """`steps` steps of the plan from step `first` on, and on from the beginning where it ends."""
+        first %= self.whole.steps - steps
+        starts = self.whole.starts[first : first + steps + 1]
+        return Plan(
+            ids=self.whole.ids[starts[0] : starts[-1]],
+            starts=starts - starts[0],
+            widths=self.whole.widths[first : first + steps],
+            epochs=self.whole.epochs[first : first + steps],
+            dropped=self.whole.dropped,
+        )
+
+
+class BareLoop(Planned):
+    """What one would write by hand over the plan's batches, and nothing else."""
+
+    def train(self, first: int, steps: int) -> float:
+        plan = self.part(first, steps)
+        schedule = models.make_schedule(self.optimizer, self.settings["train"], steps)
+        began = time.perf_counter()
+        for step in range(steps):
+            batch = self.tokens.batch(plan.step_ids(step), plan.widths[step])
+            tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+            labels = tensors.pop("labels")
+            loss = cross_entropy(self.model(**tensors).logits, labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            schedule.step()
+        return len(plan.ids) / (time.perf_counter() - began)
+
+
+class PlannedLoop(Planned):
+    """Lockstep's own training loop with its strategy `single`, by its own clock."""
+
+    def prepare(self):
+        super().prepare()
+        self.strategy = Strategy(self.settings)
+        self.strategy.start()
+        self.strategy.prepare(self.model, lambda prepared: models.make_optimizer(prepared, self.settings["train"]))
+        self.progress = Progress(self.results, 1)
+        self.progress.begin(0)
+
+    def train(self, first: int, steps: int) -> float:
+        plan, clock, files = self.part(first, steps), Clock(), RankFiles(self.results, 0)
+        session = Session(self.strategy, self.settings, self.results, clock, files, self.progress)
+        self.strategy.train(Replay(session, plan, self.tokens, Development(session, plan, self.tokens)))
+        return len(plan.ids) / clock.reading()["train_seconds"]

@@ -1,0 +1,163 @@
+"""The rules of a fair run: a folder that keeps them has no breach, and each way to break one is told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep import comparison, fairness, files, reporting, summary
+from lockstep.config import read
+from lockstep.errors import BadInput
+
+ROWS = ("single", "ddp", "fsdp")
+
+
+@pytest.fixture
+def results(benchmark, tmp_path) -> Path:
+    """Three rows of the benchmark, each three times in blocks, undisturbed, from a clean tree: a fair comparison."""
+    whole, folder = benchmark.path("results"), tmp_path / "results"
+    shutil.copytree(whole / "data", folder / "data", ignore=shutil.ignore_patterns("weights", "dataset"))
+    shutil.copytree(whole / "parity", folder / "parity", ignore=shutil.ignore_patterns("model", "ranks"))
+    for place, row in enumerate(ROWS):
+        (run,) = (whole / "runs" / row).glob("n*/rep1")
+        for repeat in (1, 2, 3):
+            copy = folder / "runs" / row / run.parent.name / f"rep{repeat}"
+            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "model", "ranks"))
+            started = f"2026-01-01T00:{10 * repeat + place:02}:00+00:00"
+            change(copy, repeat=repeat, started=started, watch={"samples": 9, "others_cores": 0.0, "disturbed": []})
+            environment = files.read_json(copy / "env.json")
+            files.write_json(copy / "env.json", environment | {"changed": False})
+    return folder
+
+
+def change(folder: Path, **values) -> None:
+    files.write_json(folder / "record.json", files.read_json(folder / "record.json") | values)
+
+
+def run(results: Path, row: str = "ddp", repeat: int = 2) -> Path:
+    (folder,) = (results / "runs" / row).glob(f"n*/rep{repeat}")
+    return folder
+
+
+def test_a_fair_comparison_has_no_breach(results):
+    assert fairness.check(results) == fairness.Found(runs=9, rows=3, breaches=[])
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(BadInput, match="no run has a record here"):
+        fairness.check(tmp_path)
+
+
+def disturb(folder):
+    change(folder, watch={"samples": 9, "others_cores": 1.0, "disturbed": ["other processes used 1.00 of 2 CPU cores"]})
+
+
+def lose_a_sample(folder):
+    with np.load(folder / "ledger.npz") as arrays:
+        np.savez(folder / "ledger.npz", **{name: array[:-1] for name, array in arrays.items()})
+
+
+def change_setting(folder, name, value):
+    change(folder, settings=files.read_json(folder / "record.json")["settings"] | {name: value})
+
+
+def change_environment(folder, name, value):
+    files.write_json(folder / "env.json", files.read_json(folder / "env.json") | {name: value})
+
+
+def change_hash(folder, name):
+    change(folder, hashes=files.read_json(folder / "record.json")["hashes"] | {name: 64 * "0"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (disturb, "it was disturbed: other processes used 1.00 of 2 CPU cores"),
+        (lose_a_sample, "its ledger does not hold: the ledger differs from the plan in step 9"),
+        (lambda folder: (folder / "ledger.npz").unlink(), "its ledger does not hold"),
+        (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, and 2 was live"),
+        (lambda folder: change_setting(folder, "dropout", [0.5]), "another dropout than the rest"),
+        (lambda folder: change_environment(folder, "cpu", "Z80"), "cpu is Z80"),
+        (lambda folder: change_environment(folder, "changed", True), "files that differ from their commit"),
+        (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
+        (lambda folder: change_hash(folder, "plan"), "it trained another plan"),
+        (lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99), "it ran beside"),
+        (lambda folder: change(folder, losses="none"), "not a valid record"),
+        (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
+        (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not held against the reference"),
+    ],
+)
+def test_every_breach_is_told(results, spoil, told):
+    spoil(run(results))
+    assert any(told in f"{where}: {what}" for where, what in fairness.check(results).breaches)
+
+
+def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
+    code, said, _ = run_script("check", str(results))
+    assert (code, said) == (0, "9 runs of 3 rows: no breaches\n")
+    disturb(run(results))
+    code, said, _ = run_script("check", str(results))
+    assert code == 1
+    assert "1 breaches" in said
+
+
+@pytest.fixture
+def two(results, benchmark, tmp_path) -> tuple[Path, Path]:
+    """Two folders with reports; ddp takes half as long in the second."""
+    other = Path(shutil.copytree(results, tmp_path / "other"))
+    for repeat in (1, 2, 3):
+        clock = files.read_json(run(other, "ddp", repeat) / "record.json")["clock"]
+        change(run(other, "ddp", repeat), clock=clock | {"train_seconds": clock["train_seconds"] / 2})
+    return results, other
+
+
+def report(benchmark, folder: Path) -> None:
+    config = read([benchmark.path("results/config.yaml")], ["repeats=3"])
+    reporting.write(summary.gather(config, folder), folder / "report", folder / "predict.csv")
+
+
+def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
+    for folder in two:
+        report(benchmark, folder)
+    change_environment(run(two[1]), "changed", True)
+    found = comparison.compare(*two, allowed=set())
+    ratios = {line.row: line.ratio for line in found.lines}
+    assert ratios["ddp"].value == pytest.approx(0.5)
+    assert ratios["ddp"].distinct
+    assert not ratios["single"].distinct
+    code, said, _ = run_script("compare", *map(str, two))
+    assert code == 0
+    assert "not distinguishable" in said
+
+
+@pytest.mark.parametrize("kind", ["hardware", "precision", "plan", "weights"])
+def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, kind):
+    for repeat in (1, 2, 3):
+        folder = run(two[1], "ddp", repeat)
+        if kind == "hardware":
+            change_environment(folder, "cpu", "Z80")
+        elif kind == "precision":
+            change(folder, precision="bf16")
+        else:
+            change_hash(folder, kind)
+    for folder in two:
+        report(benchmark, folder)
+    code, _, said = run_script("compare", *map(str, two))
+    assert code == 2
+    assert f"{kind} differs (ddp: " in said
+    assert f"--across {kind}" in said
+    code, said, _ = run_script("compare", *map(str, two), "--across", kind)
+    assert code == 0
+    assert f"{kind}: " in said
+
+
+def test_packages_that_differ_are_told_and_not_refused(two, benchmark):
+    for folder in two:
+        report(benchmark, folder)
+    file = two[1] / "report" / "summary.json"
+    found = json.loads(file.read_text())
+    found["environment"]["packages"]["torch"] = "1.0"
+    file.write_text(json.dumps(found))
+    assert any(what.startswith("packages.torch: ") for what in comparison.compare(*two, allowed=set()).environment)

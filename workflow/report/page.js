@@ -1,0 +1,58 @@
+// The page is complete without this: it adds the language switch, sorting and filtering.
+"use strict";
+const root = document.documentElement;
+const titles = { en: document.title, zh: document.querySelector("h1 .zh").textContent };
+
+function speak(language) {
+  root.lang = language;
+  document.title = titles[language];
+  document.getElementById("language").textContent = language === "zh" ? "English" : "中文";
+  document.getElementById("language").lang = language === "zh" ? "en" : "zh";
+}
+
+document.getElementById("language").hidden = false;
+document.getElementById("language").addEventListener("click", () => {
+  speak(root.lang === "zh" ? "en" : "zh");
+  history.replaceState(null, "", root.lang === "zh" ? "#zh" : "#");
+});
+speak(location.hash === "#zh" ? "zh" : "en");
+
+function value(row, column) {
+  const raw = row.cells[column].dataset.sort;
+  return raw === "" ? null : isNaN(raw) ? raw : Number(raw);
+}
+
+function compare(a, b) {
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0];
+  for (const head of table.tHead.rows[0].cells) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const rows = [...body.rows];
+      rows.sort((one, two) => {
+        const a = value(one, head.cellIndex), b = value(two, head.cellIndex);
+        if (a === null || b === null) return (a === null) - (b === null); // rows without a figure stay last
+        return up ? compare(a, b) : compare(b, a);
+      });
+      body.append(...rows);
+    });
+  }
+}
+
+const filter = document.getElementById("filter");
+document.querySelector(".controls").hidden = false;
+filter.addEventListener("input", () => {
+  const words = filter.value.toLowerCase().split(/\s+/);
+  const rows = [...document.getElementById("rows").tBodies[0].rows];
+  for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+  document.getElementById("count").textContent = rows.filter((row) => !row.hidden).length;
+});

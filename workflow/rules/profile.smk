@@ -1,0 +1,34 @@
+# Where a step's time goes: a few steps of every row, recorded in a run of their own. Not timed, but alone all the same.
+
+for row in ROWS.values():
+    profiled = CONFIG.profiled(row)
+
+    rule:
+        name:
+            f"profile_{row.name}"
+        input:
+            "results/data/data.json",
+            plan=f"results/data/plan/{profiled.train.plan_name}.npz",
+            code=code("launch", row.strategy),
+        output:
+            f"results/{profiled.folder(1)}/profile.json",
+        log:
+            f"results/{profiled.folder(1)}/run.log",
+        benchmark:
+            f"results/benchmarks/profile_{row.name}.tsv"
+        container:
+            IMAGES["torch"]
+        threads: workflow.cores
+        params:
+            row=row.name,
+            settings=profiled.settings(),
+            profile=CONFIG.source["profile"],
+        message:
+            f"{row.name}: where does a step's time go?"
+        shell:
+            "python workflow/scripts/launch.py --config results/config.yaml --row {params.row:q} --profile"
+
+
+rule profile:
+    input:
+        [profile_of(row) for row in ROWS.values()],

@@ -1,0 +1,20 @@
+"""Check a results folder against the rules of a fair run, and list every breach. Exit code 1 if there is one."""
+
+import argparse
+from pathlib import Path
+
+from lockstep import cli, fairness
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="the folder of all results")
+    found = fairness.check(parser.parse_args().results)
+    for where, what in found.breaches:
+        print(f"{where}: {what}")
+    print(f"{found.runs} runs of {found.rows} rows: {len(found.breaches) or 'no'} breaches")
+    return bool(found.breaches)
+
+
+if __name__ == "__main__":
+    cli.run(main)

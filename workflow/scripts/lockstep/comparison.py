@@ -1,0 +1,108 @@
+"""Two results folders side by side: the same rows on two machines, of two commits, with two versions of a library."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import stats
+from lockstep.errors import BadInput
+from lockstep.files import read_json
+from lockstep.summary import good_runs
+
+# What makes two times answers to different questions. Each may be let through by its name.
+KINDS = ("hardware", "precision", "plan", "weights")
+HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
+
+
+@dataclass(frozen=True)
+class Line:
+    row: str
+    ratio: stats.Ratio  # B's time over A's
+    seconds: tuple[float, float]
+    differs: dict[str, str]  # by KINDS: what of it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    lines: list[Line]
+    environment: list[str]  # what else differs, one line each
+    alone: list[str]  # rows that only one of both has
+
+
+def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
+    """Raises BadInput where the folders differ in a kind that is not `allowed`."""
+    ours, theirs = _read(first), _read(second)
+    rows = [
+        {row["row"]: row for row in summary["rows"] if row["train_seconds"] is not None} for summary in (ours, theirs)
+    ]
+    lines, refused = [], {}
+    for name in (name for name in rows[0] if name in rows[1]):
+        runs = [good_runs(summary["runs"][name]) for summary in (ours, theirs)]
+        differs = _differences(runs[0][0], runs[1][0])
+        refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
+        seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
+        lines.append(Line(name, unpaired(seconds[1], seconds[0]), tuple(map(np.median, seconds)), differs))
+    if refused:
+        said = "; ".join(f"{kind} differs ({what})" for kind, what in refused.items())
+        asked = " ".join(f"--across {kind}" for kind in refused)
+        raise BadInput(f"{first} and {second} can't be compared: {said}. To compare them all the same: {asked}")
+    if not lines:
+        raise BadInput(f"{first} and {second} have no finished row in common.")
+    return Comparison(lines, _environment(ours, theirs), sorted(rows[0].keys() ^ rows[1].keys()))
+
+
+def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
+    """The ratio of the medians of times that have no blocks in common, with a bootstrap interval or their range."""
+    value = float(np.median(ours) / np.median(theirs))
+    n = min(len(ours), len(theirs))
+    if n == 1:
+        return stats.Ratio(value, value, value, n, "")
+    if n < stats.ENOUGH:
+        return stats.Ratio(value, min(ours) / max(theirs), max(ours) / min(theirs), n, "range")
+    random = np.random.default_rng(stats.SEED)
+    drawn = [np.median(random.choice(times, (stats.RESAMPLES, len(times))), axis=1) for times in (ours, theirs)]
+    tail = (1 - stats.CONFIDENCE) / 2
+    low, high = np.quantile(drawn[0] / drawn[1], [tail, 1 - tail]).tolist()
+    return stats.Ratio(value, low, high, n, "interval")
+
+
+def _read(folder: Path) -> dict:
+    file = folder / "report" / "summary.json"
+    if not file.is_file():
+        raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
+    return read_json(file)
+
+
+def _differences(ours: dict, theirs: dict) -> dict[str, str]:
+    found = {}
+    machines = [{name: run["environment"].get(name) for name in HARDWARE} for run in (ours, theirs)]
+    if machines[0] != machines[1]:
+        named = [name for name in HARDWARE if machines[0][name] != machines[1][name]]
+        found["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
+    if ours["world_size"] != theirs["world_size"]:
+        found["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
+    if ours["precision"] != theirs["precision"]:
+        found["precision"] = f"{ours['precision']} and {theirs['precision']}"
+    for kind in ("plan", "weights"):
+        if ours["hashes"][kind] != theirs["hashes"][kind]:
+            found[kind] = f"{ours['hashes'][kind][:12]} and {theirs['hashes'][kind][:12]}"
+    return found
+
+
+def _environment(ours: dict, theirs: dict) -> list[str]:
+    """What differs in the environments, besides the hardware."""
+    flat = [_flat(summary["environment"]) for summary in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in HARDWARE]
+    return [
+        f"{name}: {flat[0].get(name)} and {flat[1].get(name)}"
+        for name in names
+        if flat[0].get(name) != flat[1].get(name)
+    ]
+
+
+def _flat(environment: dict) -> dict:
+    flat = {}
+    for name, value in environment.items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,56 @@
+"""Energy, where the devices themselves count it; never a guess from power ratings."""
+
+import contextlib
+from pathlib import Path
+
+import torch
+
+POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
+
+
+class Meter:
+    """Joules that this machine's devices took between `start` and `stop`, summed over all such times.
+
+    gpu: the GPUs that this process sees (NVML's nvmlDeviceGetTotalEnergyConsumption, since Volta).
+    cpu: all CPU packages (RAPL). Each is None where the device does not tell, or this user may not ask.
+    """
+
+    def __init__(self, powercap: Path = POWERCAP):
+        self.joules: dict[str, float | None] = {"gpu": None, "cpu": None}
+        self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and its like are parts of these
+        self.gpus = []
+        with contextlib.suppress(Exception):  # no driver, no library, an older GPU: all mean that nothing is told
+            import pynvml
+
+            pynvml.nvmlInit()
+            uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
+            self.gpus = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+
+    def start(self) -> None:
+        self.began = {"gpu": self._gpus(), "cpu": self._packages()}
+
+    def stop(self) -> None:
+        now = {"gpu": self._gpus(), "cpu": self._packages()}
+        for kind, before in self.began.items():
+            if before is not None and now[kind] is not None:
+                used = sum((b - a) % wrap for (a, wrap), (b, _) in zip(before, now[kind], strict=True))
+                self.joules[kind] = (self.joules[kind] or 0.0) + used
+
+    def _gpus(self) -> list[tuple[float, float]] | None:
+        """Of each GPU: joules since the driver was loaded, and infinity, at which they begin anew."""
+        try:
+            import pynvml
+
+            return [(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3, float("inf")) for gpu in self.gpus] or None
+        except Exception:  # NVMLError_NotSupported, or no library
+            return None
+
+    def _packages(self) -> list[tuple[float, float]] | None:
+        """Of each CPU package: joules, and at how many the counter begins anew."""
+        try:
+            return [
+                tuple(int((package / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
+                for package in self.packages
+            ] or None
+        except OSError:  # readable by root only, on most systems
+            return None

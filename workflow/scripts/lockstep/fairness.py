@@ -1,0 +1,134 @@
+"""The rules of a fair run, held against everything that a results folder says of itself."""
+
+import datetime
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jsonschema import Draft202012Validator
+
+from lockstep import record, runs
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_json
+from lockstep.plan import Plan
+
+ENOUGH = 3  # repetitions
+# What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
+MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "packages", "cuda", "cudnn", "nccl")
+PROVENANCE = ("commit", "image", "in_container")
+
+Breach = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    runs: int
+    rows: int
+    breaches: list[Breach]
+
+
+def check(results: Path) -> Found:
+    """Raises BadInput where there is nothing to check."""
+    files = sorted(results.glob("runs/*/*/*/record.json"))
+    if not files:
+        raise BadInput(f"{results}: no run has a record here. Name a results folder, as in: check.py results/")
+    breaches, records = [], {}
+    for file in files:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        problems = [error.message for error in Draft202012Validator(runs.record_schema()).iter_errors(found)]
+        breaches += [(str(file), f"not a valid record: {problem}") for problem in problems]
+        if not problems:
+            records[file.parent] = found
+    breaches += [(str(folder), what) for folder, one in records.items() for what in _alone(folder, one, results)]
+    breaches += _together(records)
+    breaches += _rows(records, results)
+    return Found(len(files), len({one["row"] for one in records.values()}), breaches)
+
+
+def _alone(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """What one run must keep by itself."""
+    file = results / "data" / "plan" / f"{one['asked']['plan']}.npz"
+    if not file.is_file():
+        yield f"its plan, {file}, is not there any more"
+    else:
+        plan = Plan.load(file)
+        if plan.hash != one["hashes"]["plan"]:
+            yield "it trained another plan than the one that is there now"
+        try:
+            with np.load(folder / "ledger.npz", allow_pickle=False) as ledger:
+                record.check_ledger(dict(ledger), plan)
+        except (OSError, RunFailed) as error:
+            yield f"its ledger does not hold: {error}"
+    data = read_json(results / "data" / "data.json")
+    for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
+        if one["hashes"][name] != wanted:
+            yield f"it started from other {name} than those that are there now"
+    asked, live = one["asked"], one["settings"]
+    for name, wanted, found in (
+        ("precision", asked["precision"], live["precision"]),
+        ("world size", asked["hardware"]["processes"], live["world_size"]),
+        ("threads", asked["hardware"]["threads"], live["threads"]),
+        ("learning rate", [asked["train"]["learning_rate"]], sorted({g["initial_lr"] for g in live["groups"]})),
+    ):
+        if wanted != found:
+            yield f"{name}: {wanted} was asked for, and {found} was live"
+    clock = one["clock"]
+    if not max(clock["setup"].values()) <= clock["first_step_seconds"] <= clock["total_seconds"] <= one["wall_seconds"]:
+        yield "its clocks contradict each other"
+    if not one["watch"]["samples"] and clock["train_seconds"] > 2:
+        yield "nothing watched the machine beside it"
+    yield from (f"it was disturbed: {why}" for why in one["watch"]["disturbed"])
+    if read_json(folder / "env.json").get("changed"):
+        yield "it was made by files that differ from their commit"
+
+
+def _together(records: dict[Path, dict]) -> Iterator[Breach]:
+    """What all runs must have in common."""
+    first = next(iter(records), None)
+    for folder in records:
+        ours, theirs = read_json(folder / "env.json"), read_json(first / "env.json")
+        for name in (*MACHINE, *PROVENANCE):
+            if ours.get(name) != theirs.get(name):
+                yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
+    closed = {folder: one for folder, one in records.items() if one["division"] == "closed"}
+    for name, of in (
+        ("plan", lambda one: one["hashes"]["plan"]),
+        ("optimizer", lambda one: (one["settings"]["optimizer"], [_shape(g) for g in one["settings"]["groups"]])),
+        ("dropout", lambda one: one["settings"]["dropout"]),
+    ):
+        for folder, one in closed.items():
+            if of(one) != of(next(iter(closed.values()))):
+                yield str(folder), f"another {name} than the rest of the closed division"
+    spans = sorted((_began(one), folder, one["wall_seconds"]) for folder, one in records.items())
+    for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
+        if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
+            yield str(later), f"it ran beside {earlier}"
+
+
+def _shape(group: dict) -> tuple:
+    return (tuple(group["betas"]), group["eps"], group["weight_decay"])
+
+
+def _began(one: dict) -> float:
+    return datetime.datetime.fromisoformat(one["started"]).timestamp()
+
+
+def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """What every row must have."""
+    repeats: dict[str, set[int]] = {}
+    for one in records.values():
+        repeats.setdefault(one["row"], set()).add(one["repeat"])
+    every = set().union(*repeats.values())
+    for row, have in repeats.items():
+        if missing := sorted(every - have):
+            yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
+        elif len(have) < ENOUGH:
+            yield row, f"{len(have)} repetitions; at least {ENOUGH} are needed to tell a difference from chance"
+        proofs = [read_json(file)["proof"] for file in results.glob(f"parity/{row}/*/rep1/verdict.json")]
+        if not proofs:
+            yield row, "it was not held against the reference: snakemake --cores all parity"
+        elif "unequal" in proofs:
+            yield row, "it trains another model than the reference"

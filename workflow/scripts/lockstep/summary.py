@@ -1,0 +1,221 @@
+"""What all runs of a results folder come to: medians, ratios, ranks, and which runs they are made of.
+
+It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep import metrics, parity, record, stats
+from lockstep.config import Config, Row
+from lockstep.errors import BadInput
+from lockstep.files import read_json
+
+BASELINE = "single"
+LOG_LINES = 15
+# summary.csv: users script against these names, so add freely and rename never.
+COLUMNS = [
+    "row",
+    "strategy",
+    "division",
+    "device",
+    "world_size",
+    "nodes",
+    "precision",
+    "global_batch",
+    "steps",
+    "repeats",
+    "train_seconds",
+    "step_ms",
+    "samples_per_second",
+    "tokens_per_second",
+    "startup_seconds",
+    "speedup",
+    "efficiency",
+    "accuracy",
+    "macro_f1",
+    "final_loss",
+    "peak_memory_mb",
+    "proof",
+    "status",
+    "reason",
+    "rank",
+    "disturbed",
+    "train_seconds_low",
+    "train_seconds_high",
+    "speedup_low",
+    "speedup_high",
+    "total_seconds",
+    "mfu",
+    "mfu_padded",
+    "proportional_memory_mb",
+    "reserved_memory_mb",
+    "energy_joules",
+]
+
+
+def gather(config: Config, results: Path) -> dict:
+    """All that the report says, as plain values: `rows` (one a row, by COLUMNS), `runs`, `ratios`, ..."""
+    data_file = results / "data" / "data.json"
+    if not data_file.is_file():
+        raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
+    runs = {row.name: [_run(row, repeat, results) for repeat in config.repetitions] for row in config.rows.values()}
+    verdicts = {row.name: parity.read(config, row, results) for row in config.rows.values()}
+    peak = _optional(results / "data" / "peak.json")
+    rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
+    ratios = _compare(rows, runs, config)
+    environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
+    return {
+        "rows": rows,
+        "runs": runs,
+        "ratios": ratios,
+        "verdicts": verdicts,
+        "profiles": {
+            row.name: _optional(results / config.profiled(row).folder(1) / "profile.json")
+            for row in config.rows.values()
+        },
+        "data": read_json(data_file),
+        "peak": peak,
+        "plans": {
+            name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
+            for name in dict.fromkeys(row.train.plan_name for row in config.rows.values())
+            if (results / "data" / "plan" / f"{name}.json").is_file()
+        },
+        "environment": environments[0] if environments else None,
+        "manifest": _optional(results / "manifest.json"),
+        "config": config.source,
+    }
+
+
+def _optional(file: Path) -> dict | None:
+    return read_json(file) if file.is_file() else None
+
+
+def _without_ids(plan: dict) -> dict:
+    return plan | {"dropped": len(plan["dropped"])}
+
+
+def _run(row: Row, repeat: int, results: Path) -> dict:
+    folder = results / row.folder(repeat)
+    missing = {"status": "skipped", "reason": "not run yet"}
+    if row.unavailable:
+        missing = {"status": "unavailable", "reason": row.unavailable}
+    found = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
+    if found["status"] == "ok":
+        tested = folder / "test" / "report.json"
+        if not tested.is_file():
+            return found | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
+        found["test"] = read_json(tested)
+        found["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
+        found["environment"] = read_json(folder / "env.json")
+    elif found["status"] == "failed" and Path(found["log"]).is_file():
+        log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
+        found["log_end"] = log.splitlines()[-LOG_LINES:]
+    return found
+
+
+def good_runs(runs: list[dict]) -> list[dict]:
+    """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
+    done = [run for run in runs if run["status"] == "ok"]
+    return [run for run in done if not run["watch"]["disturbed"]] or done
+
+
+def trusted(runs: list[dict]) -> bool:
+    """Whether a row has a run that nothing disturbed."""
+    return any(run["status"] == "ok" and not run["watch"]["disturbed"] for run in runs)
+
+
+def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -> dict:
+    """One line of summary.csv."""
+    good, bad = good_runs(runs), [run for run in runs if run["status"] != "ok"]
+    line = dict.fromkeys(COLUMNS) | {
+        "row": row.name,
+        "strategy": row.strategy,
+        "division": row.division,
+        "device": row.hardware.device,
+        "world_size": row.hardware.processes,
+        "nodes": row.hardware.nodes,
+        "precision": row.precision,
+        "global_batch": row.train.global_batch,
+        "repeats": len(good),
+        "disturbed": sum(bool(run["watch"]["disturbed"]) for run in runs if run["status"] == "ok"),
+        "proof": verdict["proof"] if verdict else "not-run",
+        "status": bad[0]["status"] if bad else "ok",
+        "reason": "; ".join(dict.fromkeys(run["reason"] for run in bad)),
+    }
+    if not good:
+        return line
+    measured = [_figures(row, run, peak) for run in good]
+    seconds = stats.spread([figures["train_seconds"] for figures in measured])
+    medians = {
+        name: stats.spread([figures[name] for figures in measured]).median if measured[0][name] is not None else None
+        for name in measured[0]
+    }
+    return (
+        line
+        | medians
+        | {"steps": good[0]["steps"], "train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
+    )
+
+
+def _figures(row: Row, run: dict, peak: dict | None) -> dict:
+    """What one run measured, by column. None where a device does not tell."""
+    seconds, work, memory = run["clock"]["train_seconds"], run["work"], run["memory"]
+    devices, per_device = _peak(row, run, peak)
+    energy = [joules for joules in run["energy"].values() if joules is not None]
+    return {
+        "train_seconds": seconds,
+        "step_ms": run["clock"]["step_seconds_median"] * 1000,
+        "samples_per_second": run["throughput"]["samples_per_second"],
+        "tokens_per_second": run["throughput"]["tokens_per_second"],
+        "startup_seconds": run["clock"]["first_step_seconds"],
+        "total_seconds": run["clock"]["total_seconds"],
+        "accuracy": run["test"]["accuracy"],
+        "macro_f1": run["test"]["macro_f1"],
+        "final_loss": run["losses"][-1],
+        "peak_memory_mb": memory["peak_mb"],
+        "reserved_memory_mb": memory["reserved_mb"],
+        "proportional_memory_mb": memory["proportional_mb"],
+        "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),
+        "mfu_padded": metrics.utilisation(work["padded_flops"], seconds, devices, per_device),
+        "energy_joules": sum(energy) if energy else None,
+    }
+
+
+def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
+    """How many devices a run had, and the peak of each, in operations per second. On a CPU a device is a core."""
+    if row.hardware.device == "cuda":
+        tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
+        name = (run["environment"]["gpus"] or [""])[0]
+        return row.hardware.processes, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+    cores = row.hardware.processes * row.hardware.threads
+    rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
+    return cores, rate / peak["cores"] if rate else None
+
+
+def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> dict[str, dict[str, dict]]:
+    """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
+
+    Rows are compared that do the same work on the same kind of device. One that was found to train another model is
+    not, nor are times that were disturbed.
+    """
+    kinds: dict[tuple, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        if row["train_seconds"] is not None and row["proof"] != "unequal":
+            kind = (row["device"], config.rows[row["row"]].train.plan_name)
+            seconds = {run["repeat"]: run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
+            kinds.setdefault(kind, {})[row["row"]] = seconds
+    by_name = {row["row"]: row for row in rows}
+    ratios: dict[str, dict[str, dict]] = {}
+    for members in kinds.values():
+        ranked = stats.ranks({name: seconds for name, seconds in members.items() if trusted(runs[name])})
+        base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
+        for name, seconds in members.items():
+            row = by_name[name]
+            row["rank"] = ranked.get(name)
+            found = {other: stats.ratio(seconds, others) for other, others in members.items()}
+            ratios[name] = {other: asdict(ratio) for other, ratio in found.items() if ratio}
+            if base and (ratio := found[base]):
+                row["speedup"], row["speedup_low"], row["speedup_high"] = 1 / ratio.value, 1 / ratio.high, 1 / ratio.low
+                row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
+    return ratios

@@ -1,0 +1,150 @@
+"""The report's first lines, the same in the terminal, in Markdown and on the page.
+
+1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
+"""
+
+from lockstep import summary as gathered
+from lockstep.words import Text, join, listing, same, say
+
+LISTED, MANY = 4, 12  # names in a sentence, at most
+
+
+def lines(summary: dict) -> list[Text]:
+    rows = summary["rows"]
+    done = [row for row in rows if row["train_seconds"] is not None]
+    if not done:
+        return [say("nothing")]
+    best = fastest(done)
+    said = [_fastest(best, done, summary)]
+    base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
+    if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
+        said.append(_ratio(best, base, ratio))
+    said += [_same_model(rows, summary["verdicts"]), _conditions(done, summary)]
+    wanted = sum(len(runs) for runs in summary["runs"].values())
+    have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
+    if have < wanted:
+        said.append(say("partial", done=have, all=wanted))
+    if warnings := _warnings(rows, done, summary):
+        said.append(say("mind", warnings=join(warnings, "; ")))
+    return said
+
+
+def fastest(done: list[dict]) -> dict:
+    """The row with the shortest median time of those that may be ranked; of all, where none may.
+
+    A row that has one device like the baseline does the same under another name; between them only chance decides.
+    """
+    ranked = [row for row in done if row["rank"]]
+    several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == gathered.BASELINE]
+    return min(several or ranked or done, key=lambda row: row["train_seconds"])
+
+
+def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
+    ratios = summary["ratios"].get(best["row"], {})
+    alike = [
+        row["row"]
+        for row in done
+        if row is not best and row["rank"] and row["row"] in ratios and not _distinct(ratios[row["row"]])
+    ]
+    slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
+    last = max(slower, key=lambda row: row["train_seconds"], default=best)
+    kind = "gpu_device" if best["device"] == "cuda" else "cpu_device"
+    devices = say(kind + "s" * (best["world_size"] > 1), n=best["world_size"])
+    return say(
+        "fastest",
+        devices=devices,
+        row=best["row"],
+        ties=say("ties", rows=_some(alike)) if alike else same(""),
+        slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
+    )
+
+
+def _distinct(ratio: dict) -> bool:
+    return bool(ratio["kind"]) and not ratio["low"] <= 1 <= ratio["high"]
+
+
+def _slowest(last: dict, best: dict, summary: dict) -> Text:
+    percent = 100 * (1 / summary["ratios"][best["row"]][last["row"]]["value"] - 1)
+    ours, theirs = (summary["profiles"][row["row"]] for row in (last, best))
+    because = same("")
+    if ours and theirs:
+        more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
+        phase = max(more, key=more.get)
+        if more[phase] > 0:
+            because = say("because", ms=f"{1000 * more[phase]:.3g}", phase=say(f"phase_{phase}"))
+    return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=because)
+
+
+def _ratio(best: dict, base: dict, ratio: dict) -> Text:
+    low, high = f"{ratio['low']:.3g}", f"{ratio['high']:.3g}"
+    return say(
+        "ratio",
+        row=best["row"],
+        base=base["row"],
+        ratio=f"{ratio['value']:.3g}",
+        interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
+        ours=f"{best['train_seconds']:.3g}",
+        theirs=f"{base['train_seconds']:.3g}",
+        n=ratio["n"],
+    )
+
+
+def _same_model(rows: list[dict], verdicts: dict) -> Text:
+    said = []
+    for kind in ("equal", "within-tolerance", "unequal", "not-run"):
+        if names := [row["row"] for row in rows if row["proof"] == kind]:
+            said.append(say(f"count_{kind}", n=len(names), rows=_some(names, MANY)))
+    found = [verdict["found"]["losses"] for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
+    if found:
+        said.append(say("worst", loss=f"{max(found):.1e}"))
+    return say("same_model", found=join(said, "; "))
+
+
+def machine(environment: dict, device: str) -> Text:
+    if device == "cuda":
+        return same(f"{len(environment['gpus'])} x {environment['gpus'][0]}")
+    return say("cpu_machine", cores=environment["cores"], cpu=environment["cpu"])
+
+
+def _conditions(done: list[dict], summary: dict) -> Text:
+    def each(key):
+        return "/".join(dict.fromkeys(str(row[key]) for row in done))
+
+    return say(
+        "conditions",
+        machine=machine(summary["environment"], done[0]["device"]),
+        precision=each("precision"),
+        batch=each("global_batch"),
+        steps=each("steps"),
+        repeats=len(next(iter(summary["runs"].values()))),
+        texts=summary["data"]["splits"]["train"]["texts"],
+    )
+
+
+def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
+    def named(key: str, names: list[str]) -> list[Text]:
+        return [say(key, rows=_some(names))] if names else []
+
+    lost = [row["row"] for row in done if not gathered.trusted(summary["runs"][row["row"]])]
+    disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
+    warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
+    warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])
+    warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
+    warnings += named("warn_only_disturbed", lost)
+    if disturbed:
+        warnings.append(say("warn_disturbed", n=disturbed))
+    if summary["data"]["synthetic"]:
+        warnings.append(say("warn_synthetic"))
+    if all(row["device"] == "cpu" for row in done):
+        warnings.append(say("warn_cpu"))
+    if min(row["repeats"] for row in done) < 3:
+        warnings.append(say("warn_repeats"))
+    if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
+        warnings.append(say("warn_precision", precisions=", ".join(precisions)))
+    if any(row["division"] == "open" for row in done):
+        warnings.append(say("warn_open"))
+    return warnings
+
+
+def _some(names: list[str], most: int = LISTED) -> Text:
+    return listing(names if len(names) <= most + 1 else [*names[:most], f"+{len(names) - most}"])

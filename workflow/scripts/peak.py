@@ -1,0 +1,22 @@
+"""Measure how many floating-point operations a second this machine's CPU can do, for the share of it that is used."""
+
+from lockstep import cli, metrics
+from lockstep.files import write_json
+from lockstep.hardware import cpu_cores
+
+
+def main() -> None:
+    arguments = cli.parser(__doc__).parse_args()
+    config = cli.configuration(arguments)
+    import torch
+
+    torch.set_num_threads(cpu_cores())
+    precisions = sorted({row.precision for row in config.rows.values() if row.hardware.device == "cpu"})
+    peak = {precision: metrics.measure_cpu_peak(precision) for precision in precisions}
+    write_json(arguments.results / "data" / "peak.json", {"cores": cpu_cores(), "flops_per_second": peak})
+    for precision, rate in peak.items():
+        print(f"{precision}: {rate / 1e9:.0f} GFLOP/s on {cpu_cores()} cores")
+
+
+if __name__ == "__main__":
+    cli.run(main)
