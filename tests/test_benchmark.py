@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -291,6 +292,20 @@ def test_every_row_was_profiled(benchmark):
         with gzip.open(folder / "trace.json.gz") as trace:
             assert json.load(trace)["traceEvents"]
         assert not (folder / "native").exists()
+
+
+def test_a_repetition_with_the_same_weights_takes_the_test_over(benchmark, tmp_path):
+    for repeat in (1, 2):
+        shutil.copytree(run_folder(benchmark, "ddp"), tmp_path / f"ddp/n2/rep{repeat}")
+    shutil.rmtree(tmp_path / "ddp/n2/rep2/test")
+    shutil.rmtree(tmp_path / "ddp/n2/rep2/model")
+    said = benchmark.script("evaluate", str(tmp_path / "ddp/n2/rep2"))
+    assert "the same weights, to the last bit, as" in said.stdout
+    for file in ("test/report.json", "test/predictions.csv", "model/model.safetensors"):
+        assert (tmp_path / "ddp/n2/rep2" / file).read_bytes() == (tmp_path / "ddp/n2/rep1" / file).read_bytes()
+    manifest = tmp_path / "ddp/n2/rep1/native/manifest.json"
+    write_json(manifest, json.loads(manifest.read_text()) | {"weights": 64 * "0"})  # as if it had ended elsewhere
+    assert "the same weights" not in benchmark.script("evaluate", str(tmp_path / "ddp/n2/rep2")).stdout
 
 
 def test_disturbed_runs_are_forgotten_to_be_repeated(benchmark, tmp_path):

@@ -15,8 +15,6 @@ for row in [None, *ROWS.values()]:
             verdict(row),
         log:
             f"results/logs/parity_{trial.name}.log",
-        benchmark:
-            f"results/benchmarks/parity_{trial.name}.tsv"
         container:
             IMAGES["torch"]
         # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.

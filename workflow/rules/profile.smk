@@ -14,8 +14,6 @@ for row in ROWS.values():
             f"results/{profiled.folder(1)}/profile.json",
         log:
             f"results/{profiled.folder(1)}/run.log",
-        benchmark:
-            f"results/benchmarks/profile_{row.name}.tsv"
         container:
             IMAGES["torch"]
         threads: workflow.cores

@@ -59,6 +59,20 @@ def verify(folder: Path) -> dict:
     return manifest
 
 
+def read(run: Path) -> dict:
+    """The weights in the checkpoint of `run`, under their plain names, as full tensors.
+
+    Raises RunFailed where they are not the live ones that it was written from, value by value.
+    """
+    settings_file = run / "settings.json"
+    if not settings_file.is_file():
+        raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
+    manifest = verify(run / "native")
+    state = strategies.load(read_json(settings_file)["strategy"]).to_state_dict(run / "native")
+    _must_be(models.hash_weights(state), manifest, run)
+    return state
+
+
 def convert(run: Path, destination: Path) -> str:
     """Turn the checkpoint of `run` into a Hugging Face folder at `destination`; returns the sha256 of its weights.
 
@@ -67,13 +81,7 @@ def convert(run: Path, destination: Path) -> str:
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    settings_file = run / "settings.json"
-    if not settings_file.is_file():
-        raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
-    manifest = verify(run / "native")
-    settings = read_json(settings_file)
-    data = Path(settings["data"])
-    state = strategies.load(settings["strategy"]).to_state_dict(run / "native")
+    state, data = read(run), Path(read_json(run / "settings.json")["data"])
     model = AutoModelForSequenceClassification.from_config(
         AutoConfig.from_pretrained(data / "weights", local_files_only=True)
     )
@@ -82,8 +90,12 @@ def convert(run: Path, destination: Path) -> str:
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(data / "tokenizer", local_files_only=True).save_pretrained(temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
-        if converted != manifest["weights"]:
-            raise RunFailed(
-                f"{run}: the converted weights differ from the live ones. The conversion is wrong; please report it."
-            )
+        _must_be(converted, read_json(run / "native" / MANIFEST), run)
     return converted
+
+
+def _must_be(weights: str, manifest: dict, run: Path) -> None:
+    if weights != manifest["weights"]:
+        raise RunFailed(
+            f"{run}: the converted weights differ from the live ones. The conversion is wrong; please report it."
+        )

@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
-from lockstep import checkpoint, models, runs
+from lockstep import checkpoint, runs
 from lockstep.config import REFERENCE, Config, Row
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
+
+WEIGHTS = "weights.safetensors"  # what a trial ended with
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def prove(config: Config, row: Row | None, results: Path) -> dict:
     folder = results / trial.folder(1)
     try:
         runs.run(config, trial, 1, results)
-        checkpoint.convert(folder, folder / "model")
+        save_file(checkpoint.read(folder), folder / WEIGHTS)
     except RunFailed as error:
         if row is None:
             raise
@@ -75,9 +78,8 @@ def compare(row: Row, folder: Path, results: Path) -> dict:
     """Hold the finished trial in `folder` against the reference's."""
     (reference,) = (results / "parity" / REFERENCE).glob("n*/rep1")
     ours, theirs = (read_json(run / "record.json") for run in (folder, reference))
-    start, mine, wanted = (
-        models.load(path).state_dict() for path in (results / "data" / "weights", folder / "model", reference / "model")
-    )
+    start = load_file(results / "data" / "weights" / "model.safetensors")
+    mine, wanted = (load_file(run / WEIGHTS) for run in (folder, reference))
     difference = {
         name: (mine[name].double() - wanted[name].double()).abs()
         for name in wanted

@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).parents[1]
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
-LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz")
+LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz", "weights.safetensors")
 
 
 def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
