@@ -216,6 +216,8 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> d
             found = {other: stats.ratio(seconds, others) for other, others in members.items()}
             ratios[name] = {other: asdict(ratio) for other, ratio in found.items() if ratio}
             if base and (ratio := found[base]):
-                row["speedup"], row["speedup_low"], row["speedup_high"] = 1 / ratio.value, 1 / ratio.high, 1 / ratio.low
+                row["speedup"] = 1 / ratio.value
+                if ratio.kind:
+                    row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
                 row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
     return ratios

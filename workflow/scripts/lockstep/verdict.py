@@ -44,7 +44,7 @@ def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     alike = [
         row["row"]
         for row in done
-        if row is not best and row["rank"] and row["row"] in ratios and not _distinct(ratios[row["row"]])
+        if row is not best and row["rank"] and row["row"] in ratios and _alike(ratios[row["row"]])
     ]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
@@ -59,8 +59,9 @@ def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     )
 
 
-def _distinct(ratio: dict) -> bool:
-    return bool(ratio["kind"]) and not ratio["low"] <= 1 <= ratio["high"]
+def _alike(ratio: dict) -> bool:
+    """Whether several blocks leave it open which of two rows is faster. One block can't even say that."""
+    return bool(ratio["kind"]) and ratio["low"] <= 1 <= ratio["high"]
 
 
 def _slowest(last: dict, best: dict, summary: dict) -> Text:
