@@ -9,7 +9,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from lockstep import config, strategies
+from lockstep import config, launchers, strategies
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies
@@ -50,7 +50,7 @@ def section(name: str) -> str:
 def command(name: str) -> str:
     row = config.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
-        words = strategies.load(name)(row.settings()).launch(Path("workflow/scripts/train.py"), Path(folder))
+        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder))
     text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
     text = re.sub(r"(?<=port )\d+", "PORT", text)
     return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", text))

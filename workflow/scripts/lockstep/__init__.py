@@ -4,7 +4,7 @@ Modules, from the ground up; each imports only from those above it:
 
     errors, files      what can go wrong, how files are written and hashed
     hardware           devices, cores, threads
-    strategies/*       how processes start, wrap the model, go backward, step, gather and save
+    strategies/*       how processes join, wrap the model, go backward, step, gather and save
     config             the validated configuration and its rows
     sources, corpus    rows of text and label, from files, the network, or the embedded generator
     plan               which samples make up each optimizer step
@@ -14,6 +14,7 @@ Modules, from the ground up; each imports only from those above it:
     clock, memory, energy, environment   what is timed and when; what else a run took; what it ran on
     metrics            how much work a training is, and what share of the devices' peak was reached
     record             progress, the run record, the ledger
+    launchers          the commands that start a run's processes
     processes, watcher starting a run's processes, watching them, ending them all; what else uses the machine
     checkpoint         a strategy's own checkpoint -> a plain Hugging Face folder
     session, replay, development, readback   the plan as one rank trains it; dev split; settings as they are live

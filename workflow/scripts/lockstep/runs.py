@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
-from lockstep import metrics, record, strategies, watcher
+from lockstep import launchers, metrics, record, watcher
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_text, read_json, write_json
@@ -39,7 +39,6 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
             raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
     plan = Plan.load(plan_file)
     check(row)
-    strategy = strategies.load(row.strategy)(row.settings())
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in LEFT:
@@ -69,7 +68,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         "log": str(log),
     }
     try:
-        finished = _train(strategy, row, folder, log, plan, data)
+        finished = _train(row, folder, log, plan, data)
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         write_record(folder / "failed.json", about | {"status": "failed", "reason": reason})
@@ -94,37 +93,33 @@ def profile(config: Config, row: Row, results: Path) -> str:
 
 def check(row: Row) -> None:
     """What can't be trained, here or anywhere. Raises BadInput."""
-    import torch
-
     row.refuse()
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
-    if row.hardware.device == "cuda" and torch.cuda.device_count() < row.hardware.processes:
-        raise BadInput(
-            f"rows.{row.name}.processes: {row.hardware.processes}, but PyTorch sees {torch.cuda.device_count()} GPUs."
-        )
-    if not torch.distributed.is_backend_available(row.hardware.backend):
-        raise BadInput(
-            f"rows.{row.name}.backend: this PyTorch was built without {row.hardware.backend}. Set it to auto."
-        )
     if row.train.global_batch < row.hardware.processes * row.train.accumulation:
         raise BadInput(
             f"rows.{row.name}.global_batch: {row.train.global_batch} samples can't be shared by"
             f" {row.hardware.processes} processes in {row.train.accumulation} micro-batches each. Raise it."
         )
+    if row.hardware.backend in ("gloo", "nccl"):  # PyTorch's own builds have the one that their devices use
+        return
+    import torch
+
+    if not torch.distributed.is_backend_available(row.hardware.backend):
+        raise BadInput(
+            f"rows.{row.name}.backend: this PyTorch was built without {row.hardware.backend}. Set it to auto."
+        )
 
 
-def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
-    command = strategy.launch(SCRIPTS / "train.py", folder)
+def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
+    command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
         environment = _environment(row) | {"TMPDIR": scratch}
         with watcher.beside(folder):
-            outcome = supervise(
-                command, environment, folder, stream, strategy.processes, plan.steps, row.hardware.timeout
-            )
+            outcome = supervise(command, environment, folder, stream, processes, plan.steps, row.hardware.timeout)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
@@ -134,12 +129,12 @@ def _train(strategy, row: Row, folder: Path, log: Path, plan: Plan, data: Path) 
         raise RunFailed(
             f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}"
         )
-    if any(not (folder / "ranks" / f"{rank}.json").is_file() for rank in range(strategy.processes)):
+    if any(not (folder / "ranks" / f"{rank}.json").is_file() for rank in range(processes)):
         raise RunFailed(f"the processes ended with exit code {outcome.exit_code} before they were done")
-    ledger = record.gather_ledger(folder, strategy.processes)
+    ledger = record.gather_ledger(folder, processes)
     record.check_ledger(ledger, plan)
     record.write_ledger(folder / "ledger.npz", ledger)
-    ranks = record.read_ranks(folder, strategy.processes)
+    ranks = record.read_ranks(folder, processes)
     weights = read_json(data / "data.json")["weights"]
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
         raise RunFailed(f"a rank started from other weights than those in {data / 'weights'}")

@@ -10,17 +10,15 @@ Accelerator of the CPU.
 """
 
 import contextlib
-import sys
 from datetime import timedelta
 
 import torch
-import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from safetensors.torch import load_file
 
-from lockstep.files import write_text
-from lockstep.hardware import World, free_port
+from lockstep.hardware import World
+from lockstep.launchers import ACCELERATE_PRECISION
 from lockstep.strategies import ddp
 
 INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
@@ -31,7 +29,6 @@ OPTIONS = {
         "description": "accelerate launch with a configuration file of its own, or torchrun",
     },
 }
-PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
@@ -39,31 +36,12 @@ REFUSED = [
 
 
 class Strategy(ddp.Strategy):
-    def launch(self, script, folder):
-        if self.options["launcher"] == "torchrun":
-            return super().launch(script, folder)
-        settings = {
-            "compute_environment": "LOCAL_MACHINE",
-            # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
-            "distributed_type": "MULTI_GPU",
-            "num_processes": self.hardware["processes"],
-            "num_machines": 1,
-            "main_process_ip": "127.0.0.1",
-            "main_process_port": free_port(self.hardware["port"]),
-            "mixed_precision": PRECISION[self.precision],
-            "dynamo_config": {"dynamo_backend": "NO"},
-            "use_cpu": False,
-        }
-        write_text(folder / "accelerate.yaml", yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
-        return [*command, str(script), str(folder)]
-
     def start(self):
         names = ("gradient_as_bucket_view", "find_unused_parameters")
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
         self.accelerator = Accelerator(
             cpu=self.hardware["device"] == "cpu",
-            mixed_precision=PRECISION[self.precision],
+            mixed_precision=ACCELERATE_PRECISION[self.precision],
             kwargs_handlers=[
                 DistributedDataParallelKwargs(broadcast_buffers=False, **options),
                 InitProcessGroupKwargs(self.hardware["backend"], timeout=timedelta(seconds=self.hardware["timeout"])),

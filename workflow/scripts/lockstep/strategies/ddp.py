@@ -10,7 +10,6 @@ On a CPU: gloo in place of NCCL; it takes cycles from the cores that compute, so
 
 import contextlib
 import os
-import sys
 from datetime import timedelta
 
 import torch
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.hardware import World, free_port
+from lockstep.hardware import World
 from lockstep.strategies import single
 
 OPTIONS = {
@@ -87,13 +86,6 @@ REFUSED = [
 
 
 class Strategy(single.Strategy):
-    def launch(self, script, folder):
-        module = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}[self.options["launcher"]]
-        port = free_port(self.hardware["port"])
-        processes = ["--nproc-per-node", str(self.hardware["processes"]), "--max-restarts", "0"]
-        address = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-        return [sys.executable, "-m", module, *processes, *address, str(script), str(folder)]
-
     def start(self, **rendezvous):
         local_rank = int(os.environ["LOCAL_RANK"])
         device = torch.device(self.hardware["device"])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from lockstep.hardware import free_port
 from lockstep.strategies import ddp
 
 OPTIONS = {
@@ -31,14 +30,6 @@ OPTIONS = {
 
 
 class Strategy(ddp.Strategy):
-    def launch(self, script, folder):
-        meeting = (folder / "rendezvous").absolute()
-        meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
-        address = f"tcp://127.0.0.1:{free_port(self.hardware['port'])}"
-        if self.options["rendezvous"] == "file":
-            address = f"file://{meeting}"
-        return [sys.executable, "-m", __name__, str(folder), address, str(self.hardware["processes"])]
-
     def start(self):
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return super().start(init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=world_size)

@@ -11,12 +11,11 @@ On a CPU: all stages work through gloo and agree with ddp to rounding; slower th
 
 import contextlib
 import os
-import sys
 from datetime import timedelta
 
 import torch
 
-from lockstep.hardware import World, free_port
+from lockstep.hardware import World
 from lockstep.strategies import ddp
 
 INHERITS = ()
@@ -55,14 +54,6 @@ REFUSED = [
 
 
 class Strategy(ddp.Strategy):
-    def launch(self, script, folder):
-        if self.options["launcher"] == "torchrun":
-            return super().launch(script, folder)
-        port, processes = free_port(self.hardware["port"]), str(self.hardware["processes"])
-        devices = ["--num_gpus" if self.hardware["device"] == "cuda" else "--num_accelerators", processes]
-        address = ["--master_addr", "127.0.0.1", "--master_port", str(port)]
-        return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
-
     def start(self):
         if self.hardware["device"] == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"

@@ -9,18 +9,19 @@ gradients through the CPU. broadcast_optimizer_state would make a fresh AdamW ta
 On a CPU: gloo or MPI.
 """
 
-import sys
-from pathlib import Path
-
 import horovod.torch as hvd
 import torch
 from torch.profiler import record_function
 
-from lockstep.errors import RunFailed
 from lockstep.hardware import World
 from lockstep.strategies import single
 
 OPTIONS = {
+    "launcher": {
+        "enum": ["horovodrun"],
+        "default": "horovodrun",
+        "description": "horovodrun",
+    },
     "controller": {
         "enum": ["gloo", "mpi"],
         "default": "gloo",
@@ -39,16 +40,6 @@ LOSSY = [
 
 
 class Strategy(single.Strategy):
-    def launch(self, script, folder):
-        if self.options["controller"] == "mpi" and not hvd.mpi_built():
-            raise RunFailed(
-                "controller: Horovod is built without MPI; install it (Debian: libopenmpi-dev), then make horovod"
-            )
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        processes, controller = str(self.hardware["processes"]), f"--{self.options['controller']}"
-        shape = [controller, "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
-        return [str(horovodrun), *shape, sys.executable, str(script), str(folder)]
-
     def start(self):
         hvd.init()
         device = torch.device(self.hardware["device"])

@@ -1,7 +1,8 @@
 """single: one device, no communication. The base class that every other strategy changes.
 
 What is trained is fixed before: the plan, the initial weights, the optimizer and its schedule. A strategy says only
-how it is done: how processes start, how the model is wrapped, what one optimizer step is, how it is saved.
+how it is done: how the model is wrapped, what one optimizer step is, how it is saved. The command that starts its
+processes is in launchers.py.
 
 Advantages: nothing to set up, nothing to go wrong; the fastest where one device is enough for the model and the time.
 Limits: one device.
@@ -9,7 +10,6 @@ On a CPU: one process on one process's share of the cores, so that other rows ar
 """
 
 import contextlib
-import sys
 from pathlib import Path
 
 import torch
@@ -25,14 +25,10 @@ class Strategy:
         """`settings` is the row's settings (`config.Row.settings`): options, train, hardware, precision."""
         self.options = settings["options"]
         self.hardware = settings["hardware"]
-        self.processes = self.hardware["processes"]  # how many processes `launch` starts: one per device
+        self.processes = self.hardware["processes"]  # how many there are: one per device
         self.precision = settings["precision"]
         self.clip, self.accumulation = settings["train"]["clip"], settings["train"]["accumulation"]
         self.notes: list[str] = []  # what a reader of the table must know about this row
-
-    def launch(self, script: Path, folder: Path) -> list[str]:
-        """The command that starts the run's processes; each runs the training `script` on the run's `folder`."""
-        return [sys.executable, str(script), str(folder)]
 
     def start(self) -> World:
         """Called first in each process: join the others."""
