@@ -68,8 +68,8 @@ def test_the_report_holds_every_row(benchmark):
     assert float(lines["ddp"]["speedup"]) == pytest.approx(base["train_seconds"] / clock["train_seconds"])
     assert float(lines["ddp"]["efficiency"]) == pytest.approx(float(lines["ddp"]["speedup"]) / 2)
     html = benchmark.path("results/report/report.html").read_text()
-    assert f"Partial: {len(ROWS)} of 12 rows have a result." in html
-    assert "SYNTHETIC DATA" in html
+    assert f"Partial: {len(ROWS)} of 12 runs have a result." in html
+    assert "synthetic data" in html
     assert all(f'scope="row">{row}<' in html for row in lines)
     markdown = benchmark.path("results/report/report.md").read_text()
     assert "**exploding** failed" in markdown
