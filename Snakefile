@@ -33,7 +33,7 @@ rule all:
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
         [verdict(row) for row in ROWS.values()],
-        [profile_of(row) for row in ROWS.values()],
+        profiles(),
 
 
 onstart:

@@ -27,7 +27,7 @@ model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2}
 hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
 predict: {count: 2, label: 高兴}
-profile: {steps: 3, trace: true}
+profile: {steps: 0}
 repeats: 1
 rows:
   exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}
@@ -39,6 +39,9 @@ rows:
   ddp_tcp: {strategy: ddp_spawn, rendezvous: tcp, port: 29555, processes: 3, accumulation: 2}
   single_fp16: {strategy: single, precision: fp16}
 """
+
+
+PROFILED = ("--configfile", "small.yaml", "--config", "profile={steps: 3, trace: true}")
 
 
 @dataclass
@@ -90,6 +93,9 @@ def benchmark(tmp_path_factory) -> Workplace:
     place.path("small.yaml").write_text(SMALL, encoding="utf-8")
     place.path("more.yaml").write_text(MORE, encoding="utf-8")
     place.first_run = place.snakemake("--cores", "all", "--configfile", "small.yaml")
+    # Two profiles, for the report; a slow test has those of all rows.
+    place.snakemake("--cores", "all", "profile_single", "profile_ddp", *PROFILED)
+    place.script("report", "--config=results/config.yaml")
     return place
 
 

@@ -37,6 +37,7 @@ def verdict(row=None):
     return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"
 
 
-def profile_of(row):
-    """Where the time of a row's step goes."""
-    return f"results/{CONFIG.profiled(row).folder(1)}/profile.json"
+def profiles():
+    """Where the time of each row's step goes; none where the configuration asks for none."""
+    rows = ROWS.values() if CONFIG.profile.steps else ()
+    return [f"results/{CONFIG.profiled(row).folder(1)}/profile.json" for row in rows]

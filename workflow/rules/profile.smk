@@ -1,6 +1,6 @@
 # Where a step's time goes: a few steps of every row, recorded in a run of their own. Not timed, but alone all the same.
 
-for row in ROWS.values():
+for row in ROWS.values() if CONFIG.profile.steps else ():
     profiled = CONFIG.profiled(row)
 
     rule:
@@ -29,4 +29,4 @@ for row in ROWS.values():
 
 rule profile:
     input:
-        [profile_of(row) for row in ROWS.values()],
+        profiles(),

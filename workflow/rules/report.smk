@@ -9,7 +9,7 @@ rule report:
             for file in ("record.json", "test/report.json")
         ],
         [verdict(row) for row in ROWS.values()],
-        [profile_of(row) for row in ROWS.values()],
+        profiles(),
         "results/data/peak.json",
         "results/predict/predictions.csv",
         code=code("report"),

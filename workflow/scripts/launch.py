@@ -14,6 +14,8 @@ def main() -> None:
     if arguments.row not in config.rows:
         raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
     row = config.rows[arguments.row]
+    if arguments.profile and not config.profile.steps:
+        raise BadInput("--profile: profile.steps is 0, which is none. Set it, as in --set profile.steps=8.")
     if arguments.profile:
         print(runs.profile(config, row, arguments.results))
         return

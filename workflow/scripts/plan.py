@@ -13,7 +13,11 @@ def main() -> None:
     config, folder = cli.configuration(arguments), arguments.results / "data"
     if not (folder / "data.json").exists():
         raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
-    rows = [*config.rows.values(), config.trial(None), *map(config.profiled, config.rows.values())]
+    rows = [
+        *config.rows.values(),
+        config.trial(None),
+        *map(config.profiled, config.rows.values() if config.profile.steps else ()),
+    ]
     wanted = {row.train.plan_name: row.train for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
