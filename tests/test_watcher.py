@@ -70,9 +70,14 @@ def test_the_watcher_tells_a_stranger_from_the_run(tmp_path):
         stranger.kill()
     samples = watcher.read(tmp_path)
     assert len(samples) >= 3
-    assert max(one["others_cores"] for one in samples) > 0.3
-    assert all(one["run_cores"] > 0.1 for one in samples)
-    assert all(one["run_cores"] + one["others_cores"] < 1.2 * psutil.cpu_count() for one in samples)
+    seconds = sum(one["end"] - one["begin"] for one in samples)
+    run, others = (
+        sum(one[kind] * (one["end"] - one["begin"]) for one in samples) / seconds
+        for kind in ("run_cores", "others_cores")
+    )
+    assert run > 0.1
+    assert others > 0.3
+    assert run + others < 1.2 * psutil.cpu_count()  # on a busy machine a sample alone may be off: it is not one moment
 
 
 def test_it_ends_with_the_block(tmp_path):
