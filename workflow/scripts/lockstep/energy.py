@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-import torch
+from lockstep.environment import gpu_handles
 
 POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
 
@@ -20,11 +20,7 @@ class Meter:
         self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and its like are parts of these
         self.gpus = []
         with contextlib.suppress(Exception):  # no driver, no library, an older GPU: all mean that nothing is told
-            import pynvml
-
-            pynvml.nvmlInit()
-            uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
-            self.gpus = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+            self.gpus = gpu_handles()
 
     def start(self) -> None:
         self.began = {"gpu": self._gpus(), "cpu": self._packages()}

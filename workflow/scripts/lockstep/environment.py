@@ -67,15 +67,22 @@ def commit() -> dict[str, str | bool | None]:
     return {"commit": head, "changed": None if status is None else bool(status)}
 
 
+def gpu_handles() -> list:
+    """NVML's handles of the GPUs that this process sees. Raises whatever NVML raises where there is no driver."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
+    return [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+
+
 def _gpus() -> list[dict]:
     """What the driver says of each GPU that this process sees: driver, memory, ECC, power limit, links between GPUs."""
     found = []
     with contextlib.suppress(Exception):  # no driver or no library: there is nothing to tell
         import pynvml
 
-        pynvml.nvmlInit()
-        uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
+        handles = gpu_handles()
         for gpu in handles:
             questions = {
                 "driver": lambda gpu: pynvml.nvmlSystemGetDriverVersion(),
