@@ -19,6 +19,8 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -c constraints.txt
 	docker/build-horovod.sh $(BIN)/python || echo "Horovod is not built (why stands above), so its row will be unavailable; try again with: make horovod" >&2
+	# DeepSpeed would compile its collectives for CPUs in the first run that uses them, and that run would be timed with it.
+	DS_ACCELERATOR=cpu $(BIN)/python -c "import deepspeed; deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1 || echo "DeepSpeed's collectives for CPUs are not compiled; its first run tries again, and needs g++" >&2
 	touch $@
 
 bench: setup

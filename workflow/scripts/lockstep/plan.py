@@ -76,6 +76,8 @@ def make(
             f"train.global_batch: {global_batch}, but the training split has only {count} texts."
             " Lower it, or give more data."
         )
+    if max_steps:
+        epochs = min(epochs, -(-max_steps // batches))  # no more than are begun
     ids, dropped = [], []
     for epoch in range(epochs):
         random = np.random.default_rng([seed, epoch])
@@ -87,13 +89,12 @@ def make(
         dropped += [(epoch, sample) for sample in sorted(tail)]
     ids = np.concatenate(ids)[:max_steps]
     steps = len(ids)
-    last_epoch = (steps - 1) // batches
     return Plan(
         ids=ids.reshape(-1).astype(np.int64),
         starts=np.arange(steps + 1, dtype=np.int64) * global_batch,
         widths=lengths[ids].max(axis=1).astype(np.int64),
         epochs=np.arange(steps, dtype=np.int64) // batches,
-        dropped=np.array([pair for pair in dropped if pair[0] <= last_epoch], dtype=np.int64).reshape(-1, 2),
+        dropped=np.array(dropped, dtype=np.int64).reshape(-1, 2),
     )
 
 

@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lockstep import models
-from lockstep.clock import WARMUP_STEPS, Clock
+from lockstep.clock import Clock
+from lockstep.config import WARMUP_STEPS
 from lockstep.files import write_json
 from lockstep.record import RankFiles
 from lockstep.replay import Replay

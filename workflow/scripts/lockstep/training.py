@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep import checkpoint, environment, memory, models, strategies
+from lockstep import checkpoint, commands, environment, memory, models, strategies
 from lockstep.clock import Clock
 from lockstep.development import Development
 from lockstep.energy import Meter
@@ -82,7 +82,7 @@ def _train(session: Session) -> None:
     plan, tokens = Plan.load(Path(settings["plan_file"])), Tokens.load(data / "dataset" / "train")
     development = Development(session, plan, Tokens.load(data / "dataset" / "dev"))
     if world.rank == 0:
-        about = {name: settings[name] for name in ("config_hash",)} | environment.commit()
+        about = {name: settings[name] for name in ("config_hash",)} | commands.commit()
         write_json(session.folder / "env.json", environment.describe() | about)
     checkpoint.barrier(strategy)
     if world.local_rank == 0:
@@ -94,7 +94,7 @@ def _train(session: Session) -> None:
     if settings["kind"] == "profile":
         from lockstep.profiling import Profiler
 
-        session.profiler = Profiler(session, plan.steps, min(settings["profile"]["steps"], plan.steps // 2))
+        session.profiler = Profiler(session, plan.steps, settings["profile"]["steps"])
     strategy.train(replay)
     files.event("run_stop")
     if session.profiler:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import config
+from lockstep import commands, config
 from lockstep.errors import BadInput
 from lockstep.files import write_json, write_text
 
@@ -75,11 +75,10 @@ def write_manifest(checked: config.Config, command: list[str]) -> None:
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
             "command": shlex.join(["snakemake", *command[1:]]),
-            "commit": _git("rev-parse", "HEAD"),
-            "changed": bool(_git("status", "--porcelain")),
             "rows": list(checked.rows),
             "repeats": checked.repeats,
-        },
+        }
+        | commands.commit(),
     )
 
 
@@ -89,13 +88,6 @@ def report_what_there_is() -> None:
         for script in ("predict", "report"):
             command = ["python", str(SCRIPTS / f"{script}.py"), "--config", str(RESULTS / "config.yaml")]
             subprocess.run(command, check=False)  # without any model there is nothing to predict
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def data_files(checked: config.Config) -> list[str]:
