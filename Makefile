@@ -5,13 +5,16 @@
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files
 # make lint     ruff, snakefmt, snakemake --lint
+# make images   build the Docker images for this machine's CPUs (VARIANT=cuda: for NVIDIA GPUs); see docker/build.sh
+# make sif      turn them into .sif files, for snakemake --cores all --use-singularity
+# make locks    write docker/locks/ again, after a change of the requirements
 # make benchmark  measure Lockstep against what a user would otherwise write
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
 
-.PHONY: setup bench again test test-slow horovod docs lint benchmark clean
+.PHONY: setup bench again test test-slow horovod docs lint benchmark images sif locks clean
 
 setup: $(VENV)/.complete
 
@@ -20,7 +23,7 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -c constraints.txt
 	docker/build-horovod.sh $(BIN)/python || echo "Horovod is not built (why stands above), so its row will be unavailable; try again with: make horovod" >&2
 	# DeepSpeed would compile its collectives for CPUs in the first run that uses them, and that run would be timed with it.
-	DS_ACCELERATOR=cpu $(BIN)/python -c "import deepspeed; deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1 || echo "DeepSpeed's collectives for CPUs are not compiled; its first run tries again, and needs g++" >&2
+	PATH="$(abspath $(BIN)):$$PATH" DS_ACCELERATOR=cpu python -c "import deepspeed; deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1 || echo "DeepSpeed's collectives for CPUs are not compiled; its first run tries again, and needs g++" >&2
 	touch $@
 
 bench: setup
@@ -50,6 +53,15 @@ lint: setup
 
 benchmark: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks
+
+images:
+	docker/build.sh
+
+sif:
+	docker/sif.sh
+
+locks:
+	docker/lock.sh
 
 clean:
 	rm -rf results .snakemake

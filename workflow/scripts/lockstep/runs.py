@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import shutil
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -161,6 +162,8 @@ def _environment(row: Row) -> dict[str, str]:
     """The variables that every process of a run gets. Launchers would set threads each in their own way."""
     threads = str(row.hardware.threads)
     environment = os.environ | {
+        # Programs that frameworks call, as DeepSpeed does ninja: another one would compile anew what set-up compiled.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(SCRIPTS),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": threads,
