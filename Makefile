@@ -30,8 +30,7 @@ bench: setup
 	$(BIN)/snakemake --cores $(CORES)
 
 again: setup
-	$(BIN)/python workflow/scripts/again.py
-	$(BIN)/snakemake --cores $(CORES)
+	PATH="$(abspath $(BIN)):$$PATH" python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

@@ -7,8 +7,8 @@ from lockstep import workflow as lockstep
 
 lockstep.use_this_python()
 CONFIG = lockstep.configuration(config, workflow.configfiles)
-ROWS = lockstep.available_rows(CONFIG)
-IMAGES = lockstep.images(workflow.deployment_settings.deployment_method)
+ROWS = lockstep.available_rows(CONFIG, lockstep.contain(CONFIG, workflow.deployment_settings))
+IMAGES = lockstep.containers.images(CONFIG)
 
 
 wildcard_constraints:
@@ -21,6 +21,11 @@ wildcard_constraints:
 def code(script, strategy=None):
     """A script and all of Lockstep that it and the strategy import: editing one of them runs the rule again."""
     return lockstep.code_files(f"workflow/scripts/{script}.py", strategy)
+
+
+def image(row):
+    """The image of the row's strategy, for --use-singularity."""
+    return IMAGES[lockstep.containers.family(row.strategy)]
 
 
 def run_files(row, file):

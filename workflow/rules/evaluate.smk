@@ -29,7 +29,7 @@ rule evaluate:
     benchmark:
         "results/benchmarks/evaluate_{row}_n{n}_rep{rep}.tsv"
     container:
-        IMAGES["torch"]
+        lambda wildcards: image(ROWS[wildcards.row])
     params:
         run=run_folder,
     message:

@@ -16,7 +16,7 @@ for row in [None, *ROWS.values()]:
         log:
             f"results/logs/parity_{trial.name}.log",
         container:
-            IMAGES["torch"]
+            image(trial)
         # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.
         threads: max(1, workflow.cores // 2)
         params:

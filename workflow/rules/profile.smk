@@ -15,7 +15,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         log:
             f"results/{profiled.folder(1)}/run.log",
         container:
-            IMAGES["torch"]
+            image(row)
         threads: workflow.cores
         params:
             row=row.name,

@@ -24,7 +24,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
             f"{folder}/run.log",
         priority: 10 + len(CONFIG.order) - place
         container:
-            IMAGES["torch"]
+            image(row)
         threads: workflow.cores
         params:
             row=row.name,

@@ -21,6 +21,9 @@ RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "
 REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
 # An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
+# What decides, besides strategy and precision, which model a row ends with.
+RECIPE = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
+RECIPE += ("clip", "seed")
 # Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
 WARMUP_STEPS = 3
 
@@ -152,8 +155,8 @@ class Row:
 
     @property
     def division(self) -> str:
-        """closed: the same plan as the table's default. open: any recipe (MLPerf's terms)."""
-        return "closed" if self.train.plan_name == self.base.train.plan_name else "open"
+        """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms)."""
+        return "closed" if all(getattr(self.train, key) == getattr(self.base.train, key) for key in RECIPE) else "open"
 
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
@@ -212,6 +215,7 @@ class Config:
     hardware: AskedHardware
     predict: Predict
     profile: Profile
+    containers: dict[str, str]  # the image of each family of strategies, or "auto"
     rows: dict[str, Row]
     repeats: int
     source: dict  # the validated configuration as plain values, defaults filled in
@@ -333,6 +337,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         hardware=base.hardware,
         predict=Predict(**values["predict"]),
         profile=Profile(**values["profile"]),
+        containers=values["containers"],
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
         source=values,

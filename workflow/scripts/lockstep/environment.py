@@ -9,26 +9,12 @@ from pathlib import Path
 
 import torch
 
+from lockstep import containers
 from lockstep.commands import PROJECT, output
-from lockstep.hardware import cpu_cores
+from lockstep.hardware import VARIABLES, cpu_cores
 
 # Instruction sets that decide how fast matrices are multiplied.
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "sve")
-# Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
-VARIABLES = [
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OMP_PROC_BIND",
-    "KMP_AFFINITY",
-    "CUDA_VISIBLE_DEVICES",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "NCCL_P2P_DISABLE",
-    "NCCL_IB_DISABLE",
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
-    "PYTORCH_ALLOC_CONF",
-    "LD_PRELOAD",
-]
 
 
 def describe() -> dict:
@@ -49,7 +35,8 @@ def describe() -> dict:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "mpi": _mpi(),
         "in_container": _container(),
-        "image": os.environ.get("LOCKSTEP_IMAGE") or os.environ.get("APPTAINER_CONTAINER"),
+        "image": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("LOCKSTEP_IMAGE"),
+        "image_digest": containers.digest(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

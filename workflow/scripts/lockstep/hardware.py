@@ -10,6 +10,22 @@ from pathlib import Path
 
 from lockstep.errors import BadInput
 
+# Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
+VARIABLES = [
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "KMP_AFFINITY",
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "PYTORCH_ALLOC_CONF",
+    "LD_PRELOAD",
+]
+
 
 @dataclass(frozen=True)
 class Hardware:

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import commands, config
+from lockstep import commands, config, containers
 from lockstep.errors import BadInput
 from lockstep.files import write_json, write_text
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
-IMAGES_FILE = Path("docker/images.yaml")
 
 
 def configuration(raw: dict, files: list) -> config.Config:
@@ -39,9 +38,12 @@ def configuration(raw: dict, files: list) -> config.Config:
         sys.exit(2)
 
 
-def available_rows(checked: config.Config) -> dict[str, config.Row]:
-    """The rows that can be trained here. Says of the others why they can't, as their line in the report does."""
-    missing = {name: row.unavailable for name, row in checked.rows.items() if row.unavailable}
+def available_rows(checked: config.Config, contained: bool) -> dict[str, config.Row]:
+    """The rows that can be trained here. Says of the others why they can't, as their line in the report does.
+
+    In containers all can: what they need is in the images, whatever is installed outside.
+    """
+    missing = {} if contained else {name: row.unavailable for name, row in checked.rows.items() if row.unavailable}
     for name, reason in missing.items():
         print(f"{name} is unavailable: {reason}", file=sys.stderr)
     return {name: row for name, row in checked.rows.items() if name not in missing}
@@ -52,17 +54,21 @@ def use_this_python() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def images(deployment) -> dict[str, str]:
-    """Each rule family's container image. Ends the program where containers are asked for and an image is missing."""
-    chosen = yaml.safe_load(IMAGES_FILE.read_text(encoding="utf-8"))
-    missing = [image for image in chosen.values() if "://" not in image and not Path(image).is_file()]
-    if missing and any(method.name == "APPTAINER" for method in deployment):
-        print(
-            f"error: {IMAGES_FILE}: {', '.join(missing)} does not exist. Run without --use-singularity.",
-            file=sys.stderr,
-        )
+def contain(checked: config.Config, settings) -> bool:
+    """Whether rules run in containers (`settings` is Snakemake's deployment settings), which are then set up.
+
+    Ends the program where Apptainer or an image is missing, before anything is trained.
+    """
+    if not any(method.name == "APPTAINER" for method in settings.deployment_method):
+        return False
+    try:
+        containers.check(checked)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    return chosen
+    own = settings.apptainer_args or ""
+    settings.apptainer_args = f"{containers.arguments(checked)} {own}".strip()
+    return True
 
 
 def write_manifest(checked: config.Config, command: list[str]) -> None:

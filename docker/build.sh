@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Build the images, and write their digests to docker/digests.yaml.
+#   make images                      every image, for this machine's CPUs
+#   make images VARIANT=cuda         the same for NVIDIA GPUs
+#   make images IMAGES="torch bench" only some
+# Where the network is not open, from the environment: BASE, DEBIAN, DEBIAN_SECURITY, INDEX_URL, CPU_INDEX_URL name
+# mirrors, CA is a file of certificate authorities (a secret of the build, in no image), and docker/wheels/ is a folder
+# of wheels that are looked at too (with PyTorch's CPU build in it, CPU_INDEX_URL may be empty). NETWORK=host lets the build use the host's network.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+variant=${VARIANT:-cpu}
+images=${IMAGES:-torch deepspeed horovod bench}
+commit=$(git rev-parse HEAD 2> /dev/null || echo unknown)
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+arguments=(--build-arg "VARIANT=$variant" --network "${NETWORK:-default}"
+  --label org.opencontainers.image.title=Lockstep --label org.opencontainers.image.licenses=MIT
+  --label "org.opencontainers.image.version=$version" --label "org.opencontainers.image.revision=$commit")
+for name in BASE DEBIAN DEBIAN_SECURITY INDEX_URL CPU_INDEX_URL; do
+  if [ -n "${!name+given}" ]; then arguments+=(--build-arg "$name=${!name}"); fi
+done
+if [ -n "${CA:-}" ]; then arguments+=(--secret "id=ca,src=$CA"); fi
+
+for image in $images; do
+  DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target "$image" --tag "lockstep/$image:$variant" "${arguments[@]}" .
+done
+
+mkdir -p results
+# Which user `docker compose run` works as: Compose reads this file by itself.
+printf 'LOCKSTEP_UID=%s\nLOCKSTEP_GID=%s\n' "$(id -u)" "$(id -g)" > .env
+docker image ls --no-trunc --format '{{.Repository}}:{{.Tag}}: {{.ID}}' 'lockstep/*' | sort > docker/digests.yaml
+docker image ls 'lockstep/*'

@@ -1,0 +1,65 @@
+"""Is this environment sound? Imports every framework that it has, and trains two steps of a strategy of each.
+
+python workflow/scripts/self_test.py             what an image runs by default
+python workflow/scripts/self_test.py --versions  what it holds, as JSON
+"""
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lockstep import cli, environment, strategies
+from lockstep.errors import RunFailed
+
+SCRIPTS = Path(__file__).resolve().parent
+PROJECT = SCRIPTS.parents[1]
+SMALL = ["data.limit=200", "model.hidden_size=32", "model.layers=1", "train.epochs=1", "train.max_steps=2"]
+SMALL += ["train.eval_every=0", "train.checkpoint=last", "hardware.processes=1", "predict.count=1"]
+ROWS = ("single", "ddp", "deepspeed", "horovod")  # one for each way in which an image may be broken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--versions", action="store_true", help="print what this environment holds, and train nothing")
+    if parser.parse_args().versions:
+        print(json.dumps(environment.describe(), indent=1))
+        return
+    for name in strategies.names():
+        if available(name):
+            strategies.load(name)
+            print(f"{name}: imported")
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        step("prepare.py", folder)
+        step("plan.py", folder)
+        for name in filter(available, ROWS):
+            print(step("launch.py", folder, "--row", name), end="")
+
+
+def available(strategy: str) -> bool:
+    for package, (version, _) in strategies.literals(strategy)["NEEDS"].items():
+        try:
+            found = importlib.metadata.version(package).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            return False
+        if found != version:
+            raise RunFailed(f"{package} is {found}, not {version}")
+    return True
+
+
+def step(script: str, folder: str, *arguments: str) -> str:
+    command = [sys.executable, str(SCRIPTS / script), "--results", folder, *arguments]
+    command += ["--config", str(PROJECT / "config" / "config.yaml")]
+    command += [word for value in SMALL for word in ("--set", value)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        logs = "".join(file.read_text(errors="replace") for file in Path(folder).glob("runs/*/*/*/run.log"))
+        raise RunFailed(f"{script} {' '.join(arguments)}: {finished.stdout}{finished.stderr}\n{logs}")
+    return finished.stdout
+
+
+if __name__ == "__main__":
+    cli.run(main)
