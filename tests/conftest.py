@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def benchmark(tmp_path_factory) -> Workplace:
     place = copy_project(tmp_path_factory.mktemp("project"))
     place.path("small.yaml").write_text(SMALL, encoding="utf-8")
     place.path("more.yaml").write_text(MORE, encoding="utf-8")
+    place.began = time.time()
     place.first_run = place.snakemake("--cores", "all", "--configfile", "small.yaml")
     # Two profiles, for the report; a slow test has those of all rows.
     place.snakemake("--cores", "all", "profile_single", "profile_ddp", *PROFILED)

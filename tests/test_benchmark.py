@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from lockstep import config
 from lockstep.files import write_json
 from lockstep.plan import Plan
 
-from .conftest import HOROVOD, PROFILED
+from .conftest import HOROVOD, PROFILED, Workplace
 
 ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
 ROWS |= {"horovod": 2} if HOROVOD else {}
@@ -255,6 +256,12 @@ def test_what_a_run_says_of_itself(benchmark):
     assert manifest["command"].startswith("snakemake --cores all")
 
 
+def test_no_shared_memory_outlives_the_runs(benchmark):
+    """DeepSpeed's ranks share 66 MiB each, which it leaves in /dev/shm."""
+    left = [file.name for file in Path("/dev/shm").iterdir() if file.stat().st_ctime > benchmark.began]
+    assert not [name for name in left if name.startswith(("deepspeed", "torch_", "gloo"))]
+
+
 def test_single_needs_no_retraining_and_the_failed_row_is_tried_again(benchmark):
     planned = benchmark.snakemake("-n", *CONFIGURED)
     again = {"train_exploding_1", "evaluate", "predict", "report", "all"}
@@ -311,16 +318,28 @@ def test_a_repetition_with_the_same_weights_takes_the_test_over(benchmark, tmp_p
     assert "the same weights" not in benchmark.script("evaluate", str(tmp_path / "ddp/n2/rep2")).stdout
 
 
-def test_disturbed_runs_are_forgotten_to_be_repeated(benchmark, tmp_path):
-    for row, disturbed in (("ddp", ["a GPU was throttled"]), ("single", [])):
-        made = record(benchmark, row)
-        write_json(
-            tmp_path / f"runs/{row}/n1/rep1/record.json", made | {"watch": made["watch"] | {"disturbed": disturbed}}
-        )
+def test_again_repeats_the_disturbed_runs_only_and_with_their_own_configuration(benchmark, tmp_path):
+    place = Workplace(Path(shutil.copytree(benchmark.folder, tmp_path / "copy")))
+    before = {
+        file.parent: json.loads(file.read_text()) for file in place.path("results/runs").glob("*/*/*/record.json")
+    }
+    for folder, made in before.items():  # whatever else this machine did meanwhile
+        watch = made["watch"] | {"disturbed": ["a GPU was throttled"] if made["row"] == "ddp" else []}
+        write_json(folder / "record.json", made | {"watch": watch, "wall_seconds": 99.0})
+    said = place.script("again")
+    assert "runs/ddp/n2/rep1: a GPU was throttled; it is repeated" in said.stdout
+    after = {folder: json.loads((folder / "record.json").read_text()) for folder in before}
+    (repeated,) = [folder for folder in after if after[folder]["wall_seconds"] != 99.0]
+    assert after[repeated]["row"] == "ddp"
+    assert after[repeated]["losses"] == before[repeated]["losses"]
+    report = json.loads(place.path("results/report/summary.json").read_text())
+    assert [row["row"] for row in report["rows"]][: len(ROWS)] == list(ROWS)
+
+
+def test_again_says_where_there_is_nothing(benchmark, tmp_path):
     said = benchmark.script("again", "--results", str(tmp_path))
-    assert said.returncode == 0
-    assert "rep1: a GPU was throttled; it will be repeated\n1 of 2 runs were disturbed" in said.stdout
-    assert [file.parts[-4] for file in tmp_path.glob("runs/*/*/*/record.json")] == ["single"]
+    assert (said.returncode, said.stderr.count("error: ")) == (2, 1)
+    assert "no run has a record here" in said.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def results(benchmark, tmp_path) -> Path:
         (run,) = (whole / "runs" / row).glob("n*/rep1")
         for repeat in (1, 2, 3):
             copy = folder / "runs" / row / run.parent.name / f"rep{repeat}"
-            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "model", "ranks"))
+            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "model", "watch.jsonl"))
             started = f"2026-01-01T00:{10 * repeat + place:02}:00+00:00"
             change(copy, repeat=repeat, started=started, watch={"samples": 9, "others_cores": 0.0, "disturbed": []})
             environment = files.read_json(copy / "env.json")
@@ -67,6 +67,16 @@ def change_environment(folder, name, value):
     files.write_json(folder / "env.json", files.read_json(folder / "env.json") | {name: value})
 
 
+def change_clock(folder, **values):
+    change(folder, clock=files.read_json(folder / "record.json")["clock"] | values)
+
+
+def watched_others(folder):
+    """What the watcher wrote down says so, and the record was edited not to."""
+    sample = {"begin": 0, "end": 1e9, "others_cores": 1.5, "cpu_mhz": None, "cpu_celsius": None}
+    (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "gpu_strangers": 0}) + "\n")
+
+
 def change_hash(folder, name):
     change(folder, hashes=files.read_json(folder / "record.json")["hashes"] | {name: 64 * "0"})
 
@@ -84,7 +94,16 @@ def change_hash(folder, name):
         (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
         (lambda folder: change_hash(folder, "plan"), "it trained another plan"),
         (lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99), "it ran beside"),
-        (lambda folder: change(folder, losses="none"), "not a valid record"),
+        (lambda folder: change(folder, losses="none"), "is no valid record: $.losses"),
+        (lambda folder: (folder / "record.json").write_text('{"row": '), "is damaged"),
+        (lambda folder: (folder / "env.json").unlink(), "not all of it can be checked"),
+        (lambda folder: (folder / "ledger.npz").write_bytes(b"PK"), "not all of it can be checked"),
+        (lambda folder: change_clock(folder, train_seconds=0.5), "not its work over its training time"),
+        (lambda folder: change_clock(folder, train_seconds=0.5), "not that of its slowest rank"),
+        (lambda folder: change_clock(folder, train_seconds=1e300), "do not fit into"),
+        (lambda folder: change(folder, row="fsdp"), "its record is that of fsdp"),
+        (lambda folder: (folder / "failed.json").write_text("{}"), "it failed"),
+        (watched_others, "it was disturbed: other processes used 1.50 of"),
         (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
         (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not held against the reference"),
     ],

@@ -7,7 +7,7 @@ import stat
 import numpy as np
 import pytest
 
-from lockstep import files, plan, record, runs
+from lockstep import files, plan, record
 from lockstep.errors import RunFailed
 
 PLAN = plan.make(np.full(21, 5), global_batch=7, epochs=1, seed=0, batching="plain")
@@ -58,7 +58,7 @@ def test_a_record_must_follow_the_schema(tmp_path):
     from jsonschema import ValidationError
 
     with pytest.raises(ValidationError):
-        runs.write_record(tmp_path / "record.json", {"row": "ddp", "status": "great"})
+        record.write_run(tmp_path / "record.json", {"row": "ddp", "status": "great"})
     assert not list(tmp_path.iterdir())
 
 

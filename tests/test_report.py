@@ -127,7 +127,7 @@ def test_rows_are_compared_block_by_block(results):
     assert found["ratios"]["fsdp"]["single"]["low"] < 1 < found["ratios"]["fsdp"]["single"]["high"]
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     assert found["headline"][0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 26 % longer."
-    assert found["headline"][1] == "ddp takes 0.8 of single's time (range: 0.8 to 0.8; 8.8 s against 11 s; n = 3)."
+    assert found["headline"][1] == "ddp takes 0.8 of single's time (95 %: 0.8 to 0.8; 8.8 s against 11 s; n = 3)."
 
 
 def test_a_disturbed_run_is_shown_and_left_out(results):
@@ -137,7 +137,7 @@ def test_a_disturbed_run_is_shown_and_left_out(results):
     assert rows["ddp"]["train_seconds"] == pytest.approx(8.1)
     assert (rows["ddp"]["repeats"], rows["ddp"]["disturbed"]) == (2, 1)
     assert "run 2 was disturbed: other processes used 1.20 of 2 CPU cores" in page
-    assert any("1 runs were disturbed" in line for line in found["headline"])
+    assert any("disturbed and left out: 1 of" in line for line in found["headline"])
 
 
 def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
@@ -145,7 +145,7 @@ def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
     found, rows, _ = made(results)
     assert rows["ddp"]["rank"] is None
     assert rows["ddp"]["train_seconds"] > 0
-    assert any("every run of ddp was disturbed" in line for line in found["headline"])
+    assert any("no undisturbed run, so no trustworthy times: ddp" in line for line in found["headline"])
 
 
 def test_figures_that_no_device_tells_are_not_guessed(results):
@@ -161,7 +161,7 @@ def test_rows_that_do_other_work_are_not_compared(results):
     _, lines, page = made(results, rows=rows | {"ddp": {"strategy": "ddp", "max_steps": 5}})
     assert (lines["ddp"]["division"], lines["ddp"]["speedup"]) == ("open", None)
     assert lines["ddp_spawn"]["division"] == "closed"
-    assert "rows marked open do other work" in page
+    assert "rows marked open train by another recipe" in page
 
 
 class Elements(HTMLParser):

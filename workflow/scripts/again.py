@@ -1,18 +1,30 @@
-"""Forget the runs that were disturbed, so that the workflow trains them once more. `make again` does both."""
+"""Train the runs that were disturbed once more, with the configuration they were made with, and report again."""
 
-from lockstep import cli
-from lockstep.files import read_json
+import subprocess
+
+from lockstep import cli, record
+from lockstep.errors import BadInput
 
 
-def main() -> None:
-    arguments = cli.parser(__doc__, configured=False).parse_args()
-    found = sorted(arguments.results.glob("runs/*/*/*/record.json"))
-    disturbed = {file: read_json(file)["watch"]["disturbed"] for file in found}
-    for file, reasons in disturbed.items():
-        if reasons:
-            file.unlink()
-            print(f"{file.parent}: {'; '.join(reasons)}; it will be repeated")
-    print(f"{sum(map(bool, disturbed.values()))} of {len(found)} runs were disturbed")
+def main() -> int:
+    parser = cli.parser(__doc__, configured=False)
+    parser.add_argument("--cores", default="all", help="as Snakemake has it")
+    arguments = parser.parse_args()
+    folders = sorted(file.parent for file in arguments.results.glob("runs/*/*/*/record.json"))
+    if not folders:
+        raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
+    rules = []
+    for folder in folders:
+        found = record.read_run(folder)
+        if reasons := found["watch"]["disturbed"]:
+            print(f"{folder}: {'; '.join(reasons)}; it is repeated")
+            rules.append(f"train_{found['row']}_{found['repeat']}")
+    print(f"{len(rules)} of {len(folders)} runs were disturbed", flush=True)
+    if not rules:
+        return 0
+    configuration = ["--configfile", str(arguments.results / "config.yaml")]
+    command = ["snakemake", "--cores", arguments.cores, "--forcerun", *rules, *configuration]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

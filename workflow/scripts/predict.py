@@ -22,7 +22,7 @@ def main() -> None:
         lines = [[text, label, f"{chance:.3f}"] for text, (label, chance) in zip(arguments.text, answers, strict=True)]
         print_table(["text", "prediction", "probability"], lines)
         return
-    config, results = cli.configuration(arguments), arguments.results
+    config, results = cli.configuration(arguments, finished=True), arguments.results
     if not (results / "data" / "data.json").is_file():
         raise BadInput(f"{results / 'data' / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
     labels = read_json(results / "data" / "data.json")["labels"]

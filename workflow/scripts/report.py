@@ -6,7 +6,7 @@ from lockstep.terminal import print_table
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
-    config, folder = cli.configuration(arguments), arguments.results / "report"
+    config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
     found = summary.gather(config, arguments.results)
     reporting.write(found, folder, arguments.results / "predict" / "predictions.csv")
     print_table(*reporting.plain(found["rows"]))

@@ -21,6 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
 INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
+ALIKE = 0.1  # how far apart losses may end, dropout and precision being what they are, and still be called alike
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
 SETUP = ("imports", "process_group", "model", "wrap", "data")
 
@@ -74,6 +75,7 @@ def times(done: list[dict], summary: dict) -> Drawing:
                 markerfacecolor="none" if disturbed else COLOURS[1],
                 markersize=7,
                 gid=gid,
+                zorder=4 if disturbed else 3,  # a ring is seen around a dot, not below one
             )
             tips[gid] = f"{row['row']} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
             table.append([row["row"], str(run["repeat"]), f"{seconds:.3f}", "; ".join(disturbed)])
@@ -115,7 +117,7 @@ def step_parts(done: list[dict], summary: dict) -> Drawing:
     return Drawing(
         figure,
         say("picture_steps", row=waiting, ms=f"{most:.3g}") if most else say("picture_steps_none"),
-        say("picture_steps_note", difference=join(difference, ", ") if difference else "–"),
+        say("picture_steps_note", difference=join(difference, say("comma")) if difference else "–"),
         [say("row"), *(say(f"phase_{phase}") for phase in PHASES)],
         [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(ordered, values, strict=True)],
         tips,
@@ -139,6 +141,8 @@ def losses(done: list[dict], summary: dict) -> Drawing:
         left.plot(steps[keep], smooth[keep], label=row["row"], **style)
         right.plot(seconds[keep], smooth[keep], **style)
         table.append([row["row"], *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))])
+    ends = [float(np.mean(median_run(row, summary)["losses"][-window:])) for row in done]
+    alike = len(ends) > 1 and max(ends) - min(ends) < ALIKE
     left.set_xlabel(say("axis_step").en)
     right.set_xlabel(say("axis_seconds").en)
     left.set_ylabel(say("axis_loss").en)
@@ -146,7 +150,7 @@ def losses(done: list[dict], summary: dict) -> Drawing:
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     return Drawing(
         figure,
-        say("picture_losses"),
+        say("picture_losses" if alike else "picture_losses_plain"),
         say("picture_losses_note", window=window),
         [say("row"), same("1"), same("1/2"), same("1/1")],
         table,

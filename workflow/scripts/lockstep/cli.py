@@ -29,8 +29,11 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
     return made
 
 
-def configuration(arguments: argparse.Namespace) -> config.Config:
-    return config.read(getattr(arguments, "config", [Path("config/config.yaml")]), arguments.set)
+def configuration(arguments: argparse.Namespace, finished: bool = False) -> config.Config:
+    """The configuration that was asked for; for a command on `finished` results, the one that they were made with."""
+    made_with = arguments.results / "config.yaml"
+    default = made_with if finished and made_with.is_file() else Path("config/config.yaml")
+    return config.read(getattr(arguments, "config", [default]), arguments.set)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -16,5 +16,5 @@ def output(*command: str) -> str | None:
 
 def commit() -> dict[str, str | bool | None]:
     """The git commit of the project, and whether the files differ from it; None where git can't tell."""
-    head, status = output("git", "rev-parse", "HEAD"), output("git", "status", "--porcelain")
+    head, status = output("git", "rev-parse", "HEAD"), output("git", "status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "changed": None if status is None else bool(status)}

@@ -2,15 +2,15 @@
 
 import datetime
 import itertools
-import json
+import math
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jsonschema import Draft202012Validator
 
-from lockstep import record, runs
+from lockstep import record, watcher
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json
 from lockstep.plan import Plan
@@ -37,19 +37,40 @@ def check(results: Path) -> Found:
         raise BadInput(f"{results}: no run has a record here. Name a results folder, as in: check.py results/")
     breaches, records = [], {}
     for file in files:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        problems = [error.message for error in Draft202012Validator(runs.record_schema()).iter_errors(found)]
-        breaches += [(str(file), f"not a valid record: {problem}") for problem in problems]
-        if not problems:
-            records[file.parent] = found
-    breaches += [(str(folder), what) for folder, one in records.items() for what in _alone(folder, one, results)]
-    breaches += _together(records)
-    breaches += _rows(records, results)
+        try:
+            records[file.parent] = record.read_run(file.parent)
+        except BadInput as error:
+            breaches.append((str(file.parent), str(error)))
+    breaches += [(str(file.parent), "it failed") for file in sorted(results.glob("runs/*/*/*/failed.json"))]
+    for folder, one in records.items():
+        for rule in (_placed, _trained, _timed):
+            breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
+    for rule in (_together, _rows):
+        breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
 
 
-def _alone(folder: Path, one: dict, results: Path) -> Iterator[str]:
-    """What one run must keep by itself."""
+def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
+    """What is found; and where something that is needed for it is missing or damaged, that."""
+    try:
+        yield from found
+    except BadInput as error:
+        yield where, str(error)
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        yield where, f"not all of it can be checked: {error!r}"
+
+
+def _placed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a record belongs where it is."""
+    own = f"{one['row']}/n{one['world_size']}/rep{one['repeat']}"
+    if folder != results / "runs" / own:
+        yield f"its record is that of {own}"
+    if read_json(folder / "env.json").get("changed"):
+        yield "it was made by files that differ from their commit"
+
+
+def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run trained what it was to train."""
     file = results / "data" / "plan" / f"{one['asked']['plan']}.npz"
     if not file.is_file():
         yield f"its plan, {file}, is not there any more"
@@ -75,17 +96,30 @@ def _alone(folder: Path, one: dict, results: Path) -> Iterator[str]:
     ):
         if wanted != found:
             yield f"{name}: {wanted} was asked for, and {found} was live"
-    clock = one["clock"]
-    if not max(clock["setup"].values()) <= clock["first_step_seconds"] <= clock["total_seconds"] <= one["wall_seconds"]:
+
+
+def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run's times hold together, and nothing disturbed them."""
+    clock, seconds = one["clock"], one["clock"]["train_seconds"]
+    total = clock["total_seconds"]
+    if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= one["wall_seconds"]):
         yield "its clocks contradict each other"
-    if not one["watch"]["samples"] and clock["train_seconds"] > 2:
+    if not clock["step_seconds_median"] <= seconds <= total:
+        yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
+    if not math.isclose(one["throughput"]["samples_per_second"], one["work"]["samples"] / seconds, rel_tol=1e-6):
+        yield "its throughput is not its work over its training time"
+    ranks = [rank["clock"] for rank in record.read_ranks(folder, one["world_size"])]
+    if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
+        yield "its training time is not that of its slowest rank"
+    if not one["watch"]["samples"] and seconds > 2:
         yield "nothing watched the machine beside it"
-    yield from (f"it was disturbed: {why}" for why in one["watch"]["disturbed"])
-    if read_json(folder / "env.json").get("changed"):
-        yield "it was made by files that differ from their commit"
+    window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
+    seen = watcher.judge(watcher.read(folder), window, read_json(folder / "env.json")["cores"])["disturbed"]
+    for why in dict.fromkeys([*one["watch"]["disturbed"], *seen]):
+        yield f"it was disturbed: {why}"
 
 
-def _together(records: dict[Path, dict]) -> Iterator[Breach]:
+def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """What all runs must have in common."""
     first = next(iter(records), None)
     for folder in records:

@@ -12,6 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from lockstep.errors import BadInput
+
 
 @contextlib.contextmanager
 def atomic_file(path: Path):
@@ -53,11 +55,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value) -> None:
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path):
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Raises BadInput where the file is no JSON, as after it was cut off or edited; NaN and Infinity are none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except ValueError as error:
+        raise BadInput(f"{path}: is damaged ({error}). Remove it, and make it again.") from None
+
+
+def _no_number(word: str):
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def hash_file(path: Path) -> str:

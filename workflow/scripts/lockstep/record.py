@@ -4,13 +4,18 @@ import json
 import os
 import time
 import traceback
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import yaml
+from jsonschema import Draft202012Validator
 
-from lockstep.errors import RunFailed
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.plan import Plan
+
+SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
 
 
 class Progress:
@@ -131,8 +136,31 @@ def write_events(path: Path, ranks: list[dict]) -> None:
 
 
 def read_run(folder: Path) -> dict | None:
-    """The record of the run in `folder`: of the last attempt, whether it succeeded or failed; None if there is none."""
+    """The record of the run in `folder`: of the last attempt, whether it succeeded or failed; None if there is none.
+
+    Raises BadInput where it is no valid one.
+    """
     for name in ("record.json", "failed.json"):
         if (folder / name).is_file():
-            return read_json(folder / name)
+            found = read_json(folder / name)
+            if problems := invalid(found):
+                raise BadInput(
+                    f"{folder / name}: is no valid record: {problems[0]}. Remove it, and train the row again."
+                )
+            return found
     return None
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def invalid(found: dict) -> list[str]:
+    """What is wrong with a run's record, by its schema."""
+    return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(found)]
+
+
+def write_run(path: Path, found: dict) -> None:
+    _validator().validate(found)
+    write_json(path, found)

@@ -158,6 +158,7 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
     context = summary | {
         "say": say,
         "headline": headline,
+        "mind": verdict.warning(summary),
         "cells": table(summary["rows"]),
         "notes": notes(summary),
         "pictures": drawn,

@@ -6,11 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
-
-import yaml
-from jsonschema import Draft202012Validator
 
 from lockstep import launchers, metrics, record, watcher
 from lockstep.config import Config, Row
@@ -22,7 +18,6 @@ from lockstep.processes import Interrupted, supervise
 from lockstep.tokens import Tokens
 
 SCRIPTS = Path(__file__).parents[1]
-SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
 LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz", "weights.safetensors")
@@ -33,6 +28,8 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
 
     Raises BadInput where it can't be started; RunFailed, after failed.json was written, where it did not succeed.
     """
+    if repeat < 1:
+        raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
     folder, data = results / row.folder(repeat), results / "data"
     plan_file = data / "plan" / f"{row.train.plan_name}.npz"
     for file, script in ((data / "data.json", "prepare.py"), (plan_file, "plan.py")):
@@ -72,10 +69,10 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         finished = _train(row, folder, log, plan, data)
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        write_record(folder / "failed.json", about | {"status": "failed", "reason": reason})
+        record.write_run(folder / "failed.json", about | {"status": "failed", "reason": reason})
         raise RunFailed(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished
-    write_record(folder / "record.json", finished)
+    record.write_run(folder / "record.json", finished)
     return finished
 
 
@@ -146,16 +143,6 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
         "wall_seconds": outcome.seconds,
         "watch": watcher.judge(watcher.read(folder), window, cpu_cores()),
     } | _summary(ranks, plan, data)
-
-
-@cache
-def record_schema() -> dict:
-    return yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
-
-
-def write_record(path: Path, finished: dict) -> None:
-    Draft202012Validator(record_schema()).validate(finished)
-    write_json(path, finished)
 
 
 def _environment(row: Row) -> dict[str, str]:

@@ -154,7 +154,9 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
     return (
         line
         | medians
-        | {"steps": good[0]["steps"], "train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
+        # As it ran, whatever the configuration says by now.
+        | {name: good[0][name] for name in ("precision", "global_batch", "world_size", "steps")}
+        | {"train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
     )
 
 
@@ -197,7 +199,7 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> d
     """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
 
     Rows are compared that do the same work on the same kind of device. One that was found to train another model is
-    not, nor are times that were disturbed.
+    not. Of the rest, those are ranked that train by the same recipe, undisturbed.
     """
     kinds: dict[tuple, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -208,7 +210,13 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> d
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
     for members in kinds.values():
-        ranked = stats.ranks({name: seconds for name, seconds in members.items() if trusted(runs[name])})
+        ranked = stats.ranks(
+            {
+                name: seconds
+                for name, seconds in members.items()
+                if trusted(runs[name]) and by_name[name]["division"] == "closed"
+            }
+        )
         base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
         for name, seconds in members.items():
             row = by_name[name]

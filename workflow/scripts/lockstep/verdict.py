@@ -7,6 +7,8 @@ from lockstep import summary as gathered
 from lockstep.words import Text, join, listing, same, say
 
 LISTED, MANY = 4, 12  # names in a sentence, at most
+ENOUGH = 3  # repetitions
+SAME = ("cpu", "cores", "gpus", "packages", "commit")
 
 
 def lines(summary: dict) -> list[Text]:
@@ -24,9 +26,17 @@ def lines(summary: dict) -> list[Text]:
     have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
     if have < wanted:
         said.append(say("partial", done=have, all=wanted))
-    if warnings := _warnings(rows, done, summary):
-        said.append(say("mind", warnings=join(warnings, "; ")))
+    if mind := warning(summary):
+        said.append(mind)
     return said
+
+
+def warning(summary: dict) -> Text | None:
+    """The last line: what not to conclude from the others."""
+    rows = summary["rows"]
+    done = [row for row in rows if row["train_seconds"] is not None]
+    warnings = _warnings(rows, done, summary) if done else []
+    return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
 
 
 def fastest(done: list[dict]) -> dict:
@@ -50,8 +60,9 @@ def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
     kind = "gpu_device" if best["device"] == "cuda" else "cpu_device"
     devices = say(kind + "s" * (best["world_size"] > 1), n=best["world_size"])
+    sure = "fastest" if gathered.trusted(summary["runs"][best["row"]]) else "fastest_disturbed"
     return say(
-        "fastest",
+        sure if best["repeats"] > 1 else "fastest_once",
         devices=devices,
         row=best["row"],
         ties=say("ties", rows=_some(alike)) if alike else same(""),
@@ -70,9 +81,12 @@ def _slowest(last: dict, best: dict, summary: dict) -> Text:
     because = same("")
     if ours and theirs:
         more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
-        phase = max(more, key=more.get)
-        if more[phase] > 0:
-            because = say("because", ms=f"{1000 * more[phase]:.3g}", phase=say(f"phase_{phase}"))
+        total, phase = sum(more.values()), max(more, key=more.get)
+        if total > 0:
+            parts = {"total": f"{1000 * total:.3g}", "ms": f"{1000 * min(more[phase], total):.3g}"}
+            because = say("because", phase=say(f"phase_{phase}"), **parts)
+    if last["precision"] != best["precision"]:
+        because += say("other_precision", ours=last["precision"], theirs=best["precision"])
     return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=because)
 
 
@@ -98,7 +112,7 @@ def _same_model(rows: list[dict], verdicts: dict) -> Text:
     found = [verdict["found"]["losses"] for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
     if found:
         said.append(say("worst", loss=f"{max(found):.1e}"))
-    return say("same_model", found=join(said, "; "))
+    return say("same_model", found=join(said, say("semicolon")))
 
 
 def machine(environment: dict, device: str) -> Text:
@@ -128,23 +142,32 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
 
     lost = [row["row"] for row in done if not gathered.trusted(summary["runs"][row["row"]])]
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
+    runs = [run for several in summary["runs"].values() for run in several if run["status"] == "ok"]
     warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
+    warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
     warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
     warnings += named("warn_only_disturbed", lost)
     if disturbed:
-        warnings.append(say("warn_disturbed", n=disturbed))
+        warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
+    if mixed := _mixed(runs):
+        warnings.append(say("warn_mixed", what=", ".join(mixed)))
     if summary["data"]["synthetic"]:
         warnings.append(say("warn_synthetic"))
     if all(row["device"] == "cpu" for row in done):
         warnings.append(say("warn_cpu"))
-    if min(row["repeats"] for row in done) < 3:
-        warnings.append(say("warn_repeats"))
+    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < ENOUGH])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
     if any(row["division"] == "open" for row in done):
         warnings.append(say("warn_open"))
     return warnings
+
+
+def _mixed(runs: list[dict]) -> list[str]:
+    """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
+    places = [{name: run["environment"].get(name) for name in SAME} | run["hashes"] | {"plan": ""} for run in runs]
+    return [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
 
 
 def _some(names: list[str], most: int = LISTED) -> Text:

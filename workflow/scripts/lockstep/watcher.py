@@ -9,8 +9,10 @@ on the GPUs, clocks, temperature, throttling. `judge` then says whether a run wa
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def beside(folder: Path):
     try:
         yield
     finally:
-        process.terminate()  # it writes a line at a time, so nothing is lost
+        process.terminate()  # it writes what it has of the last second, and ends
         process.wait()
 
 
@@ -45,9 +47,11 @@ def main(folder: Path) -> None:
     gpus = _gpus()
     strangers = _on_gpus(gpus)
     before, began = (_busy(), _used_by(own)), time.perf_counter()
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with (folder / FILE).open("w", encoding="utf-8") as stream:
-        while True:
-            time.sleep(INTERVAL)
+        while not ended.is_set():
+            ended.wait(INTERVAL)
             now, at = (_busy(), _used_by(own)), time.perf_counter()
             run_seconds = now[1] - before[1]
             others = (now[0] - before[0]) - run_seconds

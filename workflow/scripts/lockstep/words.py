@@ -53,8 +53,8 @@ def listing(names: list[str]) -> Text:
     )
 
 
-def join(texts: list[Text], separator: str) -> Text:
-    return Text(separator.join(text.en for text in texts), separator.join(text.zh for text in texts))
+def join(texts: list[Text], separator: Text) -> Text:
+    return Text(separator.en.join(text.en for text in texts), separator.zh.join(text.zh for text in texts))
 
 
 def _in(value, language: str) -> str:

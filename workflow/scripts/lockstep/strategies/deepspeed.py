@@ -12,6 +12,7 @@ On a CPU: all stages work through gloo and agree with ddp to rounding; slower th
 import contextlib
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -68,6 +69,11 @@ class Strategy(ddp.Strategy):
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         dist = torch.distributed
+        # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
+        # every rank has opened them all, they need none.
+        dist.barrier()
+        place = "{}_{MASTER_ADDR}_{MASTER_PORT}_{}".format(os.getuid(), dist.get_rank(), **os.environ)
+        Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
 
