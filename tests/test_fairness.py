@@ -90,6 +90,7 @@ def change_hash(folder, name):
         (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, and 2 was live"),
         (lambda folder: change_setting(folder, "dropout", [0.5]), "another dropout than the rest"),
         (lambda folder: change_environment(folder, "cpu", "Z80"), "cpu is Z80"),
+        (lambda folder: change_environment(folder, "packages", {"torch": "1.0", "horovod": None}), "torch is 1.0, and"),
         (lambda folder: change_environment(folder, "changed", True), "files that differ from their commit"),
         (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
         (lambda folder: change_hash(folder, "plan"), "it trained another plan"),

@@ -140,6 +140,39 @@ def test_a_disturbed_run_is_shown_and_left_out(results):
     assert any("disturbed and left out: 1 of" in line for line in found["headline"])
 
 
+def test_runs_of_another_machine_are_warned_of(results):
+    """The same row in an image without DeepSpeed is no other machine; another processor is."""
+    file = results / "runs/ddp/n2/rep1/env.json"
+    environment = json.loads(file.read_text())
+    for there, told in ((environment["packages"] | {"deepspeed": None}, False), ({"torch": "1.0"}, True)):
+        file.write_text(json.dumps(environment | {"packages": there}))
+        found, _, _ = made(results)
+        assert any("not all runs come from the same torch" in line for line in found["headline"]) == told
+    file.write_text(json.dumps(environment | {"cpu": "Z80"}))
+    found, _, page = made(results)
+    assert any("not all runs come from the same cpu" in line for line in found["headline"])
+    assert page.count('class="mind"') == 1
+
+
+def test_one_run_a_row_is_no_verdict(results):
+    found, _, _ = made(results)
+    assert "had the shortest time" in found["headline"][0]
+    assert "one run a row can't tell that from chance" in found["headline"][0]
+
+
+def test_a_row_with_another_recipe_is_not_ranked(results):
+    found, rows, _ = made(results, rows={"ddp": {"strategy": "ddp", "learning_rate": 100.0}})
+    assert (rows["ddp"]["division"], rows["ddp"]["rank"]) == ("open", None)
+    assert any("train by another recipe" in line for line in found["headline"])
+
+
+@pytest.mark.parametrize("text", ['{"row": ', "NaN", '{"row": "ddp"}', ""])
+def test_a_damaged_record_is_named(results, text):
+    (results / "runs/ddp/n2/rep1/record.json").write_text(text)
+    with pytest.raises(BadInput, match=r"runs/ddp/n2/rep1/record\.json: is "):
+        made(results)
+
+
 def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
     change(results / "runs/ddp/n2/rep1/record.json", disturbed=["a GPU was throttled"])
     found, rows, _ = made(results)

@@ -8,7 +8,7 @@ import numpy as np
 from lockstep import stats
 from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.summary import good_runs
+from lockstep.summary import good_runs, trusted
 
 # What makes two times answers to different questions. Each may be let through by its name.
 KINDS = ("hardware", "precision", "plan", "weights", "data")
@@ -49,7 +49,8 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
         raise BadInput(f"{first} and {second} can't be compared: {said}. To compare them all the same: {asked}")
     if not lines:
         raise BadInput(f"{first} and {second} have no finished row in common.")
-    return Comparison(lines, _environment(ours, theirs), sorted(rows[0].keys() ^ rows[1].keys()))
+    differs = _environment(ours, theirs) + [what for line in lines for what in _asked(line.row, ours, theirs)]
+    return Comparison(lines, differs, sorted(rows[0].keys() ^ rows[1].keys()))
 
 
 def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
@@ -109,8 +110,20 @@ def _environment(ours: dict, theirs: dict) -> list[str]:
     ]
 
 
-def _flat(environment: dict) -> dict:
+def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
+    """What else was asked of a row in each, and whether its times can be trusted there."""
+    flat = [_flat(good_runs(summary["runs"][row])[0]["asked"]) for summary in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
+    said = [f"{row}: {name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
+    return said + [
+        f"{row}: every run of {which} was disturbed"
+        for which, summary in (("A", ours), ("B", theirs))
+        if not trusted(summary["runs"][row])
+    ]
+
+
+def _flat(nested: dict) -> dict:
     flat = {}
-    for name, value in environment.items():
+    for name, value in nested.items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
     return flat

@@ -17,8 +17,8 @@ from lockstep.plan import Plan
 
 ENOUGH = 3  # repetitions
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
-MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "packages", "cuda", "cudnn", "nccl")
-PROVENANCE = ("commit", "image", "in_container")
+MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl")
+PROVENANCE = ("commit", "in_container")
 
 Breach = tuple[str, str]
 
@@ -127,6 +127,8 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         for name in (*MACHINE, *PROVENANCE):
             if ours.get(name) != theirs.get(name):
                 yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
+        for name, versions in other_versions(ours, theirs).items():
+            yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"
     closed = {folder: one for folder, one in records.items() if one["division"] == "closed"}
     for name, of in (
         ("plan", lambda one: one["hashes"]["plan"]),
@@ -140,6 +142,12 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
         if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
             yield str(later), f"it ran beside {earlier}"
+
+
+def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
+    """The packages that two environments both have, in other versions. An image has not all of them."""
+    both = {name: (version, theirs["packages"].get(name)) for name, version in ours["packages"].items()}
+    return {name: pair for name, pair in both.items() if None not in pair and pair[0] != pair[1]}
 
 
 def _shape(group: dict) -> tuple:

@@ -4,11 +4,12 @@
 """
 
 from lockstep import summary as gathered
+from lockstep.fairness import other_versions
 from lockstep.words import Text, join, listing, same, say
 
 LISTED, MANY = 4, 12  # names in a sentence, at most
 ENOUGH = 3  # repetitions
-SAME = ("cpu", "cores", "gpus", "packages", "commit")
+SAME = ("cpu", "cores", "gpus", "commit")
 
 
 def lines(summary: dict) -> list[Text]:
@@ -167,7 +168,9 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
 def _mixed(runs: list[dict]) -> list[str]:
     """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
     places = [{name: run["environment"].get(name) for name in SAME} | run["hashes"] | {"plan": ""} for run in runs]
-    return [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
+    found = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
+    first = runs[0]["environment"]
+    return found + sorted({name for run in runs for name in other_versions(run["environment"], first)})
 
 
 def _some(names: list[str], most: int = LISTED) -> Text:
