@@ -96,7 +96,7 @@ def test_everything_is_there_and_nothing_overflows(visit, report, width):
 
 def test_the_verdict_is_on_the_first_screen(visit, report):
     page = visit(report)
-    for text in ("trains fastest", "Same model as single", "Mind:"):
+    for text in ("had the shortest time", "Same model as single", "Mind:"):
         box = page.locator("header .en", has_text=text).first.bounding_box()
         assert box["y"] + box["height"] < 900
 
@@ -141,14 +141,14 @@ def test_the_language_switch(visit, report):
     page.get_by_role("button", name="中文").click()
     assert page.evaluate("document.documentElement.lang") == "zh"
     assert page.title() == "Lockstep 报告"
-    assert "训练最快" in page.locator("header").inner_text()
-    assert "trains fastest" not in page.locator("header").inner_text()
+    assert "用时最短" in page.locator("header").inner_text()
+    assert "had the shortest time" not in page.locator("header").inner_text()
     assert page.locator("svg tspan.zh", has_text="训练时间").first.is_visible()
     assert page.locator("h2:visible", has_text="所有行").count() == 1
     page.reload()
     assert page.evaluate("document.documentElement.lang") == "zh"
     page.get_by_role("button", name="English").click()
-    assert "trains fastest" in page.locator("header").inner_text()
+    assert "had the shortest time" in page.locator("header").inner_text()
 
 
 def test_only_differences(visit, report):
@@ -188,7 +188,7 @@ def test_axe_finds_no_serious_fault(visit, report, scheme, language):
 def test_without_scripts_it_is_still_a_page(visit, report):
     page = visit(report, java_script_enabled=False)
     assert page.locator("#rows tbody tr").count() == 12
-    assert "trains fastest" in page.locator("header").inner_text()
+    assert "had the shortest time" in page.locator("header").inner_text()
 
 
 def test_with_the_keyboard_alone(visit, report):
