@@ -39,6 +39,10 @@ def run_folder(wildcards):
     return f"results/runs/{wildcards.row}/n{wildcards.n}/rep{wildcards.rep}"
 
 
+def first_test(wildcards):
+    return f"results/runs/{wildcards.row}/n{wildcards.n}/rep1/test/report.json"
+
+
 def verdict(row=None):
     """Whether a row trains the same model; without a row, the reference's own trial."""
     return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"

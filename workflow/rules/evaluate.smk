@@ -2,10 +2,6 @@
 RUN = "results/runs/{row}/n{n}/rep{rep}"
 
 
-def first_test(wildcards):
-    return RUN.format(row=wildcards.row, n=wildcards.n, rep=1) + "/test/report.json"
-
-
 # Conversion and test are one job, because most of what each takes is to start Python and import PyTorch.
 rule evaluate:
     input:
