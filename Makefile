@@ -30,7 +30,7 @@ bench: setup
 	$(BIN)/snakemake --cores $(CORES)
 
 again: setup
-	PATH="$(abspath $(BIN)):$$PATH" python workflow/scripts/again.py --cores $(CORES)
+	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow"

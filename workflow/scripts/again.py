@@ -1,6 +1,8 @@
 """Train the runs that were disturbed once more, with the configuration they were made with, and report again."""
 
 import subprocess
+import sys
+from pathlib import Path
 
 from lockstep import cli, record
 from lockstep.errors import BadInput
@@ -22,8 +24,10 @@ def main() -> int:
     print(f"{len(rules)} of {len(folders)} runs were disturbed", flush=True)
     if not rules:
         return 0
+    if arguments.results.resolve() != Path("results").resolve():
+        raise BadInput(f"--results {arguments.results}: the workflow trains into results/ here, and nowhere else.")
     configuration = ["--configfile", str(arguments.results / "config.yaml")]
-    command = ["snakemake", "--cores", arguments.cores, "--forcerun", *rules, *configuration]
+    command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules, *configuration]
     return subprocess.run(command, check=False).returncode
 
 
