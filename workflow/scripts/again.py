@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lockstep import cli, record
 from lockstep.errors import BadInput
+from lockstep.files import read_json
 
 
 def main() -> int:
@@ -26,9 +27,16 @@ def main() -> int:
         return 0
     if arguments.results.resolve() != Path("results").resolve():
         raise BadInput(f"--results {arguments.results}: the workflow trains into results/ here, and nowhere else.")
-    configuration = ["--configfile", str(arguments.results / "config.yaml")]
-    command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules, *configuration]
+    command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules]
+    if "apptainer" in made_by(arguments.results) or "--use-singularity" in made_by(arguments.results):
+        command.append("--use-singularity")  # or all would be trained again, outside the images
+    command += ["--configfile", str(arguments.results / "config.yaml")]
     return subprocess.run(command, check=False).returncode
+
+
+def made_by(results: Path) -> str:
+    """Snakemake's command that the results were made by."""
+    return read_json(results / "manifest.json")["command"]
 
 
 if __name__ == "__main__":
