@@ -1,10 +1,10 @@
 # make bench    set up, run the default benchmark, print its table
 # make again    train the runs that were disturbed once more
-# make test     set up, run the tests
+# make test     set up, run the tests (MARKED= all of them, also the slow ones)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files
-# make lint     ruff, snakefmt, snakemake --lint
+# make lint     ruff, snakefmt, snakemake --lint, hadolint
 # make images   build the Docker images for this machine's CPUs (VARIANT=cuda: for NVIDIA GPUs); see docker/build.sh
 # make sif      turn them into .sif files, for snakemake --cores all --use-singularity
 # make locks    write docker/locks/ again, after a change of the requirements
@@ -13,6 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
+MARKED ?= not slow
 
 .PHONY: setup bench again test test-slow horovod docs lint benchmark images sif locks clean
 
@@ -33,10 +34,10 @@ again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "$(MARKED)"
 
-test-slow: setup
-	$(BIN)/python -m pytest -m slow
+test-slow: MARKED = slow
+test-slow: test
 
 horovod: setup
 	docker/build-horovod.sh $(BIN)/python
@@ -49,6 +50,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
+	$(BIN)/hadolint docker/Dockerfile
 
 benchmark: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks

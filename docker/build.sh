@@ -3,9 +3,10 @@
 #   make images                      every image, for this machine's CPUs
 #   make images VARIANT=cuda         the same for NVIDIA GPUs
 #   make images IMAGES="torch bench" only some
-# Where the network is not open, from the environment: BASE, DEBIAN, DEBIAN_SECURITY, INDEX_URL, CPU_INDEX_URL name
-# mirrors, CA is a file of certificate authorities (a secret of the build, in no image), and docker/wheels/ is a folder
-# of wheels that are looked at too (with PyTorch's CPU build in it, CPU_INDEX_URL may be empty). NETWORK=host lets the build use the host's network.
+# Where the network is not open, from the environment: http_proxy and its like; BASE, DEBIAN, DEBIAN_SECURITY, INDEX_URL
+# and CPU_INDEX_URL name mirrors; CA is a file of certificate authorities (a secret of the build, in no image);
+# NETWORK=host lets the build use the host's network. Wheels in docker/wheels/ are taken before any index is asked (with
+# PyTorch's CPU build among them, CPU_INDEX_URL may be empty). Locks hold all of them to their hashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 variant=${VARIANT:-cpu}
@@ -18,6 +19,9 @@ arguments=(--build-arg "VARIANT=$variant" --network "${NETWORK:-default}"
   --label "org.opencontainers.image.version=$version" --label "org.opencontainers.image.revision=$commit")
 for name in BASE DEBIAN DEBIAN_SECURITY INDEX_URL CPU_INDEX_URL; do
   if [ -n "${!name+given}" ]; then arguments+=(--build-arg "$name=${!name}"); fi
+done
+for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do # known to Docker, and kept in no image
+  if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name"); fi
 done
 if [ -n "${CA:-}" ]; then arguments+=(--secret "id=ca,src=$CA"); fi
 

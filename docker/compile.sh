@@ -9,7 +9,11 @@ mkdir -p /opt/wheels
 if [ "$VARIANT" = cuda ]; then
   # The compiler of CUDA's wheels, laid out as a toolkit.
   CUDA_HOME=$(python -c 'import nvidia, pathlib; print(next(pathlib.Path(p) / "cu13" for p in nvidia.__path__))')
-  export CUDA_HOME PATH=$CUDA_HOME/bin:$PATH
+  NCCL_HOME=${CUDA_HOME%/*}/nccl
+  ln -sfn lib "$CUDA_HOME/lib64" # where nvcc looks
+  # What a linker asks for, which wheels leave out.
+  for library in "$CUDA_HOME"/lib/libcudart.so.* "$NCCL_HOME"/lib/libnccl.so.*; do ln -sf "${library##*/}" "${library%.so.*}.so"; done
+  export CUDA_HOME NCCL_HOME PATH=$CUDA_HOME/bin:$PATH
 fi
 
 case $1 in
@@ -20,7 +24,8 @@ case $1 in
       --wheel-dir /opt/wheels --requirement /opt/tools/locks/sources.txt
     ;;
   horovod)
-    if [ "$VARIANT" = cuda ]; then export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$CUDA_HOME; fi
+    if [ "$VARIANT" = cuda ]; then export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$CUDA_HOME \
+      HOROVOD_NCCL_HOME=$NCCL_HOME HOROVOD_NCCL_LINK=SHARED; fi
     /opt/venv/bin/python -m ensurepip > /dev/null # here only: the images have none
     XDG_CACHE_HOME=/tmp/cache /opt/compile/build-horovod.sh /opt/venv/bin/python
     cp /tmp/cache/lockstep/horovod-*/*.whl /opt/wheels

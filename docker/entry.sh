@@ -6,4 +6,9 @@ if ! mkdir -p /results/.snakemake 2> /dev/null; then
     "writes .env for the user who runs it, or name your own there: LOCKSTEP_UID=$(stat -c %u /results)" >&2
   exit 2
 fi
+# Under a terminal, Ctrl-C reaches all processes in here. Without one (`docker compose run ... | tee log`), Compose may end
+# without handing it on, and all would run on unseen; but our input ends with Compose. (At once, where there is none.)
+if [ ! -t 0 ]; then
+  { cat > /dev/null; [ "$SECONDS" -lt 2 ] || kill -INT 0; } <&0 &
+fi
 exec "$@"

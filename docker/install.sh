@@ -1,16 +1,11 @@
 #!/usr/bin/env bash
 # Inside a build: install locks into the environment, by pip of the build's own tools. Needs no pip in the image.
 #   install.sh LOCK...   docker/locks/LOCK-VARIANT.txt, or LOCK.txt; then what was compiled under that name
-#   install.sh --list    write the list of all packages (an SBOM, CycloneDX) as /opt/venv/sbom.json
+# The list of all packages (an SBOM, CycloneDX) is left beside them, as /opt/venv/sbom.json.
 set -euo pipefail
 tools=/opt/tools
 . "$tools/settings"
 environment=${TARGET:-/opt/venv/bin/python}
-
-if [ "$1" = --list ]; then
-  "$tools/bin/cyclonedx-py" environment --output-reproducible --of JSON -o /opt/venv/sbom.json "$environment"
-  exit
-fi
 
 # Behind a proxy that signs by itself, its certificate authority is given as the secret `ca`.
 if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
@@ -26,3 +21,7 @@ for name; do
     "$tools/bin/pip" --python "$environment" install --quiet --no-index --no-deps /built/"$name"*.whl
   fi
 done
+
+if [ -z "${TARGET:-}" ]; then
+  "$tools/bin/cyclonedx-py" environment --output-reproducible --of JSON -o /opt/venv/sbom.json "$environment"
+fi

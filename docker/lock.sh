@@ -41,6 +41,6 @@ for variant in cpu cuda; do
   lock "bench-$variant" "$requirements"$'\n'"$horovod"$'\n'"$tests" "${more[@]}" --no-emit-package deepspeed
 done
 lock compiler-cpu "$build" "${from[@]}" --constraint docker/locks/torch-cpu.txt
-lock compiler-cuda "$build"$'\nnvidia-cuda-nvcc==13.0.88\nnvidia-cuda-cccl==13.0.85' --constraint docker/locks/torch-cuda.txt
+lock compiler-cuda "$build"$'\nnvidia-cuda-nvcc==13.0.88\nnvidia-cuda-crt==13.0.88\nnvidia-nvvm==13.0.88\nnvidia-cuda-cccl==13.0.85' --constraint docker/locks/torch-cuda.txt
 lock tools 'cyclonedx-bom==7.5.0'
 lock sources "$(grep deepspeed== <<< "$requirements")" --no-deps --no-binary deepspeed

@@ -1,0 +1,354 @@
+"""The images, and the benchmark in them, by real engines. Skipped where an engine or its images are missing.
+
+With LOCKSTEP_ENGINES set (as CI does), what is missing is a failure.
+"""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+
+from lockstep import containers
+
+from .conftest import PROJECT, copy_project
+
+IMAGES = (*containers.FAMILIES, "bench")
+# Whoever is to own the results; root's own would prove nothing.
+USER = os.getuid() or 1234
+ROWS = ("single", "ddp", "deepspeed", "horovod")  # each image at least once
+SMALL = ["data={limit: 1200}", "model={hidden_size: 64, layers: 1}", "train={epochs: 1, max_steps: 12, eval_every: 6}"]
+SMALL += ["hardware={device: cpu, processes: 2, threads: 1, oversubscribe: true}", "profile={steps: 0}", "repeats=1"]
+LONG = [*SMALL[:2], "train={epochs: 500}", *SMALL[3:]]  # for what is interrupted
+COMPOSE = ("docker", "compose", "run", "--rm", "-T")
+CANARY = "canary-of-the-host"
+
+
+def answers(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def need(there: bool, otherwise: str) -> None:
+    if not there:
+        (pytest.fail if "LOCKSTEP_ENGINES" in os.environ else pytest.skip)(otherwise)
+
+
+@pytest.fixture(scope="module")
+def docker():
+    need(shutil.which("docker") is not None and answers("docker", "info"), "Docker does not answer here")
+    need(answers("docker", "compose", "version"), "Docker has no Compose here")
+    for image in IMAGES:
+        need(
+            answers("docker", "image", "inspect", f"lockstep/{image}:cpu"),
+            f"no image lockstep/{image}:cpu; make images",
+        )
+
+
+def place(folder, owner: int | None = None):
+    """A copy of the project, as a clone in which `make images` and `make sif` ran; owned by `owner`."""
+    copy = copy_project(folder)
+    copy.path("results").mkdir()
+    copy.path(".env").write_text(f"LOCKSTEP_UID={owner}\nLOCKSTEP_GID={owner}\n")
+    if (PROJECT / containers.DIGESTS).is_file():
+        shutil.copy(PROJECT / containers.DIGESTS, copy.path(str(containers.DIGESTS)))
+    if (PROJECT / containers.SUMS).is_file():
+        copy.path(str(containers.SIF)).mkdir()
+        shutil.copy(PROJECT / containers.SUMS, copy.path(str(containers.SUMS)))
+        for sif in (PROJECT / containers.SIF).glob("*.sif"):
+            copy.path(str(containers.SIF / sif.name)).symlink_to(sif)
+    if owner is not None and os.getuid() == 0:
+        subprocess.run(["chown", "-R", f"{owner}:{owner}", str(folder)], check=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def compose(docker, tmp_path_factory):
+    return place(tmp_path_factory.mktemp("compose"), USER)
+
+
+@pytest.fixture(scope="module")
+def apptainer(tmp_path_factory):
+    need(shutil.which("apptainer") is not None, "Apptainer is not installed here")
+    for name in containers.FAMILIES:
+        need((PROJECT / containers.SIF / f"{name}-cpu.sif").is_file(), f"no image of {name} in docker/sif; make sif")
+    return place(tmp_path_factory.mktemp("apptainer"))
+
+
+@pytest.fixture(scope="module")
+def in_docker(compose):
+    """After `docker compose run bench` over ROWS."""
+    finished = compose.run(*COMPOSE, "bench", *ROWS, "--config", *SMALL, timeout=900, A_SECRET=CANARY)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return compose
+
+
+@pytest.fixture(scope="module")
+def in_apptainer(apptainer):
+    """After `snakemake --cores all --use-singularity` over ROWS."""
+    command = ("snakemake", "--cores", "all", "--use-singularity", *ROWS, "predict", "--config", *SMALL)
+    dropped = ", ".join(f"{row}: null" for row in default_rows() if row not in ROWS)
+    finished = apptainer.run(*command, f"rows={{{dropped}}}", timeout=900, A_SECRET=CANARY)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return apptainer
+
+
+def default_rows() -> list[str]:
+    return list(yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"])
+
+
+def run_json(where, row: str, name: str) -> dict:
+    (file,) = where.path("results/runs").glob(f"{row}/n*/rep1/{name}.json")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def image_run(image: str, *command: str, timeout: float = 300) -> subprocess.CompletedProcess:
+    hardened = (
+        "--network=none",
+        "--read-only",
+        "--cap-drop=ALL",
+        "--hostname=localhost",
+        "--tmpfs=/tmp:exec",
+        "--env=HOME=/tmp",
+    )
+    docker_run = ("docker", "run", "--rm", *hardened, f"lockstep/{image}:cpu", *command)
+    return subprocess.run(docker_run, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_holds_the_versions_of_the_table(docker, image):
+    finished = image_run(image, "python", "/opt/lockstep/workflow/scripts/self_test.py", "--versions")
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    table = yaml.safe_load((PROJECT / "docker" / "images.yaml").read_text())["cpu"]
+    assert found["python"].startswith(table["python"] + ".")
+    assert found["packages"]["torch"] == table["torch"]
+    for name in ("deepspeed", "horovod"):
+        assert found["packages"][name] == (table[name] if image in (name, "bench") else None)
+    if image in ("horovod", "bench"):
+        assert found["mpi"] == f"mpirun ({table['mpi'].rpartition(' ')[0]}) {table['mpi'].rpartition(' ')[2]}"
+    else:
+        assert found["mpi"] is None
+    assert (found["cuda"], found["cudnn"], found["nccl"]) == (table["cuda"], table["cudnn"], table["nccl"])
+    assert found["in_container"] == "docker"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
+    said = subprocess.run(["docker", "image", "inspect", f"lockstep/{image}:cpu"], capture_output=True, check=True)
+    (known,) = json.loads(said.stdout)
+    assert known["Config"]["User"] == "10001"
+    assert re.fullmatch(r"[0-9a-f]{40}", known["Config"]["Labels"]["org.opencontainers.image.revision"])
+    assert known["Config"]["Labels"]["org.opencontainers.image.version"]
+    finished = image_run(image, "bash", "-c", "command -v gcc g++ cc nvcc make pip; id -u; cat /opt/venv/sbom.json")
+    user, listed = finished.stdout.split("\n", 1)
+    assert user != "0"  # and none of the programs before it
+    packages = {component["name"] for component in json.loads(listed)["components"]}
+    assert {"torch", "transformers"} <= packages
+    assert ("snakemake" in packages) == (image == "bench")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_tests_itself(docker, image):
+    finished = image_run(image)  # what it runs by default
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    trained = re.findall(r"^(\w+): 2 steps in", finished.stdout, re.MULTILINE)
+    assert trained == ["single", "ddp", *(name for name in ("deepspeed", "horovod") if image in (name, "bench"))]
+
+
+INSIDE = """
+import json, os, socket
+from pathlib import Path
+
+def writable(path):
+    try:
+        Path(path, "probe").write_text("")
+        return True
+    except OSError:
+        return False
+
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(json.dumps({
+    "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+    "no_new_privileges": int(status["NoNewPrivs"]),
+    "seccomp": int(status["Seccomp"]),
+    "user": os.getuid(),
+    "networks": [name for _, name in socket.if_nameindex()],
+    "writable": [path for path in ("/", "/code", "/opt", "/etc", "/bench", "/results", "/tmp") if writable(path)],
+    "shared_memory": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
+    "environment": dict(os.environ),
+    "first": Path("/proc/1/comm").read_text().strip(),
+}))
+"""
+
+
+def test_compose_is_hardened_as_seen_from_inside(compose):
+    finished = compose.run(*COMPOSE, "--entrypoint", "python", "bench", "-c", INSIDE, A_SECRET=CANARY)
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["capabilities"] == [0] * 5
+    assert found["no_new_privileges"] == 1
+    assert found["seccomp"] == 2
+    assert found["user"] == USER
+    assert [name for name in found["networks"] if not name.startswith(("lo", "sit", "tunl", "ip6"))] == []
+    assert found["writable"] == ["/results", "/tmp"]
+    assert found["shared_memory"] >= 2 * 10**9
+    assert CANARY not in found["environment"].values()
+    assert found["first"] in ("docker-init", "tini")  # which hands signals on, and buries the dead
+
+
+LOADERS = """
+import torch
+
+rows = torch.utils.data.TensorDataset(torch.ones(64, 2**20))  # 256 MiB through shared memory
+loader = torch.utils.data.DataLoader(rows, batch_size=8, num_workers=4, prefetch_factor=2)
+print(sum(float(batch.sum()) for batch, in loader))
+"""
+
+
+def test_shared_memory_is_large_enough_for_several_workers(compose):
+    finished = compose.run(*COMPOSE, "--entrypoint", "python", "bench", "-c", LOADERS)
+    assert float(finished.stdout) == 64 * 2**20, finished.stderr
+
+
+def test_results_of_somebody_else_are_refused_in_one_line(compose):
+    folder = compose.path("results")
+    if os.getuid():
+        pytest.skip("only root can give a folder to somebody else")
+    os.chown(folder, 4321, 4321)
+    try:
+        finished = compose.run(*COMPOSE, "bench", "--version")
+    finally:
+        os.chown(folder, USER, USER)
+    assert finished.returncode == 2
+    (line,) = [line for line in finished.stderr.splitlines() if line.startswith("error:")]
+    assert f"results/ can't be written by user {USER}; its owner is 4321" in line
+
+
+@pytest.mark.slow
+def test_compose_trains_tests_and_predicts(in_docker):
+    for row in ROWS:
+        env = run_json(in_docker, row, "env")
+        assert (env["in_container"], env["image"]) == ("docker", "lockstep/bench:cpu")
+        assert env["image_digest"].startswith("sha256:")
+    said = in_docker.run(*COMPOSE, "predict", "--text", "今天真开心")
+    assert said.returncode == 0, said.stderr
+    assert all(row in said.stdout for row in ROWS), said.stdout
+
+
+@pytest.mark.slow
+def test_what_compose_leaves_belongs_to_the_user_and_tells_nothing_of_the_host(in_docker):
+    files = list(in_docker.path("results").rglob("*"))
+    assert {file.lstat().st_uid for file in files} == {USER}
+    small = [file for file in files if file.is_file() and file.stat().st_size < 10**6]
+    assert not [file for file in small if CANARY.encode() in file.read_bytes()]
+    changed = [file for file in in_docker.folder.rglob("*") if file.lstat().st_uid != USER]
+    assert not changed
+
+
+@pytest.mark.slow
+def test_apptainer_trains_each_row_in_its_image(in_apptainer):
+    sums = in_apptainer.path(str(containers.SUMS)).read_text().split()
+    for row in ROWS:
+        image = f"{row if row in containers.FAMILIES else 'torch'}-cpu.sif"
+        env = run_json(in_apptainer, row, "env")
+        assert env["in_container"] == "apptainer"
+        assert env["image"].endswith(image)
+        assert env["image_digest"] == sums[sums.index(image) - 1]
+    assert in_apptainer.path("results/predict/predictions.csv").is_file()
+    files = [file for file in in_apptainer.path("results").rglob("*") if file.is_file() and file.stat().st_size < 10**6]
+    assert not [file for file in files if CANARY.encode() in file.read_bytes()]
+
+
+@pytest.mark.slow
+def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, tmp_path):
+    plain = copy_project(tmp_path)
+    finished = plain.run("snakemake", "--cores", "all", *ROWS, "--config", *SMALL, timeout=900)
+    assert finished.returncode == 0, finished.stderr
+    for row in ROWS:
+        losses = run_json(plain, row, "record")["losses"]
+        assert len(losses) == 12
+        for other in (in_docker, in_apptainer):
+            assert run_json(other, row, "record")["losses"] == pytest.approx(losses, abs=1e-6, rel=0), row
+
+
+@pytest.mark.slow
+def test_an_image_that_was_changed_trains_nothing(apptainer, tmp_path):
+    copy = place(tmp_path)
+    sif = copy.path(str(containers.SIF / "torch-cpu.sif"))
+    sif.unlink()
+    sif.write_bytes(b"another image")
+    finished = copy.run("snakemake", "--cores", "all", "--use-singularity", "single", "--config", *SMALL)
+    assert finished.returncode != 0
+    assert "containers.torch: docker/sif/torch-cpu.sif is not the image that" in finished.stderr
+    assert not copy.path("results").joinpath("runs").exists()
+
+
+def left(project: str) -> str:
+    """The containers of a Compose project, running or not."""
+    command = [
+        "docker",
+        "ps",
+        "-a",
+        "--format",
+        "{{.Names}}",
+        "--filter",
+        f"label=com.docker.compose.project={project}",
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_ctrl_c_leaves_nothing(docker, tmp_path, terminal):
+    copy = place(tmp_path, USER)
+    project = f"lockstep-test-{os.getpid()}-{int(terminal)}"
+    command = ["docker", "compose", "-p", project, "run", "--rm", "bench", "single", "--config", *LONG]
+    if terminal:
+        ours, theirs = pty.openpty()
+        into = out = theirs
+    else:
+        into, ours = os.pipe()
+        out = (tmp_path / "log").open("wb")
+    environment = copy.environment() | {"BUILDKIT_PROGRESS": "plain"}
+    client = subprocess.Popen(
+        command, cwd=copy.folder, env=environment, stdin=into, stdout=out, stderr=out, start_new_session=True
+    )
+    os.close(into)
+    if terminal:
+        os.set_blocking(ours, False)
+    try:
+        wait(lambda: list(copy.path("results/runs").glob("single/n1/rep1/progress*")), "training has begun", drain=ours)
+        if terminal:
+            os.write(ours, b"\x03")
+        else:
+            os.killpg(client.pid, signal.SIGINT)
+            os.close(ours)
+        wait(lambda: client.poll() is not None, "Compose ended", drain=ours if terminal else None)
+        wait(lambda: not left(project), "the container is gone")
+    finally:
+        for name in left(project).split():
+            subprocess.run(["docker", "rm", "-f", name], check=False)
+        client.kill()
+        client.wait()
+    assert client.returncode != 0
+    (failed,) = copy.path("results/runs").glob("single/n1/rep1/failed.json")
+    assert json.loads(failed.read_text())["reason"] == "interrupted"
+
+
+def wait(until, what: str, drain: int | None = None, seconds: float = 90) -> None:
+    """Wait until something holds, reading a terminal meanwhile, so that nobody waits for it to be read."""
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        if drain is not None:
+            with contextlib.suppress(OSError):
+                os.read(drain, 65536)
+        time.sleep(0.2)
