@@ -92,6 +92,21 @@ def test_only_what_changes_speed_goes_in_and_own_files_are_bound(tmp_path, monke
     assert all(str(PROJECT.cwd()) in handed[f"APPTAINERENV_{name}"] for name in ("HF_HOME", "TORCH_HOME"))
 
 
+def test_an_image_of_a_registry_is_known_by_its_name_and_digest(apptainer, monkeypatch):
+    make_images(apptainer, *containers.FAMILIES)
+    reference = f"docker://ghcr.io/me/lockstep-torch@sha256:{64 * '0'}"
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    containers.arguments(config(f"containers.torch={reference}"))
+    inside = {name: containers.os.environ[f"APPTAINERENV_{name}"] for name in (containers.REFERENCES,)}
+    for name, expected in (
+        ("torch", (reference, f"sha256:{64 * '0'}")),
+        ("horovod", ("/work/docker/sif/horovod-cpu.sif", hashlib.sha256(b"horovod").hexdigest())),
+    ):
+        inside |= {"LOCKSTEP_IMAGE": f"lockstep/{name}:cpu", "APPTAINER_CONTAINER": f"/work/docker/sif/{name}-cpu.sif"}
+        monkeypatch.setattr(containers.os, "environ", inside)
+        assert containers.current() == expected
+
+
 def locked(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==(\S+)", (LOCKS / f"{name}.txt").read_text(), re.MULTILINE))
 

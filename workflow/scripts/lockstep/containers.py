@@ -21,6 +21,7 @@ FAMILIES = ("torch", "deepspeed", "horovod")
 SIF = Path("docker/sif")
 SUMS = SIF / "SHA256SUMS"  # as `make sif` writes it
 DIGESTS = Path("docker/digests.yaml")  # of Docker's images, as `make images` writes it
+REFERENCES = "LOCKSTEP_REFERENCES"  # environment variable: family=reference of each image that a registry has
 # What is handed into a container, besides what changes speed or numbers; all else of the host's environment stays out.
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -76,6 +77,7 @@ def arguments(config: Config) -> str:
     """
     cache = Path.cwd() / ".snakemake" / "cache"
     handed = {name: os.environ[name] for name in (*VARIABLES, *PROXIES) if name in os.environ}
+    handed |= {REFERENCES: " ".join(f"{name}={image}" for name, image in images(config).items() if "@" in image)}
     handed |= {"XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
     os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
     files = [Path(name) for name in (config.data.path, config.predict.file, config.model.name) if name]
@@ -88,11 +90,17 @@ def _inside(file: Path) -> bool:
     return file.resolve().is_relative_to(Path.cwd())
 
 
-def digest() -> str | None:
-    """The digest of the image that this process runs in, as the files beside the project tell it; None outside one."""
+def current() -> tuple[str | None, str | None]:
+    """The image that this process runs in and its digest, as far as they are known; None outside one.
+
+    A local image's digest stands in the files beside the project; a registry's is part of its name.
+    """
+    named = os.environ.get("LOCKSTEP_IMAGE")  # the image itself says so, like lockstep/torch:cpu
     sif = os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")
-    if sif:
-        return _sums().get(Path(sif).name)
-    name = os.environ.get("LOCKSTEP_IMAGE")
-    built = yaml.safe_load(DIGESTS.read_text(encoding="utf-8")) if name and DIGESTS.is_file() else {}
-    return built.get(name)
+    if not sif:
+        built = yaml.safe_load(DIGESTS.read_text(encoding="utf-8")) if named and DIGESTS.is_file() else {}
+        return named, built.get(named)
+    references = dict(word.split("=", 1) for word in os.environ.get(REFERENCES, "").split())
+    if named and (reference := references.get(named.split("/")[-1].split(":")[0])):
+        return reference, reference.rpartition("@")[2]
+    return sif, _sums().get(Path(sif).name)

@@ -18,6 +18,7 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf
 
 
 def describe() -> dict:
+    image, digest = containers.current()
     return {
         "machine": platform.machine(),
         "system": _system(),
@@ -35,8 +36,8 @@ def describe() -> dict:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "mpi": _mpi(),
         "in_container": _container(),
-        "image": os.environ.get("APPTAINER_CONTAINER") or os.environ.get("LOCKSTEP_IMAGE"),
-        "image_digest": containers.digest(),
+        "image": image,
+        "image_digest": digest,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

@@ -81,10 +81,22 @@ def gather(config: Config, results: Path) -> dict:
             for name in dict.fromkeys(row.train.plan_name for row in config.rows.values())
             if (results / "data" / "plan" / f"{name}.json").is_file()
         },
-        "environment": environments[0] if environments else None,
+        "environment": _merged(environments),
         "manifest": _optional(results / "manifest.json"),
         "config": config.source,
     }
+
+
+def _merged(environments: list[dict]) -> dict | None:
+    """One environment for all runs: a row's image lacks what only others need. `images`: each image and its digest."""
+    if not environments:
+        return None
+    packages: dict = {}
+    for environment in environments:
+        packages |= {name: version for name, version in environment["packages"].items() if version}
+    images = {environment["image"]: environment["image_digest"] for environment in environments if environment["image"]}
+    mpi = next((environment["mpi"] for environment in environments if environment["mpi"]), None)
+    return environments[0] | {"packages": packages, "mpi": mpi, "images": images}
 
 
 def _optional(file: Path) -> dict | None:
