@@ -37,7 +37,7 @@ rule all:
 
 
 onstart:
-    lockstep.write_manifest(CONFIG, sys.argv)
+    lockstep.write_manifest(CONFIG, sys.argv, CONTAINED)
 
 
 # A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.

@@ -10,8 +10,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 variant=${VARIANT:-cpu}
-images=${IMAGES:-torch deepspeed horovod bench}
 commit=$(git rev-parse HEAD 2> /dev/null || echo unknown)
+targets="torch deepspeed horovod bench"
+images=${IMAGES:-$targets}
+if [[ ! $variant =~ ^(cpu|cuda)$ ]]; then
+  echo "error: VARIANT=$variant: there are cpu and cuda" >&2
+  exit 2
+fi
+for image in $images; do
+  if [[ " $targets " != *" $image "* ]]; then
+    echo "error: IMAGES=\"$images\": there is no image $image; there are $targets" >&2
+    exit 2
+  fi
+done
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 arguments=(--build-arg "VARIANT=$variant" --network "${NETWORK:-default}"
@@ -29,8 +40,16 @@ for image in $images; do
   DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target "$image" --tag "lockstep/$image:$variant" "${arguments[@]}" .
 done
 
-mkdir -p results
-# Which user `docker compose run` works as: Compose reads this file by itself.
-printf 'LOCKSTEP_UID=%s\nLOCKSTEP_GID=%s\n' "$(id -u)" "$(id -g)" > .env
+mkdir -p results .snakemake
 docker image ls --no-trunc --format '{{.Repository}}:{{.Tag}}: {{.ID}}' 'lockstep/*' | sort > docker/digests.yaml
+# Compose reads .env by itself: the user that `docker compose run` works as, and the image by its digest, as another clone
+# may give its name to another one. What else stands there stays.
+touch .env
+{
+  grep -v '^LOCKSTEP_' .env || [ $? = 1 ]
+  echo "LOCKSTEP_UID=${SUDO_UID:-$(id -u)}"
+  echo "LOCKSTEP_GID=${SUDO_GID:-$(id -g)}"
+  sed -nE 's|^lockstep/bench:(.*): (sha256:.*)|LOCKSTEP_BENCH_\U\1\E=\2|p' docker/digests.yaml
+} > .env.new
+mv .env.new .env
 docker image ls 'lockstep/*'

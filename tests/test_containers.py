@@ -10,6 +10,7 @@ import yaml
 from lockstep import containers, strategies
 from lockstep.config import read
 from lockstep.errors import BadInput
+from lockstep.hardware import VARIABLES
 
 from .conftest import PROJECT
 
@@ -33,12 +34,16 @@ def apptainer(tmp_path, monkeypatch):
     return tmp_path
 
 
+def sif(name: str) -> bytes:
+    return b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + name.encode()
+
+
 def make_images(folder, *names: str) -> None:
     (folder / containers.SIF).mkdir(parents=True)
     sums = []
     for name in names:
-        (folder / containers.SIF / f"{name}-cpu.sif").write_bytes(name.encode())
-        sums.append(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}-cpu.sif")
+        (folder / containers.SIF / f"{name}-cpu.sif").write_bytes(sif(name))
+        sums.append(f"{hashlib.sha256(sif(name)).hexdigest()}  {name}-cpu.sif")
     (folder / containers.SUMS).write_text("\n".join(sums) + "\n")
 
 
@@ -65,8 +70,23 @@ def test_a_missing_image_is_named_with_what_makes_it(apptainer):
 def test_an_image_that_is_not_the_one_that_was_built_is_refused(apptainer):
     make_images(apptainer, *containers.FAMILIES)
     containers.check(config())
-    (apptainer / containers.SIF / "deepspeed-cpu.sif").write_bytes(b"another")
-    with pytest.raises(BadInput, match=r"containers\.deepspeed: .* is not the image that .* names"):
+    (apptainer / containers.SIF / "deepspeed-cpu.sif").write_bytes(sif("another"))
+    for same in ("auto", str(apptainer / containers.SIF / "deepspeed-cpu.sif")):
+        with pytest.raises(BadInput, match=r"containers\.deepspeed: .* is not the image that .* names"):
+            containers.check(config(f"containers.deepspeed={same}"))
+
+
+def test_what_is_no_image_is_refused(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SIF / "torch-cpu.sif").write_text("hello")
+    with pytest.raises(BadInput, match=r"containers\.torch: .* is no \.sif file"):
+        containers.check(config())
+
+
+def test_a_damaged_list_of_digests_is_named(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SUMS).write_text("garbage\n")
+    with pytest.raises(BadInput, match="SHA256SUMS: has a line that is no digest"):
         containers.check(config())
 
 
@@ -74,6 +94,8 @@ def test_a_registry_needs_a_digest(apptainer):
     make_images(apptainer, *containers.FAMILIES)
     with pytest.raises(BadInput, match="names no digest"):
         containers.check(config("containers.torch=docker://ghcr.io/me/torch:latest"))
+    with pytest.raises(BadInput, match="names no digest"):
+        containers.check(config("containers.torch=docker://ghcr.io/me/torch@sha256:abc"))
     containers.check(config(f"containers.torch=docker://ghcr.io/me/torch@sha256:{64 * '0'}"))
 
 
@@ -83,28 +105,49 @@ def test_only_what_changes_speed_goes_in_and_own_files_are_bound(tmp_path, monke
     data.write_text("[]")
     monkeypatch.setenv("MY_SECRET_TOKEN", "canary")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("LD_PRELOAD", "")  # would be looked up in the image
     monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
-    said = shlex.split(containers.arguments(config(f"data.path={data}")))
+    said = shlex.split(containers.arguments(config(f"data.path={data}"), {}))
     assert said == ["--cleanenv", f"--bind={data.parent}:{data.parent}:ro"]
     handed = {name: value for name, value in containers.os.environ.items() if name.startswith("APPTAINERENV_")}
     assert handed["APPTAINERENV_NCCL_P2P_DISABLE"] == "1"
     assert "canary" not in handed.values()
+    assert "APPTAINERENV_LD_PRELOAD" not in handed
     assert all(str(PROJECT.cwd()) in handed[f"APPTAINERENV_{name}"] for name in ("HF_HOME", "TORCH_HOME"))
 
 
-def test_an_image_of_a_registry_is_known_by_its_name_and_digest(apptainer, monkeypatch):
+def test_a_folder_that_apptainer_cannot_bind_is_refused(tmp_path, monkeypatch):
+    data = tmp_path / "a,b" / "data.json"
+    data.parent.mkdir()
+    data.write_text("[]")
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    with pytest.raises(BadInput, match="can't bind a folder with a comma or colon"):
+        containers.arguments(config(f"data.path={data}"), {})
+
+
+def test_an_image_is_known_by_its_own_digest_wherever_it_is(apptainer, monkeypatch):
     make_images(apptainer, *containers.FAMILIES)
     reference = f"docker://ghcr.io/me/lockstep-torch@sha256:{64 * '0'}"
+    own = apptainer / "own" / "horovod-cpu.sif"  # the name of another file that `make sif` made
+    own.parent.mkdir()
+    own.write_bytes(sif("own"))
+    asked = config(f"containers.torch={reference}", f"containers.horovod={own}")
     monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
-    containers.arguments(config(f"containers.torch={reference}"))
-    inside = {name: containers.os.environ[f"APPTAINERENV_{name}"] for name in (containers.REFERENCES,)}
-    for name, expected in (
-        ("torch", (reference, f"sha256:{64 * '0'}")),
-        ("horovod", ("/work/docker/sif/horovod-cpu.sif", hashlib.sha256(b"horovod").hexdigest())),
+    containers.arguments(asked, containers.check(asked))
+    inside = {containers.KNOWN: containers.os.environ[f"APPTAINERENV_{containers.KNOWN}"]}
+    for name, file, expected in (
+        ("torch", "/cache/0123.simg", (reference, f"sha256:{64 * '0'}")),
+        ("horovod", str(own), (str(own), f"sha256:{hashlib.sha256(sif('own')).hexdigest()}")),
+        ("other", "/some/where.sif", ("/some/where.sif", None)),
     ):
-        inside |= {"LOCKSTEP_IMAGE": f"lockstep/{name}:cpu", "APPTAINER_CONTAINER": f"/work/docker/sif/{name}-cpu.sif"}
-        monkeypatch.setattr(containers.os, "environ", inside)
+        here = inside | {"LOCKSTEP_IMAGE": f"lockstep/{name}:cpu", "APPTAINER_CONTAINER": file}
+        monkeypatch.setattr(containers.os, "environ", here)
         assert containers.current() == expected
+
+
+def test_docker_hands_in_what_apptainer_does():
+    handed = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"]["bench"]["environment"]
+    assert {name for name, value in handed.items() if value is None} == {*VARIABLES} - {containers.FOREIGN}
 
 
 def locked(name: str) -> dict[str, str]:

@@ -54,10 +54,9 @@ def docker():
 def place(folder, owner: int | None = None):
     """A copy of the project, as a clone in which `make images` and `make sif` ran; owned by `owner`."""
     copy = copy_project(folder)
-    copy.path("results").mkdir()
-    copy.path(".env").write_text(f"LOCKSTEP_UID={owner}\nLOCKSTEP_GID={owner}\n")
-    if (PROJECT / containers.DIGESTS).is_file():
-        shutil.copy(PROJECT / containers.DIGESTS, copy.path(str(containers.DIGESTS)))
+    for name in ("results", ".snakemake"):
+        copy.path(name).mkdir()
+    copy.path(".env").write_text(f"LOCKSTEP_UID={owner}\nLOCKSTEP_GID={owner}\nLOCKSTEP_BENCH_CPU={bench_digest()}\n")
     if (PROJECT / containers.SUMS).is_file():
         copy.path(str(containers.SIF)).mkdir()
         shutil.copy(PROJECT / containers.SUMS, copy.path(str(containers.SUMS)))
@@ -66,6 +65,13 @@ def place(folder, owner: int | None = None):
     if owner is not None and os.getuid() == 0:
         subprocess.run(["chown", "-R", f"{owner}:{owner}", str(folder)], check=True)
     return copy
+
+
+def bench_digest() -> str:
+    command = ["docker", "image", "inspect", "lockstep/bench:cpu", "--format", "{{.Id}}"]
+    if not shutil.which("docker"):
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +187,7 @@ print(json.dumps({
     "seccomp": int(status["Seccomp"]),
     "user": os.getuid(),
     "networks": [name for _, name in socket.if_nameindex()],
-    "writable": [path for path in ("/", "/code", "/opt", "/etc", "/bench", "/results", "/tmp") if writable(path)],
+    "writable": list(filter(writable, ("/", "/opt", "/etc", "/bench", "/bench/workflow", "/bench/results", "/tmp"))),
     "shared_memory": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
     "environment": dict(os.environ),
     "first": Path("/proc/1/comm").read_text().strip(),
@@ -198,7 +204,7 @@ def test_compose_is_hardened_as_seen_from_inside(compose):
     assert found["seccomp"] == 2
     assert found["user"] == USER
     assert [name for name in found["networks"] if not name.startswith(("lo", "sit", "tunl", "ip6"))] == []
-    assert found["writable"] == ["/results", "/tmp"]
+    assert found["writable"] == ["/bench/results", "/tmp"]
     assert found["shared_memory"] >= 2 * 10**9
     assert CANARY not in found["environment"].values()
     assert found["first"] in ("docker-init", "tini")  # which hands signals on, and buries the dead
@@ -233,11 +239,20 @@ def test_results_of_somebody_else_are_refused_in_one_line(compose):
 
 
 @pytest.mark.slow
+def test_what_docker_made_plain_snakemake_knows(in_docker):
+    """They share Snakemake's notes, so one sees what the other did, and what has changed since."""
+    again = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL)
+    assert "Nothing to be done" in again.stdout + again.stderr
+    other = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL, "model={hidden_size: 32, layers: 1}")
+    assert "prepare" in other.stdout
+
+
+@pytest.mark.slow
 def test_compose_trains_tests_and_predicts(in_docker):
     for row in ROWS:
         env = run_json(in_docker, row, "env")
         assert (env["in_container"], env["image"]) == ("docker", "lockstep/bench:cpu")
-        assert env["image_digest"].startswith("sha256:")
+        assert env["image_digest"] == bench_digest()
     said = in_docker.run(*COMPOSE, "predict", "--text", "今天真开心")
     assert said.returncode == 0, said.stderr
     assert all(row in said.stdout for row in ROWS), said.stdout
@@ -261,7 +276,7 @@ def test_apptainer_trains_each_row_in_its_image(in_apptainer):
         env = run_json(in_apptainer, row, "env")
         assert env["in_container"] == "apptainer"
         assert env["image"].endswith(image)
-        assert env["image_digest"] == sums[sums.index(image) - 1]
+        assert env["image_digest"] == f"sha256:{sums[sums.index(image) - 1]}"
     assert in_apptainer.path("results/predict/predictions.csv").is_file()
     files = [file for file in in_apptainer.path("results").rglob("*") if file.is_file() and file.stat().st_size < 10**6]
     assert not [file for file in files if CANARY.encode() in file.read_bytes()]
@@ -284,7 +299,7 @@ def test_an_image_that_was_changed_trains_nothing(apptainer, tmp_path):
     copy = place(tmp_path)
     sif = copy.path(str(containers.SIF / "torch-cpu.sif"))
     sif.unlink()
-    sif.write_bytes(b"another image")
+    sif.write_bytes(b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC another image")
     finished = copy.run("snakemake", "--cores", "all", "--use-singularity", "single", "--config", *SMALL)
     assert finished.returncode != 0
     assert "containers.torch: docker/sif/torch-cpu.sif is not the image that" in finished.stderr

@@ -7,9 +7,8 @@ from lockstep import workflow as lockstep
 
 lockstep.use_this_python()
 CONFIG = lockstep.configuration(config, workflow.configfiles)
-ROWS = lockstep.available_rows(
-    CONFIG, lockstep.contain(CONFIG, workflow.deployment_settings)
-)
+CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
+ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
 
 

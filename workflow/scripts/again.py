@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep import cli, record
+from lockstep import cli, containers, record
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 
@@ -27,16 +27,15 @@ def main() -> int:
         return 0
     if arguments.results.resolve() != Path("results").resolve():
         raise BadInput(f"--results {arguments.results}: the workflow trains into results/ here, and nowhere else.")
+    made, here = read_json(arguments.results / "manifest.json").get("container"), containers.kind()
+    if "docker" in (made, here) and made != here:
+        how = "docker compose run --rm again" if made == "docker" else "make again, outside of Docker"
+        raise BadInput(f"{arguments.results}: was made {'in' if made == 'docker' else 'outside'} Docker, so: {how}")
     command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules]
-    if "apptainer" in made_by(arguments.results) or "--use-singularity" in made_by(arguments.results):
+    if made == "apptainer":
         command.append("--use-singularity")  # or all would be trained again, outside the images
     command += ["--configfile", str(arguments.results / "config.yaml")]
     return subprocess.run(command, check=False).returncode
-
-
-def made_by(results: Path) -> str:
-    """Snakemake's command that the results were made by."""
-    return read_json(results / "manifest.json")["command"]
 
 
 if __name__ == "__main__":

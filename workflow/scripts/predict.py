@@ -38,9 +38,10 @@ def main() -> None:
     if not columns:
         raise BadInput(f"{results / 'runs'}: no row has a converted model yet. Train one first.")
     lines = [[text, truth, *answers] for (text, truth), *answers in zip(chosen, *columns, strict=True)]
-    evaluation.write_csv(results / "predict" / "predictions.csv", header, lines)
     print_table(header, lines)
-    print(f"also in {results / 'predict' / 'predictions.csv'}")
+    if not arguments.text:  # those of a moment are not the report's
+        evaluation.write_csv(results / "predict" / "predictions.csv", header, lines)
+        print(f"also in {results / 'predict' / 'predictions.csv'}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def describe() -> dict:
         "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "mpi": _mpi(),
-        "in_container": _container(),
+        "in_container": containers.kind(),
         "image": image,
         "image_digest": digest,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -106,10 +106,3 @@ def _system() -> str:
 def _cpuinfo(key: str) -> str | None:
     found = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1].strip() if found else None
-
-
-def _container() -> str | None:
-    """The kind of container this process runs in, or None."""
-    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
-        return "apptainer"
-    return "docker" if Path("/.dockerenv").exists() else None

@@ -84,7 +84,8 @@ def horovodrun(settings, script, folder):
             )
     program = Path(sys.executable).with_name("horovodrun")
     shape = [f"--{controller}", "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
-    return [str(program), *shape, sys.executable, str(script), str(folder)]
+    # Its cache of what it found out about the hosts would be a file in the user's home.
+    return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 
 
 LAUNCHERS = {

@@ -167,7 +167,8 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
 
 def _mixed(runs: list[dict]) -> list[str]:
     """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
-    places = [{name: run["environment"].get(name) for name in SAME} | run["hashes"] | {"plan": ""} for run in runs]
+    same = (*SAME, "in_container")
+    places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]
     found = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
     first = runs[0]["environment"]
     return found + sorted({name for run in runs for name in other_versions(run["environment"], first)})

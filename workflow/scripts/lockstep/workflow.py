@@ -62,16 +62,15 @@ def contain(checked: config.Config, settings) -> bool:
     if not any(method.name == "APPTAINER" for method in settings.deployment_method):
         return False
     try:
-        containers.check(checked)
+        arguments = containers.arguments(checked, containers.check(checked))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    own = settings.apptainer_args or ""
-    settings.apptainer_args = f"{containers.arguments(checked)} {own}".strip()
+    settings.apptainer_args = f"{arguments} {settings.apptainer_args or ''}".strip()
     return True
 
 
-def write_manifest(checked: config.Config, command: list[str]) -> None:
+def write_manifest(checked: config.Config, command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
     text = yaml.safe_dump(checked.source, allow_unicode=True, sort_keys=False)
     write_text(RESULTS / "config.yaml", text)
@@ -81,6 +80,7 @@ def write_manifest(checked: config.Config, command: list[str]) -> None:
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
             "command": shlex.join(["snakemake", *command[1:]]),
+            "container": "apptainer" if contained else containers.kind(),
             "rows": list(checked.rows),
             "repeats": checked.repeats,
         }
