@@ -239,15 +239,6 @@ def test_results_of_somebody_else_are_refused_in_one_line(compose):
 
 
 @pytest.mark.slow
-def test_what_docker_made_plain_snakemake_knows(in_docker):
-    """They share Snakemake's notes, so one sees what the other did, and what has changed since."""
-    again = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL)
-    assert "Nothing to be done" in again.stdout + again.stderr
-    other = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL, "model={hidden_size: 32, layers: 1}")
-    assert "prepare" in other.stdout
-
-
-@pytest.mark.slow
 def test_compose_trains_tests_and_predicts(in_docker):
     for row in ROWS:
         env = run_json(in_docker, row, "env")
@@ -266,6 +257,15 @@ def test_what_compose_leaves_belongs_to_the_user_and_tells_nothing_of_the_host(i
     assert not [file for file in small if CANARY.encode() in file.read_bytes()]
     changed = [file for file in in_docker.folder.rglob("*") if file.lstat().st_uid != USER]
     assert not changed
+
+
+@pytest.mark.slow
+def test_what_docker_made_plain_snakemake_knows(in_docker):
+    """They share Snakemake's notes, so one sees what the other did, and what has changed since."""
+    again = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL)
+    assert "Nothing to be done" in again.stdout + again.stderr
+    other = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL, "model={hidden_size: 32, layers: 1}")
+    assert "prepare" in other.stdout
 
 
 @pytest.mark.slow
