@@ -48,6 +48,7 @@ def test_every_figure_of_a_run(time):
         "setup": {"imports": 12.0, "model": 3.0},  # imports count from the launch, at 90
         "first_step_seconds": 21.0,  # 100 + 2 + 3 + 1 + 5 - 90
         "train_seconds": 17.5,
+        "stall_seconds": 0.0,
         "step_seconds_median": 1.0,  # of the steps after the third: 1, 1, 1, 3
         "step_seconds_quartiles": [1.0, 1.5],
         "total_seconds": 70.5,

@@ -19,7 +19,7 @@ def main() -> None:
     if arguments.profile:
         print(runs.profile(config, row, arguments.results))
         return
-    record = runs.run(config, row, arguments.repeat, arguments.results)
+    record = runs.run(config, config.repetition(row, arguments.repeat), arguments.repeat, arguments.results)
     print(
         f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
         f" {record['throughput']['samples_per_second']:.0f} samples/s, final loss {record['losses'][-1]:.4f}"

@@ -14,7 +14,7 @@ def main() -> None:
     if not (folder / "data.json").exists():
         raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
     rows = [
-        *config.rows.values(),
+        *(row for row, _ in config.order),
         config.trial(None),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]
@@ -31,6 +31,7 @@ def main() -> None:
                 seed=train.seed,
                 batching=train.batching,
                 max_steps=train.max_steps,
+                longest=config.data.max_length,
             )
             made.save(folder / "plan" / f"{name}.npz")
             efficiency = made.padding_efficiency(tokens.lengths)

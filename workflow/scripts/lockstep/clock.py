@@ -16,6 +16,7 @@ import torch
 
 from lockstep.config import WARMUP_STEPS
 
+STALL = 10  # times the upper quartile: the longest texts take less, compiling takes more
 LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the launcher started the processes
 
 
@@ -76,11 +77,13 @@ class Clock:
         """All of this rank's clocks, in seconds; call after the last window is closed."""
         steps = self.step_seconds()
         steady = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
+        median, upper = np.quantile(steady, [0.5, 0.75]).tolist()
         return {
             "setup": self.setup,
             "first_step_seconds": self._opened[0] - self.launched + float(steps[0]),
             "train_seconds": self._seconds,
-            "step_seconds_median": float(np.median(steady)),
+            "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
+            "step_seconds_median": median,
             "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
             "total_seconds": self.now() - self.launched,
             "window": [self._opened[0], self._closed],  # by the machine's clock: when what is timed began and ended

@@ -156,7 +156,8 @@ class Row:
     @property
     def division(self) -> str:
         """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms)."""
-        return "closed" if all(getattr(self.train, key) == getattr(self.base.train, key) for key in RECIPE) else "open"
+        same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in RECIPE)
+        return strategies.literals(self.strategy)["DIVISION"] if same else "open"
 
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
@@ -218,11 +219,18 @@ class Config:
     containers: dict[str, str]  # the image of each family of strategies, or "auto"
     rows: dict[str, Row]
     repeats: int
+    vary_seed: bool
     source: dict  # the validated configuration as plain values, defaults filled in
 
     @property
     def repetitions(self) -> range:
         return range(1, self.repeats + 1)
+
+    def repetition(self, row: Row, repeat: int) -> Row:
+        """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
+        if not self.vary_seed:
+            return row
+        return replace(row, train=replace(row.train, seed=row.train.seed + repeat - 1))
 
     @property
     def order(self) -> list[tuple[Row, int]]:
@@ -235,7 +243,7 @@ class Config:
         for repeat in self.repetitions:
             names = sorted(self.rows)
             random.Random(f"{self.train.seed} {repeat}").shuffle(names)
-            blocks += [(self.rows[name], repeat) for name in names]
+            blocks += [(self.repetition(self.rows[name], repeat), repeat) for name in names]
         return blocks
 
     def trial(self, row: Row | None) -> Row:
@@ -340,6 +348,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         containers=values["containers"],
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
+        vary_seed=values["vary_seed"],
         source=values,
     )
 

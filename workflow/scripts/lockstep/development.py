@@ -83,7 +83,7 @@ def gather_logits(session: Session, tokens: Tokens) -> torch.Tensor:
             padded[: len(ids)] = ids
             mine = share(padded, world.rank, world.size)
             width = int(tokens.lengths[ids].max())
-            inputs = session.tensors(tokens, np.where(mine < 0, ids[0], mine), width)
+            inputs = strategy.to_device(tokens.batch(np.where(mine < 0, ids[0], mine), width))
             with strategy.autocast():
                 logits = strategy.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
             all_ids.append(torch.from_numpy(mine).to(world.device))

@@ -62,13 +62,22 @@ def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
 
 
 def make(
-    lengths: np.ndarray, *, global_batch: int, epochs: int, seed: int, batching: str, max_steps: int | None = None
+    lengths: np.ndarray,
+    *,
+    global_batch: int,
+    epochs: int,
+    seed: int,
+    batching: str,
+    max_steps: int | None = None,
+    longest: int = 0,
 ) -> Plan:
     """Plan the training of samples of these `lengths` (int, tokens).
 
     Each epoch shuffles all ids by its own seed and drops the last ones that do not fill a global batch.
     `plain` cuts the rest as it comes; `bucketed` sorts pools of it by length first, so that a batch pads little, and
-    then shuffles the order of the batches. Raises BadInput where there are fewer samples than one global batch.
+    then shuffles the order of the batches; `padded` is plain, with every text padded to `longest` tokens.
+
+    Raises BadInput where there are fewer samples than one global batch.
     """
     count, batches = len(lengths), len(lengths) // global_batch
     if not batches:
@@ -92,7 +101,7 @@ def make(
     return Plan(
         ids=ids.reshape(-1).astype(np.int64),
         starts=np.arange(steps + 1, dtype=np.int64) * global_batch,
-        widths=lengths[ids].max(axis=1).astype(np.int64),
+        widths=np.maximum(lengths[ids].max(axis=1), longest if batching == "padded" else 0).astype(np.int64),
         epochs=np.arange(steps, dtype=np.int64) // batches,
         dropped=np.array(dropped, dtype=np.int64).reshape(-1, 2),
     )
@@ -103,5 +112,15 @@ def _bucketed(order: np.ndarray, lengths: np.ndarray, global_batch: int, random:
     batches = np.concatenate(
         [pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch) for pool in pools]
     )
-    # Shuffled inside too: sorted, the first rank would always train the shorter texts.
-    return random.permuted(random.permutation(batches), axis=1).reshape(-1)
+    # Whatever share of a batch a rank or micro-batch gets, it has short and long texts alike.
+    return random.permutation(batches)[:, _spread(global_batch)].reshape(-1)
+
+
+def _spread(count: int) -> np.ndarray:
+    """0 to count - 1 in such an order that every run of neighbours is spread evenly over them.
+
+    The order of van der Corput's sequence (1935): the binary digits of 0, 1, 2, ... mirrored at the point.
+    """
+    digits = max(1, (count - 1).bit_length())
+    mirrored = sum(((np.arange(count) >> digit) & 1) << (digits - 1 - digit) for digit in range(digits))
+    return np.argsort(np.argsort(mirrored))

@@ -24,7 +24,7 @@ class Batch:
 
     step: int
     ids: np.ndarray  # int64 [n], positions in the training split
-    inputs: dict[str, torch.Tensor]  # input_ids and attention_mask, int64 [n, width]
+    inputs: dict[str, torch.Tensor]  # what the model takes: input_ids and attention_mask, int64 [n, width]
     labels: torch.Tensor  # int64 [n]
     last: bool  # of its optimizer step
 
@@ -53,7 +53,7 @@ class Replay:
         for number, ids in enumerate(parts, 1):
             if self.session.profiler:
                 self.session.profiler.mark("data")
-            tensors = self.session.tensors(self.tokens, ids, self.plan.widths[step])
+            tensors = self.session.strategy.batch(self.tokens, ids, self.plan.widths[step])
             labels = tensors.pop("labels")
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
 

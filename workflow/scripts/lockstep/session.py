@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from lockstep.clock import Clock
 from lockstep.energy import Meter
 from lockstep.record import Progress, RankFiles
 from lockstep.strategies.single import Strategy
-from lockstep.tokens import Tokens
 
 
 @dataclass
@@ -28,11 +24,3 @@ class Session:
     def train(self) -> dict:
         """The `train` section of the row's configuration."""
         return self.settings["train"]
-
-    def tensors(self, tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        """Samples `ids`, padded to `width`, on this rank's device: input_ids, attention_mask, labels."""
-        device = self.strategy.world.device
-        tensors = {name: torch.from_numpy(array) for name, array in tokens.batch(ids, width).items()}
-        if device.type == "cuda":
-            return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
-        return tensors

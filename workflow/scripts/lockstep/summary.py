@@ -6,7 +6,7 @@ It can be made at any moment: rows that have not run, or failed, keep their line
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import metrics, parity, record, stats
+from lockstep import ladder, metrics, parity, record, stats
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json
@@ -70,6 +70,7 @@ def gather(config: Config, results: Path) -> dict:
         "runs": runs,
         "ratios": ratios,
         "verdicts": verdicts,
+        "ladder": ladder.climb(config, rows, {name: _tested(several) for name, several in runs.items()}),
         "profiles": {
             row.name: _optional(results / config.profiled(row).folder(1) / "profile.json")
             for row in config.rows.values()
@@ -124,6 +125,10 @@ def _run(row: Row, repeat: int, results: Path) -> dict:
         log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
         found["log_end"] = log.splitlines()[-LOG_LINES:]
     return found
+
+
+def _tested(runs: list[dict]) -> list[dict]:
+    return [run for run in good_runs(runs) if "test" in run]
 
 
 def good_runs(runs: list[dict]) -> list[dict]:

@@ -22,6 +22,8 @@ def lines(summary: dict) -> list[Text]:
     base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
     if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
         said.append(_ratio(best, base, ratio))
+    if found := summary["ladder"]:
+        said.append(_open(found))
     said += [_same_model(rows, summary["verdicts"]), _conditions(done, summary)]
     wanted = sum(len(runs) for runs in summary["runs"].values())
     have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
@@ -30,6 +32,15 @@ def lines(summary: dict) -> list[Text]:
     if mind := warning(summary):
         said.append(mind)
     return said
+
+
+def _open(found: dict) -> Text:
+    """Which row of the open division to take (lockstep/ladder.py)."""
+    rung = next((rung for rung in found["rungs"] if rung["row"] == found["best"]), None)
+    if rung is None:
+        return say("open_none", base=found["base"])
+    figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
+    return say("open", row=rung["row"], base=found["base"], **figures)
 
 
 def warning(summary: dict) -> Text | None:

@@ -8,6 +8,7 @@ without importing torch or its framework):
     INHERITS       which options it takes over from the strategy that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device whatever the number of processes
     NEEDS          package -> (version, the command that installs it); without it, rows of this strategy are unavailable
+    DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
 """
@@ -32,6 +33,7 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "NEEDS": {}, "REFUSED": [], "LOSSY": []}
+    found |= {"DIVISION": "closed"}
     for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
             found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)

@@ -101,13 +101,17 @@ class Strategy(single.Strategy):
         if self.options["sync_batchnorm"]:
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         super().prepare(model, make_optimizer)
+        self.wrap()
+
+    def wrap(self) -> None:
+        """Have the ranks' gradients averaged."""
         self.model = DistributedDataParallel(
             self.model,
             gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
             bucket_cap_mb=self.options["bucket_mb"],
             static_graph=self.options["static_graph"],
             find_unused_parameters=self.options["find_unused_parameters"],
-            broadcast_buffers=has_changing_buffers(model),
+            broadcast_buffers=has_changing_buffers(self.model),
         )
         if self.options["hook"] != "none":
             state, rank = None, self.options["powersgd_rank"]
@@ -159,5 +163,5 @@ def live_options(model: DistributedDataParallel) -> dict:
         "static_graph": model.static_graph,
         "find_unused_parameters": model.find_unused_parameters,
         "broadcast_buffers": model.broadcast_buffers,
-        "hook": next((hooks[function] for function, _ in model._comm_hooks), "none"),
+        "hook": next((hooks[function] for function, _ in model._comm_hooks if function in hooks), "none"),
     }

@@ -12,6 +12,7 @@ On a CPU: one process on one process's share of the cores, so that other rows ar
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lockstep.hardware import World
@@ -51,6 +52,19 @@ class Strategy:
             replay.gradients_ready(step)
             self.step()
             replay.schedule.step()
+
+    def batch(self, tokens, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        """Samples `ids` of `tokens` (lockstep/tokens.py), padded to `width`: what the model takes, and `labels`."""
+        return self.to_device(tokens.batch(ids, width))
+
+    def to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Arrays as tensors on this rank's device. A GPU copies them while the host goes on."""
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self.world.device.type == "cuda":
+            return {
+                name: tensor.pin_memory().to(self.world.device, non_blocking=True) for name, tensor in tensors.items()
+            }
+        return tensors
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""

@@ -1,0 +1,75 @@
+"""The open division: what a row gains, when its cold start has paid, and whether it is shown to be as good."""
+
+import numpy as np
+import pytest
+
+from lockstep import config, ladder
+
+
+def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, seed: int | None = None) -> dict:
+    return {
+        "repeat": repeat,
+        "global_batch": 64,
+        "clock": {"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
+        "work": {"samples": 6400},
+        "test": {"macro_f1": macro_f1},
+        "asked": {"train": {"seed": repeat if seed is None else seed}},
+    }
+
+
+@pytest.fixture
+def two_rows():
+    fast = {"strategy": "recipe", "precision": "bf16", "packed": True}
+    asked = config.parse({"rows": {"single": {"strategy": "single"}, "fast": fast}})
+    return asked, [
+        {"row": name, "strategy": row.strategy, "division": row.division} for name, row in asked.rows.items()
+    ]
+
+
+def test_gain_is_of_warm_time_and_a_cold_start_must_be_paid(two_rows):
+    runs = {
+        "single": [run(repeat, 10.0, 0.5) for repeat in range(1, 6)],
+        "fast": [run(repeat, 5.0, 0.5, stall=20.0) for repeat in range(1, 6)],
+    }
+    found = ladder.climb(*two_rows, runs)
+    (rung,) = found["rungs"]
+    assert rung["changes"] == "precision: bf16, packed: true"
+    assert rung["gain"] == pytest.approx(2.0)
+    assert rung["cold_seconds"] == pytest.approx(23.0)
+    assert rung["pays_after"] == 400  # 20 s longer to start; each of 100 steps takes 0.1 s, and 0.05 s in this row
+    assert (rung["quality"], found["best"]) == ("as_good", "fast")
+
+
+def test_a_slower_row_never_pays(two_rows):
+    runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 5.0), ("fast", 6.0))}
+    found = ladder.climb(*two_rows, runs)
+    assert found["rungs"][0]["pays_after"] is None
+    assert found["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("differences", "seeds", "verdict"),
+    [
+        ([0.0, 0.002, -0.002, 0.001, -0.001], 5, "as_good"),
+        ([0.1, 0.11, 0.09, 0.1, 0.1], 5, "as_good"),  # better is as good
+        ([-0.015] * 4 + [-0.016], 5, "as_good"),  # a little worse, but surely by less than the margin
+        ([-0.1, -0.11, -0.09, -0.1, -0.1], 5, "worse"),
+        ([0.05, -0.06, 0.04, -0.05, 0.0], 5, "not_shown"),  # equal on average, and proven by nothing
+        ([0.0] * 4, 4, "too_few"),
+        ([0.0] * 9, 1, "too_few"),  # repetitions of one seed say nothing of others
+    ],
+)
+def test_quality_must_be_shown(differences, seeds, verdict):
+    assert ladder.quality(differences, seeds)["quality"] == verdict
+
+
+def test_a_row_at_the_margin_is_rarely_called_as_good():
+    random = np.random.default_rng(0)
+    trials = [ladder.quality(random.normal(-ladder.MARGIN, 0.02, 5).tolist(), 5)["quality"] for _ in range(2000)]
+    assert trials.count("as_good") / len(trials) == pytest.approx(ladder.LEVEL, abs=0.015)
+
+
+def test_without_open_rows_there_is_no_ladder():
+    asked = config.parse({})
+    rows = [{"row": name, "strategy": row.strategy, "division": row.division} for name, row in asked.rows.items()]
+    assert ladder.climb(asked, rows, {name: [run(1, 1.0, 0.5)] for name in asked.rows}) is None

@@ -1,0 +1,95 @@
+"""The open division: what each row gains over the closed one, what its cold start costs, and whether it is as good.
+
+Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
+Quality is macro-F1 on the test split, held against the base row's of the same repetition, which has the same seed. As
+good is a row of which it is shown, by a one-sided t test at 5 %, that it is not worse by MARGIN or more (a test for
+non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8). That nothing was shown is no proof of quality.
+"""
+
+import numpy as np
+from scipy.special import stdtrit
+
+from lockstep import stats
+from lockstep.config import Config
+
+BASE = "single"  # the strategy of the closed row that all others are held against
+MARGIN = 0.02  # of macro-F1
+LEVEL = 0.05
+ENOUGH = 5  # repetitions, each with a seed of its own
+
+
+def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]]) -> dict | None:
+    """`rungs`, one for each open row that has results; `best`, the fastest of them that is as good (or None).
+
+    None where there is no open row, or nothing to hold it against. runs: every row's undisturbed runs.
+    """
+    base = next((row["row"] for row in rows if row["strategy"] == BASE and row["division"] == "closed"), None)
+    names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
+    if base is None or not runs[base] or not names:
+        return None
+    rungs = [_rung(config, name, runs[name], runs[base]) for name in names]
+    rungs = [rung for rung in rungs if rung]
+    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain"] > 1]
+    best = max(good, key=lambda rung: rung["gain"], default=None)
+    return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
+
+
+def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict | None:
+    warm = [{run["repeat"]: _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
+    if not (gain := stats.ratio(*warm)):
+        return None
+    cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
+    # Of the base's steps: so many fewer seconds each takes in this row.
+    step = theirs[0]["global_batch"] * float(np.median(list(warm[0].values()))) * (1 - 1 / gain.value)
+    return {
+        "row": name,
+        "changes": _changes(config, name),
+        "gain": gain.value,
+        "gain_low": gain.low,
+        "gain_high": gain.high,
+        "n": gain.n,
+        "cold_seconds": cold,
+        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if step > 0 else None,
+    } | quality(
+        [run["test"]["macro_f1"] - other["test"]["macro_f1"] for run, other in _paired(ours, theirs)],
+        seeds=len({run["asked"]["train"]["seed"] for run in ours}),
+    )
+
+
+def quality(differences: list[float], seeds: int) -> dict:
+    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences."""
+    found = np.array(differences)
+    verdict = {"macro_f1_difference": float(found.mean()), "macro_f1_bound": None}
+    if len(found) < ENOUGH or seeds < ENOUGH:
+        return verdict | {"quality": "too_few"}
+    half = float(stdtrit(len(found) - 1, 1 - LEVEL) * found.std(ddof=1) / np.sqrt(len(found)))
+    low, high = found.mean() - half, found.mean() + half
+    return verdict | {
+        "macro_f1_bound": float(low),
+        "quality": "as_good" if low > -MARGIN else "worse" if high < -MARGIN else "not_shown",
+    }
+
+
+def _paired(ours: list[dict], theirs: list[dict]) -> list[tuple[dict, dict]]:
+    by_repeat = {run["repeat"]: run for run in theirs}
+    return [(run, by_repeat[run["repeat"]]) for run in ours if run["repeat"] in by_repeat]
+
+
+def _warm(run: dict) -> float:
+    return run["clock"]["train_seconds"] - run["clock"]["stall_seconds"]
+
+
+def _cold(run: dict) -> float:
+    """Seconds from the launch that no step needs once it is warm."""
+    clock = run["clock"]
+    return sum(clock["setup"].values()) + clock["stall_seconds"]
+
+
+def _changes(config: Config, name: str) -> str:
+    """What the row asks for that the configuration's own rows do not."""
+    asked = config.source["rows"][name]
+    return ", ".join(f"{key}: {_word(value)}" for key, value in asked.items() if key != "strategy") or asked["strategy"]
+
+
+def _word(value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,171 @@
+"""recipe: the open division. DDP, or one process alone, with what makes a step cheaper; each an option, one at a time.
+
+packed      texts end to end in rows as long as the longest text, so that hardly a token is padding (packing.py)
+compile     torch.compile: dynamic, one program for all shapes; or static, one for each of a few widths, to which
+            batches are rounded up (on GPUs replayed as CUDA graphs)
+weights     bf16: the model computes and communicates in bf16 throughout, the optimizer keeps weights in fp32 and trains
+            those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1)
+tf32        fp32 matrices are multiplied in TensorFloat-32, with 10 bits of precision
+resident    all token ids lie on the device from the start, and batches are put together there
+
+Advantages: how fast the same texts can be learnt when the rules of the closed division do not hold.
+Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml).
+On a CPU: bf16 pays where the CPU has bf16 instructions. Packing does not, as attention over rows of several texts costs
+more than the padding that buckets leave; nor does compiling a model of this size.
+"""
+
+import copy
+
+import torch
+
+from lockstep import packing
+from lockstep.strategies import ddp, single
+
+OPTIONS = {
+    "packed": {
+        "type": "boolean",
+        "default": False,
+        "description": "put texts end to end instead of padding them; for BERT models",
+    },
+    "compile": {
+        "enum": ["off", "dynamic", "static"],
+        "default": "off",
+        "description": "torch.compile: one program for all shapes, or one for each width, rounded up to 16s",
+    },
+    "weights": {
+        "enum": ["fp32", "bf16"],
+        "default": "fp32",
+        "description": "what the model computes with; with bf16 the optimizer keeps weights in fp32",
+    },
+    "tf32": {
+        "type": "boolean",
+        "default": False,
+        "description": "multiply fp32 matrices in TensorFloat-32",
+    },
+    "resident": {
+        "type": "boolean",
+        "default": False,
+        "description": "keep all token ids on the GPU, and put batches together there",
+    },
+}
+INHERITS = [
+    "launcher",
+    "gradient_as_bucket_view",
+    "bucket_mb",
+    "static_graph",
+    "find_unused_parameters",
+    "hook",
+    "powersgd_rank",
+]
+DIVISION = "open"
+REFUSED = [
+    ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "set precision to bf16: that is what it will compute in"),
+    ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "its gradients are bf16 already"),
+    ({"tf32": [True], "device": ["cpu"]}, "TensorFloat-32 is a GPU's; on a CPU take precision: bf16"),
+    ({"resident": [True], "device": ["cpu"]}, "the token ids are where they are needed"),
+    ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
+    ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
+]
+LOSSY = [({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16")]
+WIDTH = 16  # static: widths are multiples of this
+
+
+class Strategy(ddp.Strategy):
+    def start(self):
+        self.alone = self.processes == 1
+        return single.Strategy.start(self) if self.alone else super().start()
+
+    def prepare(self, model, make_optimizer):
+        if self.options["tf32"]:
+            torch.set_float32_matmul_precision("high")
+        single.Strategy.prepare(self, model, make_optimizer)
+        self.trained = self.module  # what the optimizer updates
+        if self.options["weights"] == "bf16":
+            self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
+        if self.options["packed"]:
+            self.model = packing.Packed(self.module)
+        if self.options["compile"] == "dynamic":
+            self.model.compile(dynamic=True)
+        elif self.options["compile"] == "static":
+            torch._dynamo.config.cache_size_limit = 64
+            on_gpu = self.world.device.type == "cuda"
+            self.model.compile(dynamic=False, mode="reduce-overhead" if on_gpu else "default")
+        if not self.alone:
+            self.wrap()
+            if self.options["weights"] == "bf16":
+                self.model.register_comm_hook(None, average_in_fp32)
+
+    def batch(self, tokens, ids, width):
+        if self.options["packed"]:
+            return self.to_device(packing.batch(tokens, ids, int(tokens.lengths.max())))
+        if self.options["compile"] == "static":
+            width = min(-(-width // WIDTH) * WIDTH, self.module.config.max_position_embeddings)
+        if self.options["resident"]:
+            return self.resident_batch(tokens, ids, int(width))
+        return super().batch(tokens, ids, width)
+
+    def resident_batch(self, tokens, ids, width):
+        """What `Tokens.batch` returns, made on the device from arrays that are there."""
+        if not hasattr(self, "data"):
+            arrays = {name: getattr(tokens, name) for name in ("token_ids", "starts", "lengths", "labels")}
+            self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
+        ids = self.to_device({"ids": ids})["ids"]
+        columns = torch.arange(width, device=self.world.device)
+        mask = columns < self.data["lengths"][ids, None]
+        positions = torch.where(mask, self.data["starts"][ids, None] + columns, 0)
+        found = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
+        return {"input_ids": found.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
+
+    def backward(self, loss, last):
+        (single.Strategy if self.alone else ddp.Strategy).backward(self, loss, last)
+
+    def step(self):
+        if self.trained is self.module:
+            super().step()
+            return
+        working = list(self.module.parameters())
+        for weight, computed in zip(self.trained.parameters(), working, strict=True):
+            weight.grad = None if computed.grad is None else computed.grad.float()
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self.clip)
+        self.optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(working, list(self.trained.parameters()))
+        self.optimizer.zero_grad()
+        self.module.zero_grad()
+
+    def live(self):
+        bf16 = next(self.module.parameters()).dtype == torch.bfloat16
+        own = {
+            "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
+            "weights": "bf16" if bf16 else "fp32",
+            "tf32": torch.get_float32_matmul_precision() == "high",
+        }
+        if self.alone:
+            return own
+        return super().live() | own
+
+    def all_gather(self, tensor):
+        return (single.Strategy if self.alone else ddp.Strategy).all_gather(self, tensor)
+
+    def state_dict(self):
+        return self.trained.state_dict()
+
+    def save(self, folder):
+        if self.world.rank == 0:
+            torch.save(self.state_dict(), folder / "checkpoint.pt")
+
+    @staticmethod
+    def to_state_dict(folder):
+        return single.Strategy.to_state_dict(folder)
+
+    def stop(self):
+        if not self.alone:
+            super().stop()
+
+
+def average_in_fp32(_, bucket):
+    """A hook of DDP: gloo can't sum bf16, and sums of many ranks would lose bits."""
+    total = bucket.buffer().float() / torch.distributed.get_world_size()
+    done = torch.distributed.all_reduce(total, async_op=True).get_future()
+    return done.then(lambda future: bucket.buffer().copy_(future.value()[0]))
