@@ -1,5 +1,8 @@
-"""Three loops over the same model and rows: of many tutorials, a bare one over the plan, and Lockstep's `single`."""
+"""Loops over the same model and rows: of many tutorials, of two libraries' documentation, a bare one over the plan, and
+Lockstep's own: the closed division's `single` and the open one's `recipe`."""
 
+import contextlib
+import io
 import time
 from pathlib import Path
 
@@ -15,11 +18,19 @@ from lockstep.plan import Plan
 from lockstep.record import Progress, RankFiles
 from lockstep.replay import Replay
 from lockstep.session import Session
-from lockstep.strategies.single import Strategy
+from lockstep.strategies import recipe, single
 from lockstep.tokens import Tokens, table
 
 BATCH, LENGTH = 64, 128
-ROW = config.parse({"train": {"epochs": 1, "eval_every": 0, "checkpoint": "last"}}).rows["single"]
+TUNED_ROW = {"strategy": "recipe", "processes": 1, "precision": "bf16", "weights": "bf16"}
+ROWS = config.parse(
+    {
+        "train": {"epochs": 1, "eval_every": 0, "checkpoint": "last"},
+        "hardware": {"device": "cpu"},
+        "rows": {"single": {"strategy": "single"}, "tuned": TUNED_ROW},
+    }
+).rows
+ROW, TUNED = ROWS["single"], ROWS["tuned"]
 
 
 class Loop:
@@ -72,6 +83,71 @@ class PaddedLoop(Loop):
         return steps * BATCH / seconds
 
 
+class TrainerLoop(Loop):
+    """transformers.Trainer as its documentation starts it: texts tokenised before, each batch padded to its longest."""
+
+    def prepare(self):
+        self.dataset = tokenised(self.results)
+        self.tokenizer = AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer")
+
+    def train(self, first: int, steps: int) -> float:
+        from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+        arguments = TrainingArguments(
+            str(self.results / "trainer"),
+            per_device_train_batch_size=BATCH,
+            learning_rate=self.settings["train"]["learning_rate"],
+            weight_decay=self.settings["train"]["weight_decay"],
+            max_steps=steps,
+            seed=first,
+            use_cpu=True,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        collator = DataCollatorWithPadding(self.tokenizer)
+        trainer = Trainer(self.model, arguments, data_collator=collator, train_dataset=self.dataset)
+        began = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):  # its summary of each part
+            trainer.train()
+        return steps * BATCH / (time.perf_counter() - began)
+
+
+class AccelerateLoop(Loop):
+    """The loop of accelerate's documentation, over a DataLoader that pads each batch to its longest text."""
+
+    def prepare(self):
+        from accelerate import Accelerator
+        from transformers import DataCollatorWithPadding
+
+        super().prepare()
+        collator = DataCollatorWithPadding(AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer"))
+        loader = DataLoader(tokenised(self.results), BATCH, shuffle=True, collate_fn=collator)
+        schedule = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1)
+        self.accelerator = Accelerator(cpu=True)
+        prepared = self.accelerator.prepare(self.model, self.optimizer, loader, schedule)
+        self.model, self.optimizer, self.loader, self.schedule = prepared
+
+    def train(self, first: int, steps: int) -> float:
+        began = time.perf_counter()
+        for step, batch in enumerate(self.loader):
+            if step == steps:
+                break
+            self.optimizer.zero_grad()
+            self.accelerator.backward(self.model(**batch).loss)
+            self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.schedule.step()
+        return steps * BATCH / (time.perf_counter() - began)
+
+
+def tokenised(results: Path):
+    """The training split as prepared, with the columns that a model takes."""
+    from datasets import load_from_disk
+
+    return load_from_disk(str(results / "data" / "dataset" / "train")).select_columns(["input_ids", "label"])
+
+
 class Planned(Loop):
     """Loops over parts of the plan."""
 
@@ -116,9 +192,11 @@ class BareLoop(Planned):
 class PlannedLoop(Planned):
     """Lockstep's own training loop with its strategy `single`, by its own clock."""
 
+    strategy_class = single.Strategy
+
     def prepare(self):
         super().prepare()
-        self.strategy = Strategy(self.settings)
+        self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
         self.strategy.prepare(self.model, lambda prepared: models.make_optimizer(prepared, self.settings["train"]))
         self.progress = Progress(self.results, 1)
@@ -129,3 +207,14 @@ class PlannedLoop(Planned):
         session = Session(self.strategy, self.settings, self.results, clock, files, self.progress)
         self.strategy.train(Replay(session, plan, self.tokens, Development(session, plan, self.tokens)))
         return len(plan.ids) / clock.reading()["train_seconds"]
+
+
+class TunedLoop(PlannedLoop):
+    """The same loop with the open division's fastest recipe for a CPU that has bf16 instructions."""
+
+    strategy_class = recipe.Strategy
+
+    def prepare(self):
+        self.settings |= TUNED.settings()
+        self.settings["hardware"] |= {"device": "cpu", "threads": 1, "processes": 1}
+        super().prepare()

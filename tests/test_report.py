@@ -166,6 +166,19 @@ def test_a_row_with_another_recipe_is_not_ranked(results):
     assert any("train by another recipe" in line for line in found["headline"])
 
 
+def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(results):
+    repeat(results, "single", [10.0, 11.0])
+    repeat(results, "ddp", [5.0, 5.5])
+    rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "recipe", "packed": True}}
+    found, _, page = made(results, rows=rows, repeats=2)
+    (rung,) = found["ladder"]["rungs"]
+    assert (rung["row"], rung["changes"], rung["quality"]) == ("ddp", "packed: true", "too_few")
+    assert rung["gain"] == pytest.approx(2.0, rel=0.01)
+    assert "In the open division, no row is shown to be both faster than single and as good." in found["headline"]
+    assert "The open division: what each change gains" in page
+    assert "| ddp | packed: true | 2.0" in (results / "report" / "report.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("text", ['{"row": ', "NaN", '{"row": "ddp"}', ""])
 def test_a_damaged_record_is_named(results, text):
     (results / "runs/ddp/n2/rep1/record.json").write_text(text)
