@@ -11,6 +11,7 @@ done
 # Under a terminal, Ctrl-C reaches all processes in here. Without one (`docker compose run ... | tee log`), Compose may end
 # without handing it on, and all would run on unseen; but our input ends with Compose. (At once, where there is none.)
 if [ ! -t 0 ]; then
-  { cat > /dev/null; [ "$SECONDS" -lt 2 ] || kill -INT 0; } <&0 &
+  # Ten seconds later, as a second signal would cut short what the first one, if it was handed on, has begun.
+  { cat > /dev/null; [ "$SECONDS" -lt 2 ] || { sleep 10; kill -INT 0; }; } <&0 &
 fi
 exec "$@"
