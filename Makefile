@@ -8,7 +8,7 @@
 # make images   build the Docker images for this machine's CPUs (VARIANT=cuda: for NVIDIA GPUs); see docker/build.sh
 # make sif      turn them into .sif files, for snakemake --cores all --use-singularity
 # make locks    write docker/locks/ again, after a change of the requirements
-# make benchmark  measure Lockstep against what a user would otherwise write
+# make benchmark  measure Lockstep against what a user would otherwise write, into docs/performance.md
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -53,7 +53,7 @@ lint: setup
 	$(BIN)/hadolint docker/Dockerfile
 
 benchmark: setup
-	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks
+	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks --write
 
 images:
 	docker/build.sh

@@ -4,6 +4,7 @@
 #   snakemake --cores all ddp        one row (any name under `rows` in the configuration)
 #   snakemake --cores all parity     the proof that every row trains the same model
 #   snakemake --cores all profile    where a step's time goes, in every row
+#   snakemake --cores all tune       this machine's fastest recipe, as results/tune/tuned.yaml
 #   snakemake --cores all predict    the same texts through every row's model
 from snakemake.utils import min_version
 
@@ -21,6 +22,7 @@ include: "workflow/rules/data.smk"
 include: "workflow/rules/parity.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/profile.smk"
+include: "workflow/rules/tune.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 

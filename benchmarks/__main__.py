@@ -1,6 +1,6 @@
 """make benchmark: how fast Lockstep is, as ratios paired within one run, because machines drift.
 
-    python -m benchmarks [--data FILE] [--rounds N] [padding] [libraries] [harness] [tuned] [ddp]
+    python -m benchmarks [--data FILE] [--rounds N] [--write] [padding] [libraries] [harness] [tuned] [ddp]
 
 padding   `single` against the loop that pads to 128 and tokenises in collate, in one process, in turns
 libraries `single` against transformers.Trainer and accelerate as their documentation starts them, likewise
@@ -11,6 +11,7 @@ ddp       `ddp` with two processes against `single`, as real runs in turns; and 
 """
 
 import argparse
+import datetime
 import json
 import statistics
 import subprocess
@@ -18,11 +19,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from lockstep import environment
 from lockstep.terminal import print_table
 
 PROJECT = Path(__file__).parents[1]
 SCRIPTS = PROJECT / "workflow" / "scripts"
 REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
+PAGE = PROJECT / "docs" / "performance.md"
+MARKS = ("<!-- make benchmark: begin -->", "<!-- make benchmark: end -->")
 COMMON = {
     "train.epochs": 1,
     "train.eval_every": 0,
@@ -155,6 +159,7 @@ def main() -> None:
         "--data", type=Path, default=REAL_DATA if REAL_DATA.is_file() else None, help="texts to train on"
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md too")
     arguments = parser.parse_args()
     benchmarks = {"padding": padding, "libraries": libraries, "harness": harness, "tuned": tuned, "ddp": ddp}
     if unknown := set(arguments.what) - set(benchmarks):
@@ -167,7 +172,22 @@ def main() -> None:
             for name in arguments.what or benchmarks
             for line in benchmarks[name](Path(folder), keys, arguments.rounds)
         ]
-    print_table(["ratio", "median", "range", "rounds", "target"], lines)
+    header = ["ratio", "median", "range", "rounds", "target"]
+    print_table(header, lines)
+    if arguments.write:
+        write(header, lines, "the 10,000 published rows" if arguments.data else "the embedded synthetic corpus")
+
+
+def write(header: list[str], lines: list[list[str]], texts: str) -> None:
+    """Put the table, and what it was measured on, between the marks in docs/performance.md."""
+    about = environment.describe()
+    packages = ", ".join(f"{name} {about['packages'][name]}" for name in ("torch", "transformers", "accelerate"))
+    machine = f"{about['cores']} CPU cores ({about['cpu']}, {', '.join(about['cpu_flags'])}), {about['memory_mb']} MiB"
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    measured = f"On {machine}; Python {about['python']}, {packages}; {texts}; {datetime.date.today()}."
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{measured}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

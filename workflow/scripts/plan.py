@@ -16,6 +16,7 @@ def main() -> None:
     rows = [
         *(row for row, _ in config.order),
         config.trial(None),
+        config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]
     wanted = {row.train.plan_name: row.train for row in rows}

@@ -17,7 +17,7 @@ from lockstep.hardware import Hardware, resolve
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "config.schema.yaml"
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
-RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "parity", "reference", "profile")
+RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "parity", "reference", "profile", "tune")
 REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
 # An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
@@ -111,6 +111,12 @@ class Predict:
 class Profile:
     steps: int
     trace: bool
+
+
+@dataclass(frozen=True)
+class Tune:
+    seconds: float
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -216,6 +222,7 @@ class Config:
     hardware: AskedHardware
     predict: Predict
     profile: Profile
+    tune: Tune
     containers: dict[str, str]  # the image of each family of strategies, or "auto"
     rows: dict[str, Row]
     repeats: int
@@ -230,7 +237,8 @@ class Config:
         """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
         if not self.vary_seed:
             return row
-        return replace(row, train=replace(row.train, seed=row.train.seed + repeat - 1))
+        train, base = (replace(one, seed=one.seed + repeat - 1) for one in (row.train, row.base.train))
+        return replace(row, train=train, base=replace(row.base, train=base))
 
     @property
     def order(self) -> list[tuple[Row, int]]:
@@ -274,6 +282,13 @@ class Config:
         # An epoch has one step at least, so there are enough of them, however few the texts.
         train = replace(row.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
         return replace(row, train=train, kind="profile")
+
+    def tried(self, name: str, recipe: dict) -> Row:
+        """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
+        steps = self.tune.steps  # in as many epochs as are needed
+        base = replace(self.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
+        row = _row(name, recipe, Base(base, self.hardware), "tune")
+        return replace(row, kind="tune")
 
     @property
     def base(self) -> Base:
@@ -345,6 +360,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         hardware=base.hardware,
         predict=Predict(**values["predict"]),
         profile=Profile(**values["profile"]),
+        tune=Tune(**values["tune"]),
         containers=values["containers"],
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],

@@ -1,0 +1,82 @@
+"""The search for this machine's fastest recipe: short runs, one change at a time, each kept if it pays.
+
+Coordinate ascent over CHANGES, in the order of what they usually bring. A try counts by how long the configured
+training would take with it: all steps at its warm speed, and what it stalled to compile, which so has to be worth it.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep import runs
+from lockstep.config import Config
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_json
+
+START = {"strategy": "recipe", "processes": 1}
+CHANGES = [
+    {"precision": "bf16"},
+    {"precision": "bf16", "weights": "bf16"},
+    {"processes": "auto"},
+    {"tf32": True},
+    {"packed": True},
+    {"resident": True},
+    {"compile": "dynamic"},
+    {"compile": "static"},
+]
+BETTER = 0.95  # a change is kept if it takes less than this of the time: a little less may be chance
+
+
+def search(config: Config, results: Path, say: Callable[[str], None]) -> list[dict]:
+    """Try recipes until all were tried or the time is up. Returns every try in order: recipe, seconds, kept, reason.
+
+    Raises RunFailed where not even the plain recipe can be trained.
+    """
+    end = time.monotonic() + config.tune.seconds
+    best = _try(config, START, results, "base") | {"kept": True}
+    if best["seconds"] is None:
+        raise RunFailed(f"the plain recipe can't be trained: {best['reason']}")
+    tries = [best]
+    for number, change in enumerate(CHANGES, 1):
+        if time.monotonic() > end:
+            say(f"{config.tune.seconds:g} s are over; {len(CHANGES) - number + 1} changes were not tried")
+            break
+        found = _try(config, best["recipe"] | change, results, f"try{number}")
+        found["kept"] = found["seconds"] is not None and found["seconds"] < BETTER * best["seconds"]
+        say(_told(found, change, best))
+        tries.append(found)
+        if found["kept"]:
+            best = found
+    return tries
+
+
+def winner(tries: list[dict]) -> dict:
+    """The recipe that was kept last."""
+    return [one for one in tries if one["kept"]][-1]["recipe"]
+
+
+def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
+    found = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
+    try:
+        record = runs.run(config, config.tried(name, recipe), 1, results)
+    except (BadInput, RunFailed) as error:  # what this machine can't do is no try
+        return found | {"reason": str(error)}
+    clock, samples = record["clock"], record["work"]["samples"]
+    warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
+    seconds = clock["stall_seconds"] + warm * _all_samples(config, results)
+    return found | {"seconds": seconds, "samples_per_second": 1 / warm}
+
+
+def _all_samples(config: Config, results: Path) -> int:
+    """How many samples the configured training takes."""
+    train, about = config.train, read_json(results / "data" / "data.json")
+    steps = about["splits"]["train"]["texts"] // train.global_batch * train.epochs
+    return train.global_batch * min(steps, train.max_steps or steps)
+
+
+def _told(found: dict, change: dict, best: dict) -> str:
+    what = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
+    if found["seconds"] is None:
+        return f"{what}: not here ({found['reason']})"
+    compared = f"{found['seconds'] / best['seconds']:.2f} of the time, {found['samples_per_second']:.0f} samples/s"
+    return f"{what}: {compared}, {'kept' if found['kept'] else 'not kept'}"
