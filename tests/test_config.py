@@ -104,7 +104,8 @@ def test_strings_from_the_command_line_get_the_right_type():
         ),
         (
             {"rows": {"x": {"strategy": "deepspeed", "stage": 3, "hook": "fp16"}}},
-            "rows.x.hook: deepspeed has no such option; ddp, ddp_amp, ddp_spawn, recipe, zero_redundancy would have",
+            "rows.x.hook: deepspeed has no such option;"
+            " ddp, ddp_amp, ddp_spawn, recipe, zero_redundancy would have it.",
         ),
         (
             {"rows": {"x": {"strategy": "dataparallel", "nodes": 2}}},

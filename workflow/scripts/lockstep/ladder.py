@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from lockstep import stats
 from lockstep.config import Config
 
-BASE = "single"  # the strategy of the closed row that all others are held against
+BASE = "single"  # the strategy of the row that all others are held against
 MARGIN = 0.02  # of macro-F1
 LEVEL = 0.05
 ENOUGH = 5  # repetitions, each with a seed of its own

@@ -11,7 +11,7 @@ from lockstep.config import Config, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 
-BASELINE = "single"
+BASELINE = ladder.BASE
 LOG_LINES = 15
 # summary.csv: users script against these names, so add freely and rename never.
 COLUMNS = [
@@ -70,7 +70,7 @@ def gather(config: Config, results: Path) -> dict:
         "runs": runs,
         "ratios": ratios,
         "verdicts": verdicts,
-        "ladder": ladder.climb(config, rows, {name: _tested(several) for name, several in runs.items()}),
+        "ladder": ladder.climb(config, rows, {name: good_runs(several) for name, several in runs.items()}),
         "profiles": {
             row.name: _optional(results / config.profiled(row).folder(1) / "profile.json")
             for row in config.rows.values()
@@ -125,10 +125,6 @@ def _run(row: Row, repeat: int, results: Path) -> dict:
         log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
         found["log_end"] = log.splitlines()[-LOG_LINES:]
     return found
-
-
-def _tested(runs: list[dict]) -> list[dict]:
-    return [run for run in good_runs(runs) if "test" in run]
 
 
 def good_runs(runs: list[dict]) -> list[dict]:
