@@ -3,6 +3,7 @@
 Training reads the Arrow files alone: it needs neither the datasets library nor a tokenizer, which would slow its start.
 """
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,11 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return int(self.lengths.max())
 
     @staticmethod
     def load(folder: Path) -> "Tokens":

@@ -97,7 +97,7 @@ class Strategy(ddp.Strategy):
 
     def batch(self, tokens, ids, width):
         if self.options["packed"]:
-            return self.to_device(packing.batch(tokens, ids, int(tokens.lengths.max())))
+            return self.to_device(packing.batch(tokens, ids, tokens.longest))
         if self.options["compile"] == "static":
             width = min(-(-width // WIDTH) * WIDTH, self.module.config.max_position_embeddings)
         if self.options["resident"]:
