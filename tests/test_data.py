@@ -2,9 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,14 +18,22 @@ from lockstep.config import Model
 from lockstep.errors import BadInput
 from lockstep.tokens import Tokens, table
 
-from .conftest import REAL_DATA
+from .conftest import PROJECT, REAL_DATA
+
+SCRIPTS = PROJECT / "workflow" / "scripts"
 
 
 def split(tmp_path, rows, **keys):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     wanted = config.parse({"data": {"path": str(file)} | keys, "rows": {"single": {"strategy": "single"}}}).data
-    return data.split(wanted, tmp_path)
+    return lists(data.split(wanted, tmp_path, tmp_path))
+
+
+def lists(found):
+    """Splits as columns of plain values, and their summary."""
+    splits, summary = found
+    return {name: part.to_dict() for name, part in splits.items()}, summary
 
 
 @settings(max_examples=30, deadline=None)
@@ -78,7 +91,7 @@ def test_the_real_rows(tmp_path):
     if not REAL_DATA.is_file():
         pytest.skip("the real rows are not on this machine, and their licence does not let them be part of Lockstep")
     wanted = config.parse({"data": {"path": str(REAL_DATA)}, "rows": {"single": {"strategy": "single"}}}).data
-    splits, summary = data.split(wanted, tmp_path)
+    splits, summary = lists(data.split(wanted, tmp_path, tmp_path))
     assert (summary["rows_read"], summary["duplicates_removed"]) == (10000, 61)
     assert summary["duplicates_with_another_label"] == 19
     assert sum(len(part["label"]) for part in splits.values()) == 9939
@@ -88,12 +101,19 @@ def test_the_real_rows(tmp_path):
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stored")
+    (folder / "dataset").mkdir()
     texts = ["今天真开心", "好难过😭", "a", "今天天气不知道怎么样"]
     tokenizer = models.make_tokenizer(scratch(), texts * 2, 8)
-    columns = {name: {"text": texts, "label": [0, 1, 0, 1], "row": [1, 2, 3, 4]} for name in data.SPLITS}
-    summary = data.store(columns, tokenizer, folder / "dataset")
+    summary = data.store(columns(texts), tokenizer, folder / "dataset")
     (folder / "data.json").write_text(json.dumps({"pad_id": 0}))
     return folder, summary, tokenizer, texts
+
+
+def columns(texts: list[str], dev_labels=(0, 1, 0, 1)) -> dict[str, Dataset]:
+    labels = {"train": [0, 1, 0, 1], "dev": list(dev_labels), "test": [0, 1, 0, 1]}
+    return {
+        name: Dataset.from_dict({"text": texts, "label": labels[name], "row": [1, 2, 3, 4]}) for name in data.SPLITS
+    }
 
 
 def scratch(**keys) -> Model:
@@ -122,10 +142,69 @@ def test_evaluation_batches_hold_every_sample_once(stored):
 
 def test_the_hash_is_that_of_the_content(stored, tmp_path):
     _, summary, tokenizer, texts = stored
-    columns = {name: {"text": texts, "label": [0, 1, 0, 1], "row": [1, 2, 3, 4]} for name in data.SPLITS}
-    assert data.store(columns, tokenizer, tmp_path / "again")["hash"] == summary["hash"]
-    columns["dev"] = columns["dev"] | {"label": [0, 1, 0, 0]}
-    assert data.store(columns, tokenizer, tmp_path / "other")["hash"] != summary["hash"]
+
+    def hash_of(splits):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return data.store(splits, tokenizer, folder)["hash"]
+
+    assert hash_of(columns(texts)) == summary["hash"]
+    assert hash_of(columns(texts, dev_labels=(0, 1, 0, 0))) != summary["hash"]
+    assert hash_of(columns([*texts[:3], "今天天气不"])) != summary["hash"]
+
+
+def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
+    """Texts are stored in parts, whose tokens lie here and there in the file; cut anywhere, they are the same."""
+    texts = [f"文{'字' * (number % 7)}{number}" for number in range(40)]
+    tokenizer = models.make_tokenizer(scratch(), texts, 12)
+    splits = {
+        name: Dataset.from_dict({"text": texts, "label": [0] * 40, "row": list(range(40))}) for name in data.SPLITS
+    }
+    found = {}
+    for part in (1000, 3):
+        monkeypatch.setattr(data, "PART", part)
+        (tmp_path / str(part)).mkdir()
+        data.store(splits, tokenizer, tmp_path / str(part))
+        found[part] = Tokens.load(tmp_path / str(part) / "train", pad_id=0)
+    ids = np.random.default_rng(0).permutation(40)
+    expected = [number for text in ids for number in tokenizer(texts[text], truncation=True)["input_ids"]]
+    assert [tokens.flat(ids).tolist() for tokens in found.values()] == [expected] * 2
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_texts(tmp_path):
+    """A hundred megabytes of texts go through a few."""
+    length, counts, peaks = 2000, (1500, 20000), []
+    for count in counts:
+        folder = tmp_path / str(count)
+        (folder / "dataset").mkdir(parents=True)
+        rows = (json.dumps({"text": f"{n} " + "字" * length, "label": n % 6}, ensure_ascii=False) for n in range(count))
+        (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        peaks.append(int(subprocess.check_output([sys.executable, "-c", PEAK, str(folder)], cwd=SCRIPTS)))
+    assert (peaks[1] - peaks[0]) * 1024 < 0.25 * 3 * length * (counts[1] - counts[0])
+
+
+# Prints the most memory, in KiB, that was not a mapped file's.
+PEAK = """
+import re, sys, threading, time
+from pathlib import Path
+from lockstep import config, data
+
+done, most = threading.Event(), 0
+def watch():
+    global most
+    while not done.wait(0.01):
+        most = max(most, int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+watcher = threading.Thread(target=watch)
+watcher.start()
+folder = Path(sys.argv[1])
+wanted = config.parse({"data": {"path": str(folder / "rows.jsonl")}})
+splits, _ = data.split(wanted.data, folder, folder)
+assert sum(map(len, data.texts(splits["train"]))) > 2e6
+data.store(splits, lambda texts, truncation: {"input_ids": [[1] * 50 for _ in texts]}, folder / "dataset")
+done.set()
+watcher.join()
+print(most)
+"""
 
 
 def test_the_character_tokenizer_knows_the_training_texts_and_marks_the_rest():

@@ -1,7 +1,9 @@
 """Read the data, split it, tokenise it once, and write the initial weights: everything that all runs share."""
 
 import shutil
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 
 from lockstep import cli, data, files, metrics, models
 
@@ -10,13 +12,14 @@ def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config = cli.configuration(arguments)
     folder = arguments.results / "data"
-    columns, summary = data.split(config.data, arguments.results / "download")
-    tokenizer = models.make_tokenizer(config.model, columns["train"]["text"], config.data.max_length)
-    model = models.initialise(config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed)
-
-    (folder / "data.json").unlink(missing_ok=True)  # written last: without it the folder is not complete
-    with files.atomic_folder(folder / "dataset") as temporary:
-        summary |= data.store(columns, tokenizer, temporary)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".rows.") as work:
+        splits, summary = data.split(config.data, arguments.results / "download", Path(work))
+        tokenizer = models.make_tokenizer(config.model, data.texts(splits["train"]), config.data.max_length)
+        model = models.initialise(config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed)
+        (folder / "data.json").unlink(missing_ok=True)  # written last: without it the folder is not complete
+        with files.atomic_folder(folder / "dataset") as temporary:
+            summary |= data.store(splits, tokenizer, temporary)
     with files.atomic_folder(folder / "tokenizer") as temporary:
         tokenizer.save_pretrained(temporary)
     with files.atomic_folder(folder / "weights") as temporary:

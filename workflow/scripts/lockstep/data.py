@@ -1,61 +1,94 @@
-"""From rows to splits, and from splits to stored tokens."""
+"""From rows to splits, and from splits to stored tokens.
 
+Texts go to disk as they are read, and are read from there in parts: memory grows by some tens of bytes a row, however
+long the texts are.
+"""
+
+import hashlib
+import itertools
 import logging
+import tempfile
+from array import array
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, Features, List, Value, disable_progress_bars
 
 from lockstep import sources
 from lockstep.config import Data
 from lockstep.errors import BadInput
-from lockstep.files import hash_arrays
+from lockstep.files import hash_parts
+from lockstep.tokens import Tokens
 
 SPLITS = ("train", "dev", "test")
+PART = 1000  # so many texts are in memory at a time
 
 
-def split(data: Data, downloads: Path) -> tuple[dict[str, dict], dict]:
-    """Read the source and divide it. Returns each split's columns (text, label, row), and a summary for the report.
+def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], dict]:
+    """Read the source and divide it. Returns each split (columns text, label, row), and a summary for the report.
 
     The first of several equal texts stays, so that no text stands in two splits. Splits are stratified by label and
-    seeded. Raises BadInput where a label is unknown, or a split would be empty.
+    seeded; they are views of a file in `work`. Raises BadInput where a label is unknown, or a split would be empty.
     """
     name, rows = sources.read(data, downloads)
-    kept, repeated, contradicting = {}, 0, 0
-    for text, label, number in rows:
-        if text in kept:
-            repeated += 1
-            contradicting += kept[text][0] != label
-        else:
-            kept[text] = (label, number)
-    if not kept:
+    file = work / "rows.arrow"
+    digests, codes, known = _write(rows, file)
+    if not len(codes):
         raise BadInput(f"{name}: holds no rows. Give a source with texts and labels.")
-    labels = data.labels or sorted({str(label) for label, _ in kept.values()})
+    _, first, which = np.unique(digests, return_index=True, return_inverse=True)
+    kept = np.sort(first)
+    everything = Dataset.from_file(str(file))
+    labels = data.labels or sorted({str(known[code]) for code in np.unique(codes[kept])})
     if len(labels) < 2:
         raise BadInput(f"{name}: all rows have the label {labels[0]}; at least two labels are needed.")
-    numbers = [_label_number(label, labels, f"{name}, row {number}") for label, number in kept.values()]
-    texts, row_numbers = list(kept), [number for _, number in kept.values()]
-    columns = {
-        split_name: {
-            "text": [texts[index] for index in indices],
-            "label": [numbers[index] for index in indices],
-            "row": [row_numbers[index] for index in indices],
-        }
-        for split_name, indices in _stratified(np.array(numbers), labels, data, name).items()
-    }
+    number_of = np.full(len(known), -1)
+    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
+        row = everything[int(kept[at])]["row"]
+        number_of[codes[kept[at]]] = _label_number(known[codes[kept[at]]], labels, f"{name}, row {row}")
+    numbers = number_of[codes]
+    everything = everything.add_column("label", numbers)
+    parts = {part: kept[places] for part, places in _stratified(numbers[kept], labels, data, name).items()}
     summary = {
         "source": name,
         "synthetic": data.synthetic,
         "labels": labels,
-        "rows_read": len(kept) + repeated,
-        "duplicates_removed": repeated,
-        "duplicates_with_another_label": int(contradicting),
+        "rows_read": len(codes),
+        "duplicates_removed": len(codes) - len(kept),
+        "duplicates_with_another_label": int((codes != codes[first[which]]).sum()),
         "splits": {
-            split_name: {"texts": len(part["label"]), "labels": _counts(part["label"], labels)}
-            for split_name, part in columns.items()
+            part: {"texts": len(places), "labels": _counts(numbers[places], labels)} for part, places in parts.items()
         },
     }
-    return columns, summary
+    return {part: everything.select(places) for part, places in parts.items()}, summary
+
+
+def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndarray, np.ndarray, list]:
+    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label as a number: where it
+    stands in the list of different labels, which comes third."""
+    digests, codes, known = bytearray(), array("q"), {}
+    schema = pa.schema({"text": pa.string(), "row": pa.int64()})
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+        for part in _parts(rows):
+            texts, labels, numbers = zip(*part, strict=True)
+            stream.write_batch(pa.record_batch([pa.array(texts), pa.array(numbers)], schema=schema))
+            for text, label in zip(texts, labels, strict=True):
+                digests += hashlib.blake2b(text.encode(), digest_size=16).digest()
+                codes.append(known.setdefault((type(label), label), len(known)))
+    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64), [label for _, label in known]
+
+
+def _parts(rows: Iterator) -> Iterator[list]:
+    while part := list(itertools.islice(rows, PART)):
+        yield part
+
+
+def texts(part: Dataset) -> Iterator[str]:
+    """Every text of a split, in order."""
+    for batch in part.iter(PART):
+        yield from batch["text"]
 
 
 def _label_number(label, labels: list[str], where: str) -> int:
@@ -97,29 +130,41 @@ def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
 
 
-def _counts(labels: list[int], names: list[str]) -> dict[str, int]:
+def _counts(labels: np.ndarray, names: list[str]) -> dict[str, int]:
     return {name: int(count) for name, count in zip(names, np.bincount(labels, minlength=len(names)), strict=True)}
 
 
-def store(columns: dict[str, dict], tokenizer, folder: Path) -> dict:
+def store(splits: dict[str, Dataset], tokenizer, folder: Path) -> dict:
     """Tokenise every split once and write it to `folder` as Arrow. Returns the hash, and token counts by split."""
-    from datasets import Dataset, DatasetDict, disable_progress_bars
-
     disable_progress_bars()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    tokenised = DatasetDict()
-    for name, part in columns.items():
-        token_ids = tokenizer(part["text"], truncation=True)["input_ids"]
-        tokenised[name] = Dataset.from_dict(part | {"input_ids": token_ids})
-    tokenised.save_to_disk(folder)
-    lengths = {name: np.array([len(ids) for ids in part["input_ids"]]) for name, part in tokenised.items()}
-    arrays = {}
-    for name, part in tokenised.items():
-        arrays[f"{name}/input_ids"] = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in part["input_ids"]])
-        arrays[f"{name}/lengths"] = lengths[name]
-        arrays[f"{name}/labels"] = np.array(part["label"])
+
+    def tokenise(batch: dict) -> dict:
+        return {"input_ids": tokenizer(batch["text"], truncation=True)["input_ids"]}
+
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        tokenised = DatasetDict()
+        for name, part in splits.items():
+            tokenised[name] = part.map(
+                tokenise,
+                batched=True,
+                batch_size=PART,
+                features=Features(part.features | {"input_ids": List(Value("int32"))}),
+                cache_file_name=f"{work}/{name}.arrow",
+                new_fingerprint=name,  # or it would be made of the tokenizer, which takes longer than all else
+            )
+        tokenised.save_to_disk(folder, num_shards=dict.fromkeys(splits, 1))
+    stored = {name: Tokens.load(folder / name, pad_id=0) for name in splits}
     return {
-        "hash": hash_arrays(arrays),
-        "tokens": {name: int(counts.sum()) for name, counts in lengths.items()},
-        "longest": {name: int(counts.max()) for name, counts in lengths.items()},
+        "hash": hash_parts(_arrays(stored)),
+        "tokens": {name: int(part.lengths.sum()) for name, part in stored.items()},
+        "longest": {name: part.longest for name, part in stored.items()},
     }
+
+
+def _arrays(stored: dict[str, Tokens]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, part in stored.items():
+        yield f"{name}/lengths", part.lengths
+        yield f"{name}/labels", part.labels
+        for first in range(0, len(part), PART):
+            yield f"{name}/input_ids", part.flat(np.arange(first, min(first + PART, len(part))))

@@ -8,6 +8,7 @@ off).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ DROPOUTS = [
 ]
 
 
-def make_tokenizer(model: Model, texts: list[str], max_length: int):
+def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
     """The pretrained tokenizer, or for a scratch model one token per character of `texts`, the training split.
 
     Either one cuts texts to `max_length` tokens.
@@ -48,7 +49,7 @@ def make_tokenizer(model: Model, texts: list[str], max_length: int):
     return character_tokenizer(texts, max_length)
 
 
-def character_tokenizer(texts: list[str], max_length: int):
+def character_tokenizer(texts: Iterable[str], max_length: int):
     """A tokenizer with one token per character (lower case, blanks skipped), most frequent first.
 
     Characters that stand in `texts` only once become [UNK], so that the model learns what to make of unknown ones.

@@ -43,7 +43,7 @@ def batch(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
         for name, fill in (("input_ids", tokens.pad_id), ("position_ids", 0), ("text", -1))
     }
     there = first[number] + position
-    arrays["input_ids"][there] = tokens.token_ids[tokens.starts[ids][number] + position]
+    arrays["input_ids"][there] = tokens.flat(ids)
     arrays["position_ids"][there] = position
     arrays["text"][there] = number
     return {name: array.reshape(-1, width) for name, array in arrays.items()} | {

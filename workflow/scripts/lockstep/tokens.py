@@ -3,6 +3,7 @@
 Training reads the Arrow files alone: it needs neither the datasets library nor a tokenizer, which would slow its start.
 """
 
+import mmap
 from functools import cached_property
 from pathlib import Path
 
@@ -15,18 +16,37 @@ from lockstep.files import read_json
 
 def table(folder: Path) -> pa.Table:
     """The columns text, label, row and input_ids of the split stored at `folder`, memory-mapped."""
+    return pa.ipc.open_stream(_mapped(folder)).read_all()
+
+
+def _mapped(folder: Path) -> pa.Buffer:
+    """The file that holds the split; what is not read of it takes no memory."""
     if not (folder / "state.json").is_file():
         raise BadInput(f"{folder} does not exist. Run workflow/scripts/prepare.py first.")
-    files = [folder / part["filename"] for part in read_json(folder / "state.json")["_data_files"]]
-    return pa.concat_tables(pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files)
+    (part,) = read_json(folder / "state.json")["_data_files"]
+    with (folder / part["filename"]).open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)  # so that the timed window does not wait for the disk
+    return pa.py_buffer(mapped)
 
 
 class Tokens:
-    """One tokenised split: `labels` [n] and `lengths` [n] (int64), and the token ids of all texts end to end."""
+    """One tokenised split: where the tokens of each text begin in `token_ids`, how many there are, and its label.
 
-    def __init__(self, token_ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray, pad_id: int):
+    starts, lengths, labels: int64 [n]. token_ids: int [any], with whatever lies between the texts; without `starts`
+    they are end to end.
+    """
+
+    def __init__(
+        self,
+        token_ids: np.ndarray,
+        lengths: np.ndarray,
+        labels: np.ndarray,
+        pad_id: int,
+        starts: np.ndarray | None = None,
+    ):
         self.token_ids, self.lengths, self.labels, self.pad_id = token_ids, lengths, labels, pad_id
-        self.starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+        self.starts = np.cumsum(lengths) - lengths if starts is None else starts
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,16 +57,33 @@ class Tokens:
         return int(self.lengths.max())
 
     @staticmethod
-    def load(folder: Path) -> "Tokens":
-        """The split stored at `folder`, as in results/data/dataset/train."""
-        columns = table(folder)
-        tokens = columns.column("input_ids").combine_chunks()
+    def load(folder: Path, pad_id: int | None = None) -> "Tokens":
+        """The split stored at `folder`, as in results/data/dataset/train; without `pad_id` by data.json beside it.
+
+        Nothing is copied: the whole file is seen as one array of numbers, in which the tokens lie here and there.
+        """
+        file = _mapped(folder)
+        columns = pa.ipc.open_stream(file).read_all()
+        lists = columns.column("input_ids").chunks
+        number = lists[0].values.type.to_pandas_dtype()
+        size = np.dtype(number).itemsize
+        # Where a list's numbers begin in the file: by the addresses in memory.
+        first = [(one.values.buffers()[1].address - file.address) // size + one.values.offset for one in lists]
         return Tokens(
-            token_ids=tokens.flatten().to_numpy(),
-            lengths=tokens.value_lengths().to_numpy().astype(np.int64),
+            token_ids=np.frombuffer(file, number, count=file.size // size),
+            lengths=np.concatenate([np.diff(one.offsets.to_numpy()) for one in lists]).astype(np.int64),
             labels=columns.column("label").to_numpy().copy(),
-            pad_id=read_json(folder.parents[1] / "data.json")["pad_id"],
+            pad_id=read_json(folder.parents[1] / "data.json")["pad_id"] if pad_id is None else pad_id,
+            starts=np.concatenate(
+                [begin + one.offsets.to_numpy()[:-1].astype(np.int64) for begin, one in zip(first, lists, strict=True)]
+            ),
         )
+
+    def flat(self, ids: np.ndarray) -> np.ndarray:
+        """The token ids of samples `ids`, one text after the other: int [tokens]."""
+        lengths = self.lengths[ids]
+        begins = np.cumsum(lengths) - lengths
+        return self.token_ids[np.arange(lengths.sum()) + np.repeat(self.starts[ids] - begins, lengths)]
 
     def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
         """Samples `ids`, padded to `width` tokens: input_ids, attention_mask [len(ids), width], labels [len(ids)]."""

@@ -16,6 +16,7 @@ more than the padding that buckets leave; nor does compiling a model of this siz
 
 import copy
 
+import numpy as np
 import torch
 
 from lockstep import packing
@@ -107,7 +108,9 @@ class Strategy(ddp.Strategy):
     def resident_batch(self, tokens, ids, width):
         """What `Tokens.batch` returns, made on the device from arrays that are there."""
         if not hasattr(self, "data"):
-            arrays = {name: getattr(tokens, name) for name in ("token_ids", "starts", "lengths", "labels")}
+            arrays = {name: getattr(tokens, name) for name in ("lengths", "labels")}
+            arrays["token_ids"] = tokens.flat(np.arange(len(tokens)))
+            arrays["starts"] = np.cumsum(tokens.lengths) - tokens.lengths
             self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
         ids = self.to_device({"ids": ids})["ids"]
         columns = torch.arange(width, device=self.world.device)
