@@ -6,11 +6,13 @@ import io
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
+from benchmarks import bare
 from lockstep import config, models
 from lockstep.clock import Clock
 from lockstep.development import Development
@@ -170,22 +172,13 @@ class Planned(Loop):
 
 
 class BareLoop(Planned):
-    """What one would write by hand over the plan's batches, and nothing else."""
+    """What one would write by hand, see bare.py."""
 
     def train(self, first: int, steps: int) -> float:
         plan = self.part(first, steps)
         schedule = models.make_schedule(self.optimizer, self.settings["train"], steps)
         began = time.perf_counter()
-        for step in range(steps):
-            batch = self.tokens.batch(plan.step_ids(step), plan.widths[step])
-            tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-            labels = tensors.pop("labels")
-            loss = cross_entropy(self.model(**tensors).logits, labels)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            schedule.step()
+        bare.train(self.model, self.optimizer, schedule, plan, self.tokens)
         return len(plan.ids) / (time.perf_counter() - began)
 
 
@@ -218,3 +211,17 @@ class TunedLoop(PlannedLoop):
         self.settings |= TUNED.settings()
         self.settings["hardware"] |= {"device": "cpu", "threads": 1, "processes": 1}
         super().prepare()
+
+
+class SameWidths(PlannedLoop):
+    """The same loop over steps of this plan that are as wide as another's, `wanted`: the same work on other texts."""
+
+    wanted: np.ndarray  # int [steps], in tokens
+
+    def part(self, first: int, steps: int) -> Plan:
+        first %= len(self.wanted) - steps
+        random, whole = np.random.default_rng(first), self.whole
+        near = [np.abs(whole.widths - width) for width in self.wanted[first : first + steps]]
+        chosen = np.array([random.choice(np.flatnonzero(away == away.min())) for away in near])
+        ids = np.concatenate([whole.step_ids(step) for step in chosen])
+        return Plan(ids, np.arange(steps + 1) * BATCH, whole.widths[chosen], whole.epochs[chosen], whole.dropped)

@@ -1,0 +1,45 @@
+"""What one would write by hand over the plan's batches, and nothing else: the least that training this way takes.
+
+python -m benchmarks.bare RESULTS trains a prepared results folder's plan, and prints the most memory it took, in MiB.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from lockstep.plan import Plan
+from lockstep.tokens import Tokens
+
+
+def train(model, optimizer, schedule, plan: Plan, tokens: Tokens) -> None:
+    for step in range(plan.steps):
+        batch = tokens.batch(plan.step_ids(step), plan.widths[step])
+        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+        labels = tensors.pop("labels")
+        loss = cross_entropy(model(**tensors).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def main() -> None:
+    from transformers import BertForSequenceClassification, get_linear_schedule_with_warmup
+
+    torch.set_num_threads(1)
+    data = Path(sys.argv[1]) / "data"
+    (plan,) = (Plan.load(file) for file in (data / "plan").glob("bucketed-b64-e1-s*.npz"))
+    model = BertForSequenceClassification.from_pretrained(data / "weights").train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    schedule = get_linear_schedule_with_warmup(optimizer, plan.steps // 10, plan.steps)
+    train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
+    torch.save(model.state_dict(), data.parent / "bare.pt")
+    status = Path("/proc/self/status").read_text()
+    print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
+
+
+if __name__ == "__main__":
+    main()

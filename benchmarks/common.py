@@ -1,0 +1,39 @@
+"""What all benchmarks share: a results folder prepared for them, a script of Lockstep's, a line of the table."""
+
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+SCRIPTS = PROJECT / "workflow" / "scripts"
+COMMON = {
+    "train.epochs": 1,
+    "train.eval_every": 0,
+    "train.checkpoint": "last",
+    "hardware.device": "cpu",
+    "profile.steps": 0,
+}
+SMALL = {"model.layers": 2, "model.hidden_size": 128, "model.heads": 2}
+LARGER = {"model.layers": 4, "model.hidden_size": 256, "model.heads": 4}
+
+
+def command(script: str, results: Path, keys: dict, *more: str) -> list[str]:
+    overrides = [f"--set={key}={value}" for key, value in (COMMON | keys).items()]
+    return [sys.executable, str(SCRIPTS / f"{script}.py"), "--results", str(results), *overrides, *more]
+
+
+def prepared(folder: Path, keys: dict) -> Path:
+    for script in ("prepare", "plan"):
+        subprocess.run(command(script, folder, keys), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def line(name: str, ratios: list[float], target: str = "", digits: int = 2) -> list[str]:
+    return [
+        name,
+        f"{statistics.median(ratios):.{digits}f}",
+        f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f}",
+        str(len(ratios)),
+        target,
+    ]
