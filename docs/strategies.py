@@ -38,7 +38,10 @@ def section(name: str) -> str:
     parts[1] = re.sub(r"^(Advantages|Limits|On a CPU):", r"- **\1:**", parts[1], flags=re.MULTILINE)
     literals = strategies.literals(name)
     if literals["NEEDS"]:
-        needed = (f"{package} {version} (`{command}`)" for package, (version, command) in literals["NEEDS"].items())
+        needed = (
+            f"{package} {version} (`{command}`{''.join(f'; for `{key}`' for values in only for key in values)})"
+            for package, (version, command, *only) in literals["NEEDS"].items()
+        )
         parts.append(f"Needs {', '.join(needed)}.\n")
     parts.append(f"Started, with two processes on a CPU, by\n\n    {command(name)}\n")
     parts += [options(literals["OPTIONS"]), refusals(literals)]

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def available(strategy: str) -> bool:
-    for package, (version, _) in strategies.literals(strategy)["NEEDS"].items():
+    for package, (version, *_) in strategies.literals(strategy)["NEEDS"].items():
         try:
             found = importlib.metadata.version(package).split("+")[0]
         except importlib.metadata.PackageNotFoundError:

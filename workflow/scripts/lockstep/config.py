@@ -189,7 +189,9 @@ class Row:
     @property
     def unavailable(self) -> str:
         """Why the row's strategy can't run here, and what mends it; empty if it can."""
-        for package, (version, command) in strategies.literals(self.strategy)["NEEDS"].items():
+        for package, (version, command, *only) in strategies.literals(self.strategy)["NEEDS"].items():
+            if not all(self.options[key] in allowed for values in only for key, allowed in values.items()):
+                continue
             try:
                 found = importlib.metadata.version(package).split("+")[0]
             except importlib.metadata.PackageNotFoundError:

@@ -7,7 +7,8 @@ without importing torch or its framework):
                    configuration's train or hardware section here narrows it for this strategy
     INHERITS       which options it takes over from the strategy that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device whatever the number of processes
-    NEEDS          package -> (version, the command that installs it); without it, rows of this strategy are unavailable
+    NEEDS          package -> (version, command that installs it); without it, rows of this strategy are unavailable;
+                   where option -> values come third, only rows that have one of the values under each
     DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
