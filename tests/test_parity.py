@@ -108,6 +108,7 @@ HONEST = {
     "recipe_packed": "{strategy: recipe, packed: true, accumulation: 2}",
     "recipe_compiled": "{strategy: recipe, compile: static}",
     "recipe_weights_bf16": "{strategy: recipe, precision: bf16, weights: bf16}",
+    "recipe_adamw8bit": "{strategy: recipe, optimizer: adamw8bit}",
     "horovod": "{strategy: horovod, accumulation: 2}",
     "horovod_fp16": "{strategy: horovod, compression: fp16}",
 }
@@ -119,7 +120,11 @@ def prove(benchmark: Workplace):
     """Proves one row of HONEST or MISTAKES in the benchmark's folder; returns the verdict."""
     for name, code in MISTAKES.items():
         benchmark.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py").write_text(code)
-    rows = HONEST | {f"wrong_{name}": f"{{strategy: wrong_{name}}}" for name in MISTAKES}
+    rows = (
+        HONEST
+        | {"recipe_lora": "{strategy: recipe, lora: 8}"}
+        | {f"wrong_{name}": f"{{strategy: wrong_{name}}}" for name in MISTAKES}
+    )
     benchmark.path("proof.yaml").write_text("rows:\n" + "".join(f"  {name}: {row}\n" for name, row in rows.items()))
 
     def run(row: str) -> dict:
@@ -164,11 +169,24 @@ def test_every_row_of_the_table_is_proven(benchmark):
 def test_more_rows_are_proven(prove, row):
     if row.startswith("horovod") and not HOROVOD:
         pytest.skip("Horovod is not installed: `make horovod` builds it")
+    if row == "recipe_adamw8bit":
+        pytest.importorskip("bitsandbytes")
     verdict = prove(row)
     reduced = verdict["kind"] != "fp32"
     assert verdict["proof"] == ("within-tolerance" if reduced else "equal"), verdict
-    assert reduced == (row == "accelerate_torchrun" or row.endswith(("_bf16", "_fp16", "_hook")))
-    assert bool(verdict["lossy"]) == (row in ("ddp_fp16_hook", "horovod_fp16", "recipe_weights_bf16"))
+    assert reduced == (row == "accelerate_torchrun" or row.endswith(("_bf16", "_fp16", "_hook", "8bit")))
+    assert bool(verdict["lossy"]) == (
+        row in ("ddp_fp16_hook", "horovod_fp16", "recipe_weights_bf16", "recipe_adamw8bit")
+    )
+
+
+@pytest.mark.slow
+def test_lora_is_another_model_and_says_so(prove):
+    pytest.importorskip("peft")
+    verdict = prove("recipe_lora")
+    assert verdict["proof"] == "unequal"
+    assert "ledger" not in verdict["reason"]  # it trains what it should
+    assert verdict["lossy"].startswith("it trains another model")
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def odd(tmp_path_factory):
     place.path("workflow/scripts/lockstep/strategies/manual.py").write_text(code)
     place.path("mine.yaml").write_text(row)
     sized = {f"{name}_{size}": {"strategy": name, "processes": size} for name in [*NAMES, "manual"] for size in SIZES}
+    sized |= {f"lora_{size}": {"strategy": "recipe", "processes": size, "lora": 4} for size in SIZES}
     place.path("odd.yaml").write_text(ODD + "rows: " + json.dumps(sized))
     for script in ("prepare", "plan"):
         finished = place.script(script, "--config=config/config.yaml", "--config=odd.yaml")
@@ -183,3 +184,15 @@ def test_with_any_number_of_processes(odd, train, name, size):
         assert gathered["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
         assert gathered["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
         assert predicted.tolist() == theirs.argmax(axis=1).tolist()
+
+
+@pytest.mark.slow
+def test_lora_is_the_same_with_any_number_of_processes(train):
+    """It trains another model than single, so its ranks are held against lora in one process."""
+    pytest.importorskip("peft")
+    (_, alone, _, chances), *others = (train(f"lora_{size}") for size in SIZES)
+    for _, record, _, theirs in others:
+        assert np.abs(np.subtract(record["losses"], alone["losses"])).max() < 1e-5
+        assert np.abs(chances - theirs).max() < 1e-5
+    _, single, _, _ = train("single_1")
+    assert np.abs(np.subtract(single["losses"], alone["losses"])).max() > 1e-3

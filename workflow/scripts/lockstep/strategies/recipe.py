@@ -7,11 +7,17 @@ weights     bf16: the model computes and communicates in bf16 throughout, the op
             those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1)
 tf32        fp32 matrices are multiplied in TensorFloat-32, with 10 bits of precision
 resident    all token ids lie on the device from the start, and batches are put together there
+lora        queries and values are changed by products of two thin matrices; those and the head are trained, the rest
+            keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft
+optimizer   adamw8bit: AdamW keeps its state in 8 bits, of tensors of 4096 numbers or more (Dettmers et al. 2021,
+            arXiv:2110.02861), by bitsandbytes
 
 Advantages: how fast the same texts can be learnt when the rules of the closed division do not hold.
-Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml).
+Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml). lora is meant
+for pretrained models: one from scratch keeps the random embeddings that it began with.
 On a CPU: bf16 pays where the CPU has bf16 instructions. Packing does not, as attention over rows of several texts costs
-more than the padding that buckets leave; nor does compiling a model of this size.
+more than the padding that buckets leave; nor does compiling a model of this size. State in 8 bits costs time, as it
+is converted in each step.
 """
 
 import copy
@@ -20,6 +26,7 @@ import numpy as np
 import torch
 
 from lockstep import packing
+from lockstep.errors import RunFailed
 from lockstep.strategies import ddp, single
 
 OPTIONS = {
@@ -48,6 +55,16 @@ OPTIONS = {
         "default": False,
         "description": "keep all token ids on the GPU, and put batches together there",
     },
+    "lora": {
+        "enum": [0, 4, 8, 16, 32, 64],
+        "default": 0,
+        "description": "train low-rank updates of this rank, and the head; 0: all weights",
+    },
+    "optimizer": {
+        "enum": ["adamw", "adamw8bit"],
+        "default": "adamw",
+        "description": "AdamW with its state in 32 bits, or in 8",
+    },
 }
 INHERITS = [
     "launcher",
@@ -58,6 +75,10 @@ INHERITS = [
     "hook",
     "powersgd_rank",
 ]
+NEEDS = {
+    "peft": ("0.21.2", "make setup", {"lora": [4, 8, 16, 32, 64]}),
+    "bitsandbytes": ("0.50.2", "make setup", {"optimizer": ["adamw8bit"]}),
+}
 DIVISION = "open"
 REFUSED = [
     ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "set precision to bf16: that is what it will compute in"),
@@ -66,8 +87,13 @@ REFUSED = [
     ({"resident": [True], "device": ["cpu"]}, "the token ids are where they are needed"),
     ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
+    ({"lora": [4, 8, 16, 32, 64], "optimizer": ["adamw8bit"]}, "its matrices are small, and small ones keep 32 bits"),
 ]
-LOSSY = [({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16")]
+LOSSY = [
+    ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),
+    ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
+    ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
+]
 WIDTH = 16  # static: widths are multiples of this
 
 
@@ -79,7 +105,12 @@ class Strategy(ddp.Strategy):
     def prepare(self, model, make_optimizer):
         if self.options["tf32"]:
             torch.set_float32_matmul_precision("high")
+        if self.options["lora"]:
+            self.adapted = adapted(model, self.options["lora"])
+            model = self.adapted.get_base_model()  # the same class as before, with updates beside its matrices
         single.Strategy.prepare(self, model, make_optimizer)
+        if self.options["optimizer"] == "adamw8bit":
+            self.optimizer = in_8_bits(self.optimizer)
         self.trained = self.module  # what the optimizer updates
         if self.options["weights"] == "bf16":
             self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
@@ -126,23 +157,28 @@ class Strategy(ddp.Strategy):
         if self.trained is self.module:
             super().step()
             return
-        working = list(self.module.parameters())
-        for weight, computed in zip(self.trained.parameters(), working, strict=True):
+        trained, working = (
+            [weight for weight in model.parameters() if weight.requires_grad] for model in (self.trained, self.module)
+        )
+        for weight, computed in zip(trained, working, strict=True):
             weight.grad = None if computed.grad is None else computed.grad.float()
         if self.clip:
-            torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self.clip)
+            torch.nn.utils.clip_grad_norm_(trained, self.clip)
         self.optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(working, list(self.trained.parameters()))
+            torch._foreach_copy_(working, trained)
         self.optimizer.zero_grad()
         self.module.zero_grad()
 
     def live(self):
         bf16 = next(self.module.parameters()).dtype == torch.bfloat16
+        ranks = {len(weight) for name, weight in self.module.named_parameters() if ".lora_A." in name}
         own = {
             "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
             "weights": "bf16" if bf16 else "fp32",
             "tf32": torch.get_float32_matmul_precision() == "high",
+            "lora": max(ranks, default=0),
+            "optimizer": type(self.optimizer).__name__.lower(),
         }
         if self.alone:
             return own
@@ -152,6 +188,8 @@ class Strategy(ddp.Strategy):
         return (single.Strategy if self.alone else ddp.Strategy).all_gather(self, tensor)
 
     def state_dict(self):
+        if self.options["lora"]:  # on a copy: the live model goes on training its updates apart
+            return copy.deepcopy(self.adapted).merge_and_unload().state_dict()
         return self.trained.state_dict()
 
     def save(self, folder):
@@ -165,6 +203,32 @@ class Strategy(ddp.Strategy):
     def stop(self):
         if not self.alone:
             super().stop()
+
+
+def adapted(model, rank):
+    """peft's wrapper around `model`, in which it has put updates of this rank, and frozen all else but the head.
+
+    An update's one matrix begins as zero; the other alike on all ranks and in all runs, as the model does.
+    """
+    import peft
+
+    asked = peft.LoraConfig(task_type=peft.TaskType.SEQ_CLS, r=rank, lora_alpha=rank)  # updates count once, at any rank
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is
+        try:
+            return peft.get_peft_model(model, asked)
+        except ValueError as error:
+            raise RunFailed(
+                f"lora: peft can't adapt {model.config.model_type}; take lora: 0. It says: {error}"
+            ) from None
+
+
+def in_8_bits(optimizer):
+    """bitsandbytes' AdamW with the groups and settings of `optimizer`."""
+    from bitsandbytes.optim import AdamW8bit
+
+    groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
+    return AdamW8bit(groups, **{name: optimizer.defaults[name] for name in ("lr", "betas", "eps")})
 
 
 def average_in_fp32(_, bucket):
