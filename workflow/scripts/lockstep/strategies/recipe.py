@@ -77,7 +77,7 @@ INHERITS = [
 ]
 NEEDS = {
     "peft": ("0.21.2", "make setup", {"lora": [4, 8, 16, 32, 64]}),
-    "bitsandbytes": ("0.50.2", "make setup", {"optimizer": ["adamw8bit"]}),
+    "bitsandbytes": ("0.50.2", "pip install bitsandbytes==0.50.2", {"optimizer": ["adamw8bit"]}),
 }
 DIVISION = "open"
 REFUSED = [

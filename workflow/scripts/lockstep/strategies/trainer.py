@@ -10,6 +10,7 @@ On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 """
 
 import contextlib
+import sys
 
 import torch
 import transformers
@@ -78,7 +79,21 @@ class Strategy(ddp.Strategy):
         return load_file(folder / "model.safetensors")
 
 
-class Replaying(transformers.Trainer):
+@contextlib.contextmanager
+def hidden(*packages):
+    """Have imports find none of these, unless they are there already."""
+    new = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(new))
+    yield
+    for package in new:
+        del sys.modules[package]
+
+
+with hidden("peft", "bitsandbytes"):  # for adapters and 8-bit models; where they are installed, they take a second
+    from transformers import Trainer
+
+
+class Replaying(Trainer):
     """Trains the plan's batches, whose losses are made as in every row."""
 
     def get_train_dataloader(self):
