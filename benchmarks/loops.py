@@ -201,6 +201,15 @@ class PlannedLoop(Planned):
         self.strategy.train(Replay(session, plan, self.tokens, Development(session, plan, self.tokens)))
         return len(plan.ids) / clock.reading()["train_seconds"]
 
+    def batching(self, first: int, steps: int) -> float:
+        """The share of the time of these steps that it takes to put their batches together."""
+        plan = self.part(first, steps)
+        seconds = len(plan.ids) / self.train(first, steps)
+        began = time.perf_counter()
+        for step in range(steps):
+            self.strategy.batch(self.tokens, plan.step_ids(step), plan.widths[step])
+        return (time.perf_counter() - began) / seconds
+
 
 class TunedLoop(PlannedLoop):
     """The same loop with the open division's fastest recipe for a CPU that has bf16 instructions."""

@@ -48,8 +48,13 @@ def harness(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     from benchmarks.loops import BareLoop, PlannedLoop
 
     results = prepared(folder / "harness", keys | SMALL)
-    ratios = in_turns(PlannedLoop(results), 20, BareLoop(results), 20, 4 * rounds)
-    return [line("single over a bare loop on the same plan, samples/s (2 x 128)", ratios, "at least 0.98")]
+    ours = PlannedLoop(results)
+    ratios = in_turns(ours, 20, BareLoop(results), 20, 4 * rounds)
+    shares = [ours.batching(part * 20, 20) for part in range(rounds)]
+    return [
+        line("single over a bare loop on the same plan, samples/s (2 x 128)", ratios, "at least 0.98"),
+        line("putting batches together, as a share of single's time (2 x 128)", shares, digits=4),
+    ]
 
 
 def in_turns(ours, our_steps: int, theirs, their_steps: int, rounds: int) -> list[float]:

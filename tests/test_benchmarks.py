@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from benchmarks import growth, processes, workflow
+
 from .conftest import PROJECT
 
 
@@ -23,3 +25,30 @@ def test_the_ratios_are_measured():
     ratios = dict(re.findall(r"│ (single over [^│]+?) +│ +([\d.]+) │", done.stdout))
     assert len(ratios) == 2
     assert all(float(ratio) > 0.5 for ratio in ratios.values())
+
+
+@pytest.mark.slow
+def test_growth_and_memory_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(growth, "SIZES", (600, 900, 1200))
+    monkeypatch.setattr(growth, "ROWS", 300)
+    monkeypatch.setattr(growth, "STEPS", 4)
+    lines = growth.growth(tmp_path, {}, 1) + processes.memory(tmp_path, {"data.limit": 900}, 1)
+    found = {name: float(median) for name, median, *_ in lines}
+    assert len(found) == 6
+    assert found.pop("planning an epoch of 1,200 rows, seconds") < 60
+    assert all(0.3 < ratio < 3 for ratio in found.values()), found
+
+
+def test_time_in_which_any_job_runs_counts_once():
+    assert workflow.covered({(10.0, 20.0), (12.0, 14.0), (15.0, 30.0), (40.0, 41.0)}) == 21.0
+
+
+def test_the_workflow_s_own_share_is_read_from_snakemake_s_notes(benchmark):
+    jobs = [workflow.read(file) for file in (benchmark.folder / ".snakemake" / "metadata").iterdir()]
+    ended = max(job["endtime"] for job in jobs)
+    share = workflow.own_share(benchmark.folder, benchmark.began, ended)
+    assert 0 < share < 0.5
+    # A minute more in which nothing ran is the workflow's.
+    seconds = ended - benchmark.began
+    longer = workflow.own_share(benchmark.folder, benchmark.began, ended + 60)
+    assert longer * (seconds + 60) == pytest.approx(share * seconds + 60)

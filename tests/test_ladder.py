@@ -31,7 +31,7 @@ def test_gain_is_of_warm_time_and_a_cold_start_must_be_paid(two_rows):
         "single": [run(repeat, 10.0, 0.5) for repeat in range(1, 6)],
         "fast": [run(repeat, 5.0, 0.5, stall=20.0) for repeat in range(1, 6)],
     }
-    found = ladder.climb(*two_rows, runs)
+    found = ladder.climb(*two_rows, runs, runs)
     (rung,) = found["rungs"]
     assert rung["changes"] == "precision: bf16, packed: true"
     assert rung["gain"] == pytest.approx(2.0)
@@ -42,9 +42,31 @@ def test_gain_is_of_warm_time_and_a_cold_start_must_be_paid(two_rows):
 
 def test_a_slower_row_never_pays(two_rows):
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 5.0), ("fast", 6.0))}
-    found = ladder.climb(*two_rows, runs)
+    found = ladder.climb(*two_rows, runs, runs)
     assert found["rungs"][0]["pays_after"] is None
     assert found["best"] is None
+
+
+def test_a_gain_that_may_be_chance_never_pays_and_is_not_the_best(two_rows):
+    seconds = [9.0, 11.0, 9.5, 10.4, 9.8]
+    runs = {
+        "single": [run(repeat, 10.0, 0.5) for repeat in range(1, 6)],
+        "fast": [run(repeat, seconds[repeat - 1], 0.5) for repeat in range(1, 6)],
+    }
+    found = ladder.climb(*two_rows, runs, runs)
+    assert found["rungs"][0]["gain"] > 1 > found["rungs"][0]["gain_low"]
+    assert found["rungs"][0]["pays_after"] is None
+    assert found["best"] is None
+
+
+def test_a_run_that_was_disturbed_counts_for_quality(two_rows):
+    """Five seeds are five, whatever else the machine did meanwhile; of the time, four tell."""
+    runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
+    runs["single"][2]["clock"]["train_seconds"] = 30.0
+    timed = {"single": [one for one in runs["single"] if one["repeat"] != 3], "fast": runs["fast"]}
+    found = ladder.climb(*two_rows, runs, timed)
+    assert found["rungs"][0]["gain"] == pytest.approx(2.0)
+    assert (found["rungs"][0]["quality"], found["best"]) == ("as_good", "fast")
 
 
 @pytest.mark.parametrize(
@@ -72,4 +94,5 @@ def test_a_row_at_the_margin_is_rarely_called_as_good():
 def test_without_open_rows_there_is_no_ladder():
     asked = config.parse({})
     rows = [{"row": name, "strategy": row.strategy, "division": row.division} for name, row in asked.rows.items()]
-    assert ladder.climb(asked, rows, {name: [run(1, 1.0, 0.5)] for name in asked.rows}) is None
+    runs = {name: [run(1, 1.0, 0.5)] for name in asked.rows}
+    assert ladder.climb(asked, rows, runs, runs) is None

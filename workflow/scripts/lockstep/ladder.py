@@ -18,18 +18,22 @@ LEVEL = 0.05
 ENOUGH = 5  # repetitions, each with a seed of its own
 
 
-def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]]) -> dict | None:
+def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: dict[str, list[dict]]) -> dict | None:
     """`rungs`, one for each open row that has results; `best`, the fastest of them that is as good (or None).
 
-    None where there is no open row, or nothing to hold it against. runs: every row's undisturbed runs.
+    None where there is no open row, or nothing to hold it against. runs: every row's runs that succeeded; timed: those
+    of them whose time counts, as nothing disturbed them, which does no harm to quality.
     """
     base = next((row["row"] for row in rows if row["strategy"] == BASE and row["division"] == "closed"), None)
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
     if base is None or not runs[base] or not names:
         return None
-    rungs = [_rung(config, name, runs[name], runs[base]) for name in names]
-    rungs = [rung for rung in rungs if rung]
-    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain"] > 1]
+    rungs = []
+    for name in names:
+        if rung := _rung(config, name, timed[name], timed[base]):
+            differences, seeds = _paired(runs[name], runs[base])
+            rungs.append(rung | quality(differences, seeds))
+    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain_low"] > 1]
     best = max(good, key=lambda rung: rung["gain"], default=None)
     return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
 
@@ -49,11 +53,8 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
         "gain_high": gain.high,
         "n": gain.n,
         "cold_seconds": cold,
-        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if step > 0 else None,
-    } | quality(
-        [run["test"]["macro_f1"] - other["test"]["macro_f1"] for run, other in _paired(ours, theirs)],
-        seeds=len({run["asked"]["train"]["seed"] for run in ours}),
-    )
+        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if gain.low > 1 else None,
+    }
 
 
 def quality(differences: list[float], seeds: int) -> dict:
@@ -70,9 +71,12 @@ def quality(differences: list[float], seeds: int) -> dict:
     }
 
 
-def _paired(ours: list[dict], theirs: list[dict]) -> list[tuple[dict, dict]]:
-    by_repeat = {run["repeat"]: run for run in theirs}
-    return [(run, by_repeat[run["repeat"]]) for run in ours if run["repeat"] in by_repeat]
+def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
+    """What a row's macro-F1 is above the base's in each repetition that both have, and over how many seeds that is."""
+    bases = {run["repeat"]: run["test"]["macro_f1"] for run in theirs}
+    both = [run for run in ours if run["repeat"] in bases]
+    differences = [run["test"]["macro_f1"] - bases[run["repeat"]] for run in both]
+    return differences, len({run["asked"]["train"]["seed"] for run in both})
 
 
 def _warm(run: dict) -> float:

@@ -70,7 +70,12 @@ def gather(config: Config, results: Path) -> dict:
         "runs": runs,
         "ratios": ratios,
         "verdicts": verdicts,
-        "ladder": ladder.climb(config, rows, {name: good_runs(several) for name, several in runs.items()}),
+        "ladder": ladder.climb(
+            config,
+            rows,
+            {name: _succeeded(several) for name, several in runs.items()},
+            {name: good_runs(several) for name, several in runs.items()},
+        ),
         "profiles": {
             row.name: _optional(results / config.profiled(row).folder(1) / "profile.json")
             for row in config.rows.values()
@@ -129,8 +134,12 @@ def _run(row: Row, repeat: int, results: Path) -> dict:
 
 def good_runs(runs: list[dict]) -> list[dict]:
     """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
-    done = [run for run in runs if run["status"] == "ok"]
+    done = _succeeded(runs)
     return [run for run in done if not run["watch"]["disturbed"]] or done
+
+
+def _succeeded(runs: list[dict]) -> list[dict]:
+    return [run for run in runs if run["status"] == "ok"]
 
 
 def trusted(runs: list[dict]) -> bool:
