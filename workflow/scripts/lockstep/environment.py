@@ -43,9 +43,10 @@ def describe() -> dict:
 
 
 def pinned() -> list[str]:
-    """The packages whose versions the project pins, and Horovod, which it builds itself."""
+    """The packages whose versions the project pins, Horovod, which it builds itself, and one that only some have."""
     lines = (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")] + ["horovod"]
+    named = [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")]
+    return [*named, "horovod", "bitsandbytes"]
 
 
 def gpu_handles() -> list:

@@ -6,6 +6,7 @@ Every reader yields (row number, row): numbers from 1 as an editor counts them, 
 import csv
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lockstep.config import Data
 from lockstep.errors import BadInput
 from lockstep.files import atomic_file, hash_file
 
+HALF = re.compile("[\ud800-\udfff]")
 MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
@@ -48,6 +50,8 @@ def _columns(rows, data: Data, name: str) -> Iterator[tuple[str, object, int]]:
         cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
         if not cleaned:
             raise BadInput(f"{where}: the text is empty. Remove the row.")
+        if HALF.search(cleaned):
+            raise BadInput(f"{where}: the text holds half a character (a lone UTF-16 surrogate). Mend the row.")
         yield cleaned, label, number
 
 
