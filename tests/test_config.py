@@ -13,6 +13,7 @@ from lockstep.errors import BadInput
 
 PROJECT = Path(__file__).parents[1]
 DEFAULT = PROJECT / "config" / "config.yaml"
+LADDER = DEFAULT.with_name("ladder.yaml")
 CPU = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
 
 
@@ -64,6 +65,22 @@ def test_shipped_configurations_are_valid(name):
         "trainer",
     ]
     assert list(checked.rows) == [*published, "fabric", "fsdp"]
+
+
+def test_every_rung_of_the_ladder_can_be_climbed():
+    checked = config.read([DEFAULT, LADDER], ["hardware.device=cpu", "hardware.processes=2"])
+    assert [name for name, row in checked.rows.items() if row.division == "closed"] == ["single"]
+    assert (checked.repeats, checked.vary_seed) == (5, True)  # the least that quality is judged by
+    for row in checked.rows.values():
+        row.refuse()
+
+
+def test_a_cpu_refuses_rungs_of_gpus_by_name():
+    keys = ["hardware.device=cpu", "hardware.oversubscribe=true"]
+    checked = config.read([DEFAULT, LADDER, LADDER.with_name("ladder-gpu.yaml")], keys)
+    for name in ("tf32", "resident", "resident_graphs"):
+        with pytest.raises(BadInput, match=f"rows.{name}: "):
+            checked.rows[name].refuse()
 
 
 def test_the_published_experiment_is_pinned():
