@@ -45,6 +45,12 @@ def main() -> None:
     benchmarks = {benchmark.__name__: benchmark for benchmark in ALL}
     if unknown := set(arguments.what) - set(benchmarks):
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(benchmarks)}")
+    if arguments.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    if arguments.data and not arguments.data.is_file():
+        parser.error(f"--data: {arguments.data} is no file")
+    if arguments.write and arguments.what:
+        parser.error("--write puts the whole table into docs/performance.md: leave out the names")
     keys = {"data.path": arguments.data.resolve()} if arguments.data else {}
     print(f"on {arguments.data or 'the embedded synthetic corpus'}")
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +62,8 @@ def main() -> None:
     header = ["ratio", "median", "range", "rounds", "target"]
     print_table(header, lines)
     if arguments.write:
-        write(header, lines, "the 10,000 published rows" if arguments.data else "the embedded synthetic corpus")
+        texts = f"the texts of {arguments.data.name}" if arguments.data else "the embedded synthetic corpus"
+        write(header, lines, texts)
 
 
 def write(header: list[str], lines: list[list[str]], texts: str) -> None:

@@ -42,7 +42,7 @@ def own_share(place: Path, began: float, ended: float) -> float:
     around = sum(
         last - first - read(place / path)["wall_seconds"]
         for path, (first, last) in spans.items()
-        if path.startswith("results/runs/") and path.endswith("/record.json")
+        if path.startswith("results/runs/") and path.endswith("/record.json") and (place / path).is_file()
     )
     return (ended - began - covered(set(spans.values())) + around) / (ended - began)
 

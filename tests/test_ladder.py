@@ -12,7 +12,7 @@ def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, seed: 
         "global_batch": 64,
         "clock": {"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
         "work": {"samples": 6400},
-        "test": {"macro_f1": macro_f1},
+        "test": {"macro_f1": macro_f1, "confusion_matrix": [[30, 10], [10, 50]]},
         "asked": {"train": {"seed": repeat if seed is None else seed}},
     }
 
@@ -57,6 +57,19 @@ def test_a_gain_that_may_be_chance_never_pays_and_is_not_the_best(two_rows):
     assert found["rungs"][0]["gain"] > 1 > found["rungs"][0]["gain_low"]
     assert found["rungs"][0]["pays_after"] is None
     assert found["best"] is None
+
+
+def test_one_run_has_no_interval_and_pays_nothing_yet(two_rows):
+    runs = {"single": [run(1, 10.0, 0.5)], "fast": [run(1, 5.0, 0.5)]}
+    (rung,) = ladder.climb(*two_rows, runs, runs)["rungs"]
+    assert (rung["gain"], rung["gain_low"], rung["pays_after"], rung["n"]) == (pytest.approx(2.0), None, None, 1)
+
+
+def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
+    # 60 of 100 texts have one label: naming it always gives a macro-F1 of .375.
+    runs = {name: [run(k, seconds, 0.375) for k in range(1, 6)] for name, seconds in (("single", 9.0), ("fast", 5.0))}
+    found = ladder.climb(*two_rows, runs, runs)
+    assert (found["rungs"][0]["quality"], found["best"]) == ("untrained", None)
 
 
 def test_a_run_that_was_disturbed_counts_for_quality(two_rows):

@@ -12,8 +12,8 @@ def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config = cli.configuration(arguments)
     folder = arguments.results / "data"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".rows.") as work:
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=arguments.results, prefix=".rows.") as work:  # there, as it may be large
         splits, summary = data.split(config.data, arguments.results / "download", Path(work))
         tokenizer = models.make_tokenizer(config.model, data.texts(splits["train"]), config.data.max_length)
         model = models.initialise(config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed)

@@ -5,7 +5,7 @@ import csv
 import yaml
 
 from lockstep import cli, tuning
-from lockstep.files import atomic_file, write_text
+from lockstep.files import atomic_file, read_json, write_text
 
 
 def main() -> None:
@@ -18,7 +18,13 @@ def main() -> None:
         writer.writerows(tries)
     found = tuning.winner(tries)
     text = yaml.safe_dump({"rows": {"tuned": found}}, sort_keys=False)
-    write_text(folder / "tuned.yaml", f"# snakemake --cores all --configfile {folder / 'tuned.yaml'}\n{text}")
+    file, model, data = folder / "tuned.yaml", config.model, read_json(arguments.results / "data" / "data.json")
+    size = f" of {model.layers} layers, {model.hidden_size} wide" if model.name == "scratch" else ""
+    about = [
+        f"Found with {data['source']}, a {model.name} model{size}, {config.train.global_batch} samples a step.",
+        f"With the same configuration: snakemake --cores all --configfile ... {file}",
+    ]
+    write_text(file, "".join(f"# {line}\n" for line in about) + text)
     print(f"tuned: {', '.join(f'{key}: {value}' for key, value in found.items())}")
     print(f"to train it beside the other rows: snakemake --cores all --configfile {folder / 'tuned.yaml'}")
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,4 +40,9 @@ def configuration(arguments: argparse.Namespace, finished: bool = False) -> conf
 def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit: 0 on success, 2 on bad input, 1 on a failed run; never a traceback for either."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would fill the logs
+    signal.signal(signal.SIGTERM, _interrupt)  # or temporary files would stay
     sys.exit(exit_code(main))
+
+
+def _interrupt(number, frame):
+    raise KeyboardInterrupt

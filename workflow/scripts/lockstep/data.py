@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value, disable_progre
 from lockstep import sources
 from lockstep.config import Data
 from lockstep.errors import BadInput
-from lockstep.files import hash_parts
+from lockstep.files import hash_arrays
 from lockstep.tokens import Tokens
 
 SPLITS = ("train", "dev", "test")
@@ -114,7 +114,7 @@ def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -
     few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(SPLITS)]
     if few:
         raise BadInput(
-            f"{source}: too few texts with the label {', '.join(few)}: each of train, dev and test needs one."
+            f"{source}: too few texts with the label {_some(few)}: each of train, dev and test needs one."
             " Give more data, raise data.limit, or drop the label."
         )
     held_out = data.splits["dev"] + data.splits["test"]
@@ -126,8 +126,15 @@ def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -
             rest, test_size=data.splits["test"] / held_out, stratify=labels[rest], random_state=data.seed
         )
     except ValueError as error:
-        raise BadInput(f"{source}: {len(labels)} texts can't be split as data.splits says: {error}") from None
+        raise BadInput(
+            f"{source}: {len(labels)} texts can't be split as data.splits says: {error}"
+            " Give more data, or other shares in data.splits."
+        ) from None
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def _counts(labels: np.ndarray, names: list[str]) -> dict[str, int]:
@@ -155,16 +162,17 @@ def store(splits: dict[str, Dataset], tokenizer, folder: Path) -> dict:
             )
         tokenised.save_to_disk(folder, num_shards=dict.fromkeys(splits, 1))
     stored = {name: Tokens.load(folder / name, pad_id=0) for name in splits}
+    arrays = {}
+    for name, part in stored.items():
+        counted = np.dtype(np.int32), (int(part.lengths.sum()),), _pieces(part)
+        arrays |= {f"{name}/input_ids": counted, f"{name}/lengths": part.lengths, f"{name}/labels": part.labels}
     return {
-        "hash": hash_parts(_arrays(stored)),
+        "hash": hash_arrays(arrays),
         "tokens": {name: int(part.lengths.sum()) for name, part in stored.items()},
         "longest": {name: part.longest for name, part in stored.items()},
     }
 
 
-def _arrays(stored: dict[str, Tokens]) -> Iterator[tuple[str, np.ndarray]]:
-    for name, part in stored.items():
-        yield f"{name}/lengths", part.lengths
-        yield f"{name}/labels", part.labels
-        for first in range(0, len(part), PART):
-            yield f"{name}/input_ids", part.flat(np.arange(first, min(first + PART, len(part))))
+def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
+    for first in range(0, len(tokens), PART):
+        yield tokens.flat(np.arange(first, min(first + PART, len(tokens))))

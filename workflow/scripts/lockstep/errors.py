@@ -11,6 +11,10 @@ class RunFailed(Exception):
     """A run was started and did not succeed. Exit code 1."""
 
 
+class RunStopped(RunFailed):
+    """A run did not succeed because somebody ended it: nothing that would go on without it should."""
+
+
 def exit_code(main, *arguments) -> int:
     """Run a command's `main`; turn its expected errors into one message on stderr and an exit code."""
     try:

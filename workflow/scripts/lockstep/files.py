@@ -4,22 +4,15 @@ Killed while it writes, a program leaves half a file; a flipped byte loads silen
 So everything here is written under a temporary name, synced and renamed, and hashed where it is read again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput
-
-if TYPE_CHECKING:  # the Snakefile imports this, and needs no arrays
-    import numpy as np
 
 
 @contextlib.contextmanager
@@ -87,14 +80,14 @@ def hash_text(text: str) -> str:
 
 
 def hash_arrays(arrays: dict) -> str:
-    """sha256 over named NumPy arrays: their names, types, shapes and bytes, whatever file holds them."""
-    return hash_parts(sorted(arrays.items()))
+    """sha256 over named NumPy arrays: their names, types, shapes and bytes, whatever file holds them.
 
-
-def hash_parts(parts: Iterable[tuple[str, np.ndarray]]) -> str:
-    """The same over (name, array) pairs in their order, of which only one has to be in memory at a time."""
+    An array may come in pieces, as (type, shape, iterable of arrays), so that only one has to be in memory at a time.
+    """
     digest = hashlib.sha256()
-    for name, array in parts:
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.tobytes())
+    for name, array in sorted(arrays.items(), key=lambda item: item[0]):
+        kind, shape, pieces = array if isinstance(array, tuple) else (array.dtype, array.shape, [array])
+        digest.update(f"{name} {kind.str} {shape}\n".encode())
+        for piece in pieces:
+            digest.update(piece.tobytes())
     return digest.hexdigest()

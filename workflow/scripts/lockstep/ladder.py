@@ -3,7 +3,8 @@
 Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
 Quality is macro-F1 on the test split, held against the base row's of the same repetition, which has the same seed. As
 good is a row of which it is shown, by a one-sided t test at 5 %, that it is not worse by MARGIN or more (a test for
-non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8). That nothing was shown is no proof of quality.
+non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8). That nothing was shown is no proof of quality,
+nor is it one that two models are alike which have both learnt nothing.
 """
 
 import numpy as np
@@ -28,12 +29,13 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
     if base is None or not runs[base] or not names:
         return None
-    rungs = []
+    rungs, learnt = [], _learnt(runs[base])
     for name in names:
         if rung := _rung(config, name, timed[name], timed[base]):
-            differences, seeds = _paired(runs[name], runs[base])
-            rungs.append(rung | quality(differences, seeds))
-    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain_low"] > 1]
+            judged = quality(*_paired(runs[name], runs[base]))
+            empty = not learnt and judged["quality"] != "too_few"
+            rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
+    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain_low"] and rung["gain_low"] > 1]
     best = max(good, key=lambda rung: rung["gain"], default=None)
     return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
 
@@ -49,11 +51,11 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
         "row": name,
         "changes": _changes(config, name),
         "gain": gain.value,
-        "gain_low": gain.low,
-        "gain_high": gain.high,
+        "gain_low": gain.low if gain.kind else None,
+        "gain_high": gain.high if gain.kind else None,
         "n": gain.n,
         "cold_seconds": cold,
-        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if gain.low > 1 else None,
+        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if gain.kind and gain.low > 1 else None,
     }
 
 
@@ -79,6 +81,14 @@ def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
     return differences, len({run["asked"]["train"]["seed"] for run in both})
 
 
+def _learnt(runs: list[dict]) -> bool:
+    """Whether macro-F1 is above what a model has that always names the most frequent label, by more than MARGIN."""
+    truths = np.array(runs[0]["test"]["confusion_matrix"]).sum(axis=1)
+    most = truths.max() / truths.sum()
+    guessed = 2 * most / (1 + most) / len(truths)
+    return float(np.median([run["test"]["macro_f1"] for run in runs])) > guessed + MARGIN
+
+
 def _warm(run: dict) -> float:
     return run["clock"]["train_seconds"] - run["clock"]["stall_seconds"]
 
@@ -91,8 +101,9 @@ def _cold(run: dict) -> float:
 
 def _changes(config: Config, name: str) -> str:
     """What the row asks for that the configuration's own rows do not."""
-    asked = config.source["rows"][name]
-    return ", ".join(f"{key}: {_word(value)}" for key, value in asked.items() if key != "strategy") or asked["strategy"]
+    asked, base = config.source["rows"][name], {"processes": 1} | config.source["train"]
+    changed = {key: value for key, value in asked.items() if key != "strategy" and (key, value) not in base.items()}
+    return ", ".join(f"{key}: {_word(value)}" for key, value in changed.items()) or asked["strategy"]
 
 
 def _word(value) -> str:

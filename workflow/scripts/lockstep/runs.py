@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep import launchers, metrics, record, watcher
 from lockstep.config import Config, Row
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, read_json, write_json
 from lockstep.hardware import cpu_cores
 from lockstep.plan import Plan
@@ -70,7 +70,8 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         record.write_run(folder / "failed.json", about | {"status": "failed", "reason": reason})
-        raise RunFailed(f"{row.name}: {reason} (log: {log})") from None
+        kind = RunFailed if isinstance(error, RunFailed) else RunStopped
+        raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished
     record.write_run(folder / "record.json", finished)
     return finished

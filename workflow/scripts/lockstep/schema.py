@@ -17,6 +17,8 @@ def coerce(value, schema: dict):
         return [coerce(item, schema.get("items", {})) for item in value]
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
+        return int(value)  # JSON Schema takes 8.0 for a whole number; what a setting goes to need not
     if not isinstance(value, str) or not kinds:
         return value
     if "null" in kinds and value in ("null", "None", "~"):

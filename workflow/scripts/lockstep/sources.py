@@ -50,8 +50,8 @@ def _columns(rows, data: Data, name: str) -> Iterator[tuple[str, object, int]]:
         cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
         if not cleaned:
             raise BadInput(f"{where}: the text is empty. Remove the row.")
-        if HALF.search(cleaned):
-            raise BadInput(f"{where}: the text holds half a character (a lone UTF-16 surrogate). Mend the row.")
+        if HALF.search(f"{cleaned}{label}"):
+            raise BadInput(f"{where}: the text or label holds half a character (a lone surrogate). Mend the row.")
         yield cleaned, label, number
 
 

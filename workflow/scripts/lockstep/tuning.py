@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep import runs
 from lockstep.config import Config
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json
 
 START = {"strategy": "recipe", "processes": 1}
@@ -59,6 +59,8 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
     found = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
     try:
         record = runs.run(config, config.tried(name, recipe), 1, results)
+    except RunStopped:  # then the search is to end too
+        raise
     except (BadInput, RunFailed) as error:  # what this machine can't do is no try
         return found | {"reason": str(error)}
     clock, samples = record["clock"], record["work"]["samples"]
@@ -78,5 +80,6 @@ def _told(found: dict, change: dict, best: dict) -> str:
     what = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
     if found["seconds"] is None:
         return f"{what}: not here ({found['reason']})"
-    compared = f"{found['seconds'] / best['seconds']:.2f} of the time, {found['samples_per_second']:.0f} samples/s"
+    speed = f"{found['samples_per_second']:.0f} samples/s once warm"
+    compared = f"{found['seconds'] / best['seconds']:.2f} of the time, {speed}"
     return f"{what}: {compared}, {'kept' if found['kept'] else 'not kept'}"

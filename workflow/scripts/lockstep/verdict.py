@@ -52,13 +52,14 @@ def warning(summary: dict) -> Text | None:
 
 
 def fastest(done: list[dict]) -> dict:
-    """The row with the shortest median time of those that may be ranked; of all, where none may.
+    """The row with the shortest median time of those that may be ranked; where none may, of the closed division's.
 
     A row that has one device like the baseline does the same under another name; between them only chance decides.
     """
     ranked = [row for row in done if row["rank"]]
     several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == gathered.BASELINE]
-    return min(several or ranked or done, key=lambda row: row["train_seconds"])
+    closed = [row for row in done if row["division"] == "closed"]
+    return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
 
 
 def _fastest(best: dict, done: list[dict], summary: dict) -> Text:

@@ -90,7 +90,7 @@ def write_manifest(checked: config.Config, command: list[str], contained: bool) 
 
 def report_what_there_is() -> None:
     """Predictions and report over the rows that succeeded, after others failed."""
-    if (RESULTS / "data" / "data.json").is_file():
+    if (RESULTS / "data" / "data.json").is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
         for script in ("predict", "report"):
             command = ["python", str(SCRIPTS / f"{script}.py"), "--config", str(RESULTS / "config.yaml")]
             subprocess.run(command, check=False)  # without any model there is nothing to predict

@@ -56,6 +56,7 @@ OPTIONS = {
         "description": "keep all token ids on the GPU, and put batches together there",
     },
     "lora": {
+        "type": "integer",
         "enum": [0, 4, 8, 16, 32, 64],
         "default": 0,
         "description": "train low-rank updates of this rank, and the head; 0: all weights",
@@ -87,13 +88,17 @@ REFUSED = [
     ({"resident": [True], "device": ["cpu"]}, "the token ids are where they are needed"),
     ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
-    ({"lora": [4, 8, 16, 32, 64], "optimizer": ["adamw8bit"]}, "its matrices are small, and small ones keep 32 bits"),
+    (
+        {"lora": [4, 8, 16, 32, 64], "optimizer": ["adamw8bit"]},
+        "take one of them: LoRA leaves little state to save",
+    ),
 ]
 LOSSY = [
     ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),
     ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]
+HEAD = {"pooler", "pre_classifier", "classifier", "score"}  # what models call what follows the encoder
 WIDTH = 16  # static: widths are multiples of this
 
 
@@ -212,7 +217,13 @@ def adapted(model, rank):
     """
     import peft
 
-    asked = peft.LoraConfig(task_type=peft.TaskType.SEQ_CLS, r=rank, lora_alpha=rank)  # updates count once, at any rank
+    ends = {name.split(".")[-1] for name, _ in model.named_modules()}
+    asked = peft.LoraConfig(
+        task_type=peft.TaskType.SEQ_CLS,
+        r=rank,
+        lora_alpha=rank,  # updates count once, at any rank
+        modules_to_save=sorted(ends & HEAD),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is
         try:

@@ -84,9 +84,11 @@ def hidden(*packages):
     """Have imports find none of these, unless they are there already."""
     new = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(new))
-    yield
-    for package in new:
-        del sys.modules[package]
+    try:
+        yield
+    finally:
+        for package in new:
+            del sys.modules[package]
 
 
 with hidden("peft", "bitsandbytes"):  # for adapters and 8-bit models; where they are installed, they take a second
