@@ -67,6 +67,12 @@ def test_shipped_configurations_are_valid(name):
     assert list(checked.rows) == [*published, "fabric", "fsdp"]
 
 
+@pytest.mark.parametrize("rank", [8, "8", 8.0])
+def test_a_whole_number_may_be_written_in_any_way(rank):
+    row = config.parse({"rows": {"x": {"strategy": "recipe", "lora": rank}}}).rows["x"]
+    assert (row.options["lora"], type(row.options["lora"])) == (8, int)
+
+
 def test_every_rung_of_the_ladder_can_be_climbed():
     checked = config.read([DEFAULT, LADDER], ["hardware.device=cpu", "hardware.processes=2"])
     assert [name for name, row in checked.rows.items() if row.division == "closed"] == ["single"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lockstep import config, data, models
 from lockstep.config import Model
 from lockstep.errors import BadInput
+from lockstep.files import hash_arrays
 from lockstep.tokens import Tokens, table
 
 from .conftest import PROJECT, REAL_DATA
@@ -148,6 +149,11 @@ def test_the_hash_is_that_of_the_content(stored, tmp_path):
         return data.store(splits, tokenizer, folder)["hash"]
 
     assert hash_of(columns(texts)) == summary["hash"]
+    ids = tokenizer(texts, truncation=True)["input_ids"]
+    labels, lengths = np.array([0, 1, 0, 1]), np.array([len(text) for text in ids])
+    whole = {"input_ids": np.concatenate(ids).astype(np.int32), "lengths": lengths, "labels": labels}
+    named = {f"{split}/{name}": array for split in data.SPLITS for name, array in whole.items()}
+    assert summary["hash"] == hash_arrays(named)  # in whatever pieces it was read
     assert hash_of(columns(texts, dev_labels=(0, 1, 0, 0))) != summary["hash"]
     assert hash_of(columns([*texts[:3], "今天天气不"])) != summary["hash"]
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lockstep import config, runs, tuning
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import write_json
 
 from .conftest import Workplace, copy_project
@@ -70,6 +70,16 @@ def test_what_a_machine_can_not_do_is_no_try(search):
     tries, said = search(cost)
     assert "tf32: true: not here (no GPU)" in said
     assert len(tries) == 1 + len(tuning.CHANGES)
+
+
+def test_an_interrupt_ends_the_search_and_not_one_try(search):
+    def cost(recipe):
+        if recipe["precision"] == "bf16":
+            raise RunStopped("try1: interrupted")
+        return 0.01, 0
+
+    with pytest.raises(RunStopped):
+        search(cost)
 
 
 def test_it_ends_in_time_and_says_what_was_left_out(search):
