@@ -49,6 +49,7 @@ def main(folder: Path) -> None:
     before, began = (_busy(), _used_by(own)), time.perf_counter()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
     with (folder / FILE).open("w", encoding="utf-8") as stream:
         while not ended.is_set():
             ended.wait(INTERVAL)
