@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from benchmarks import growth, processes, workflow
 
@@ -27,8 +28,16 @@ def test_the_ratios_are_measured():
     assert all(float(ratio) > 0.5 for ratio in ratios.values())
 
 
+@pytest.fixture
+def threads():
+    """The loops take one thread; the tests after them have what they had."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
-def test_growth_and_memory_are_measured(tmp_path, monkeypatch):
+def test_growth_and_memory_are_measured(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(growth, "SIZES", (600, 900, 1200))
     monkeypatch.setattr(growth, "ROWS", 300)
     monkeypatch.setattr(growth, "STEPS", 4)
