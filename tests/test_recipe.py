@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, FNetConfig, FNetForSequenceClassification
 
+import self_test
 from lockstep import config, models, readback
 from lockstep.errors import BadInput, RunFailed
 from lockstep.hardware import World
@@ -191,3 +192,5 @@ def test_without_peft_only_rows_that_ask_for_it_are_unavailable(monkeypatch):
     assert row(lora=4).unavailable == "peft 0.21.2 is not installed; to install it: make setup"
     assert row(optimizer="adamw8bit").unavailable.startswith("bitsandbytes 0.50.2 is not installed")
     assert row().unavailable == ""
+    assert self_test.available("recipe")  # an image without them imports it too
+    assert not self_test.available("deepspeed")

@@ -40,7 +40,9 @@ def main() -> None:
 
 
 def available(strategy: str) -> bool:
-    for package, (version, *_) in strategies.literals(strategy)["NEEDS"].items():
+    for package, (version, _, *only) in strategies.literals(strategy)["NEEDS"].items():
+        if only:  # some of its options do, and it can be imported without
+            continue
         try:
             found = importlib.metadata.version(package).split("+")[0]
         except importlib.metadata.PackageNotFoundError:
