@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
+from lockstep import memory
 from lockstep.plan import Plan
 from lockstep.tokens import Tokens
 
@@ -37,8 +38,7 @@ def main() -> None:
     schedule = get_linear_schedule_with_warmup(optimizer, plan.steps // 10, plan.steps)
     train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
     torch.save(model.state_dict(), data.parent / "bare.pt")
-    status = Path("/proc/self/status").read_text()
-    print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
+    print(memory.read(torch.device("cpu"))["peak_mb"])
 
 
 if __name__ == "__main__":

@@ -23,9 +23,13 @@ def command(script: str, results: Path, keys: dict, *more: str) -> list[str]:
     return [sys.executable, str(SCRIPTS / f"{script}.py"), "--results", str(results), *overrides, *more]
 
 
+def run(script: str, results: Path, keys: dict) -> None:
+    subprocess.run(command(script, results, keys), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+
+
 def prepared(folder: Path, keys: dict) -> Path:
     for script in ("prepare", "plan"):
-        subprocess.run(command(script, folder, keys), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+        run(script, folder, keys)
     return folder
 
 

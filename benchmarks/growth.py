@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import PROJECT, SMALL, command, line
+from benchmarks.common import PROJECT, SMALL, command, line, run
 from lockstep import config, sources
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -23,10 +23,10 @@ def growth(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
         place, data = folder / str(size), {"data.path": repeated(folder, keys, size), "data.format": "jsonl"}
         peaks["prepare"].append(peak(command("prepare", place, keys | data)))
         began = time.perf_counter()
-        subprocess.run(command("plan", place, keys | data), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+        run("plan", place, keys | data)
         seconds = time.perf_counter() - began
         few = keys | data | {"train.max_steps": STEPS}
-        subprocess.run(command("plan", place, few), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+        run("plan", place, few)
         peaks["train"].append(peak(command("launch", place, few, "--row", "single")))
         results.append(place)
     largest, smallest = f"{SIZES[-1]:,} rows", f"{SIZES[0]:,}"

@@ -1,6 +1,5 @@
 """Real runs, each in processes of its own, as the benchmark starts them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.common import LARGER, PROJECT, SCRIPTS, SMALL, command, line, prepared
 from lockstep import config
+from lockstep.files import read_json
 
 IMPORTS = [sys.executable, "-c", "import torch, transformers.models.bert.modeling_bert"]
 
@@ -46,7 +46,7 @@ def memory(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
 def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     keys = keys | LARGER | {"hardware.processes": 2, "hardware.threads": 1}
     whole = prepared(folder / "whole", keys)
-    plan = json.loads((whole / "data" / "plan" / "bucketed-b64-e1-s42.json").read_text())
+    plan = read_json(whole / "data" / "plan" / "bucketed-b64-e1-s42.json")
     halved = keys | {"train.global_batch": 32, "train.max_steps": plan["steps"]}
     half, other = prepared(folder / "half", halved), prepared(folder / "other", halved)
 
@@ -86,4 +86,4 @@ def wait(*processes: subprocess.Popen) -> None:
 
 
 def record(results: Path, row: str, world_size: int) -> dict:
-    return json.loads((results / f"runs/{row}/n{world_size}/rep1/record.json").read_text())
+    return read_json(results / f"runs/{row}/n{world_size}/rep1/record.json")

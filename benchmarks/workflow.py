@@ -1,7 +1,6 @@
 """The default benchmark as a user runs it, and how much of its time is the workflow's own."""
 
 import base64
-import json
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import PROJECT, line
+from lockstep.files import read_json
 
 PARTS = ("Snakefile", "workflow", "config", "resources", "docker", "requirements.txt")
 
@@ -37,10 +37,10 @@ def workflow(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
 
 def own_share(place: Path, began: float, ended: float) -> float:
     """The workflow's own share of a benchmark that ran in `place` between two moments, in seconds since 1970."""
-    jobs = {output(file): read(file) for file in (place / ".snakemake" / "metadata").iterdir()}
+    jobs = {output(file): read_json(file) for file in (place / ".snakemake" / "metadata").iterdir()}
     spans = {path: (job["starttime"], job["endtime"]) for path, job in jobs.items()}
     around = sum(
-        last - first - read(place / path)["wall_seconds"]
+        last - first - read_json(place / path)["wall_seconds"]
         for path, (first, last) in spans.items()
         if path.startswith("results/runs/") and path.endswith("/record.json") and (place / path).is_file()
     )
@@ -50,10 +50,6 @@ def own_share(place: Path, began: float, ended: float) -> float:
 def output(file: Path) -> str:
     """What Snakemake keeps notes of in this file, which is named for it."""
     return base64.urlsafe_b64decode(file.name).decode()
-
-
-def read(file: Path) -> dict:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def covered(intervals: set[tuple[float, float]]) -> float:

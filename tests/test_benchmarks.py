@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import growth, processes, workflow
+from lockstep.files import read_json
 
 from .conftest import PROJECT
 
@@ -53,7 +54,7 @@ def test_time_in_which_any_job_runs_counts_once():
 
 
 def test_the_workflow_s_own_share_is_read_from_snakemake_s_notes(benchmark):
-    jobs = [workflow.read(file) for file in (benchmark.folder / ".snakemake" / "metadata").iterdir()]
+    jobs = [read_json(file) for file in (benchmark.folder / ".snakemake" / "metadata").iterdir()]
     ended = max(job["endtime"] for job in jobs)
     share = workflow.own_share(benchmark.folder, benchmark.began, ended)
     assert 0 < share < 0.5

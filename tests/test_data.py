@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import growth
 from lockstep import config, data, models
 from lockstep.config import Model
 from lockstep.errors import BadInput
@@ -177,39 +177,29 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_texts(tmp_path):
+def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
     """A hundred megabytes of texts go through a few."""
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
     length, counts, peaks = 2000, (1500, 20000), []
     for count in counts:
         folder = tmp_path / str(count)
         (folder / "dataset").mkdir(parents=True)
         rows = (json.dumps({"text": f"{n} " + "字" * length, "label": n % 6}, ensure_ascii=False) for n in range(count))
         (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-        peaks.append(int(subprocess.check_output([sys.executable, "-c", PEAK, str(folder)], cwd=SCRIPTS)))
-    assert (peaks[1] - peaks[0]) * 1024 < 0.25 * 3 * length * (counts[1] - counts[0])
+        peaks.append(growth.peak([sys.executable, "-c", PREPARE, str(folder)]))
+    assert (peaks[1] - peaks[0]) * 2**20 < 0.25 * 3 * length * (counts[1] - counts[0])
 
 
-# Prints the most memory, in KiB, that was not a mapped file's.
-PEAK = """
-import re, sys, threading, time
+PREPARE = """
+import sys
 from pathlib import Path
 from lockstep import config, data
 
-done, most = threading.Event(), 0
-def watch():
-    global most
-    while not done.wait(0.01):
-        most = max(most, int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
-watcher = threading.Thread(target=watch)
-watcher.start()
 folder = Path(sys.argv[1])
 wanted = config.parse({"data": {"path": str(folder / "rows.jsonl")}})
 splits, _ = data.split(wanted.data, folder, folder)
 assert sum(map(len, data.texts(splits["train"]))) > 2e6
 data.store(splits, lambda texts, truncation: {"input_ids": [[1] * 50 for _ in texts]}, folder / "dataset")
-done.set()
-watcher.join()
-print(most)
 """
 
 

@@ -28,6 +28,7 @@ import torch
 from lockstep import packing
 from lockstep.errors import RunFailed
 from lockstep.strategies import ddp, single
+from lockstep.tokens import Tokens
 
 OPTIONS = {
     "packed": {
@@ -144,9 +145,8 @@ class Strategy(ddp.Strategy):
     def resident_batch(self, tokens, ids, width):
         """What `Tokens.batch` returns, made on the device from arrays that are there."""
         if not hasattr(self, "data"):
-            arrays = {name: getattr(tokens, name) for name in ("lengths", "labels")}
-            arrays["token_ids"] = tokens.flat(np.arange(len(tokens)))
-            arrays["starts"] = np.cumsum(tokens.lengths) - tokens.lengths
+            every = Tokens(tokens.flat(np.arange(len(tokens))), tokens.lengths, tokens.labels, tokens.pad_id)
+            arrays = {name: getattr(every, name) for name in ("token_ids", "starts", "lengths", "labels")}
             self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
         ids = self.to_device({"ids": ids})["ids"]
         columns = torch.arange(width, device=self.world.device)
