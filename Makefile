@@ -1,6 +1,6 @@
-# make bench    set up, run the default benchmark, print its table
+# make bench    set up, run the default benchmark, print its table (ARGS="..." hands more to snakemake)
 # make again    train the runs that were disturbed once more
-# make test     set up, run the tests (MARKED= all of them, also the slow ones)
+# make test     set up, run the tests (MARKED= all of them, also the slow ones; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files
@@ -14,27 +14,25 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CORES ?= all
 MARKED ?= not slow
+ARGS ?=
 
 .PHONY: setup bench again test test-slow horovod docs lint benchmark images sif locks clean
 
 setup: $(VENV)/.complete
 
 $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt -c constraints.txt
-	docker/build-horovod.sh $(BIN)/python || echo "Horovod is not built (why stands above), so its row will be unavailable; try again with: make horovod" >&2
-	# DeepSpeed would compile its collectives for CPUs in the first run that uses them, and that run would be timed with it.
-	PATH="$(abspath $(BIN)):$$PATH" DS_ACCELERATOR=cpu python -c "import deepspeed; deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1 || echo "DeepSpeed's collectives for CPUs are not compiled; its first run tries again, and needs g++" >&2
-	touch $@
+	@setup/check.sh $(PYTHON) $(VENV)
+	@setup/install.sh $(PYTHON) $(VENV)
+	@touch $@
 
 bench: setup
-	$(BIN)/snakemake --cores $(CORES)
+	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 
 again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest -m "$(MARKED)"
+	$(BIN)/python -m pytest -m "$(MARKED)" $(ARGS)
 
 test-slow: MARKED = slow
 test-slow: test
@@ -66,3 +64,4 @@ locks:
 
 clean:
 	rm -rf results .snakemake
+	[ ! -f .env ] || mkdir results .snakemake # which Compose mounts

@@ -6,9 +6,20 @@
 #   snakemake --cores all profile    where a step's time goes, in every row
 #   snakemake --cores all tune       this machine's fastest recipe, as results/tune/tuned.yaml
 #   snakemake --cores all predict    the same texts through every row's model
+import sys
+from pathlib import Path
+
 from snakemake.utils import min_version
 
 min_version("9.0")
+sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
+
+from lockstep import trust
+from lockstep import workflow as lockstep
+
+lockstep.require_own_folder(workflow.basedir)
+# The profile has looked at those of the command line, unless it was left out: then this says what has happened.
+trust.check_files(["config/config.yaml", *workflow.configfiles])
 
 
 configfile: "config/config.yaml"
@@ -34,14 +45,16 @@ rule all:
         "results/predict/predictions.csv",
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
-        [verdict(row) for row in ROWS.values()],
+        [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
+        MISSING,
 
 
 onstart:
+    lockstep.refuse_beside_others()
     lockstep.write_manifest(CONFIG, sys.argv, CONTAINED)
 
 
 # A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.
 onerror:
-    lockstep.report_what_there_is()
+    lockstep.report_what_there_is(CONFIG)

@@ -218,7 +218,7 @@ class TunedLoop(PlannedLoop):
 
     def prepare(self):
         self.settings |= TUNED.settings()
-        self.settings["hardware"] |= {"device": "cpu", "threads": 1, "processes": 1}
+        self.settings["hardware"] |= {"device": "cpu", "threads": 1, "devices": 1, "processes": 1}
         super().prepare()
 
 

@@ -8,13 +8,17 @@ python=$(readlink -f "$(dirname "$(command -v "${1:-python3}")")")/$(basename "$
 version=0.28.1
 sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
-command -v g++ > /dev/null || { echo "error: building Horovod needs g++; on Debian: apt install g++" >&2; exit 2; }
 kind=$("$python" -c 'import sys, torch; print(f"py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}")')
+# A part of CUDA's toolkit, without a GPU, would make its build fail, and is of no use to it.
+gpu=${HOROVOD_GPU_OPERATIONS:-$("$python" -c 'import torch; print("gpu" if torch.cuda.is_available() else "")')}
 with=gloo
 if command -v mpicxx > /dev/null; then with=$with-mpi; fi
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/horovod-$version-$kind-$with${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/horovod-$version-$kind-$with${gpu:+-$gpu}
 
 if ! ls "$cache"/*.whl > /dev/null 2>&1; then
+  command -v g++ > /dev/null || { echo "error: building Horovod needs g++; on Debian: apt install g++" >&2; exit 2; }
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
+  [ -f "$headers/Python.h" ] || { echo "error: building Horovod needs Python's headers; on Debian: apt install python3-dev" >&2; exit 2; }
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   # Its CMake files are too old for CMake 4.
@@ -26,7 +30,10 @@ if ! ls "$cache"/*.whl > /dev/null 2>&1; then
   tar -xf "$work/horovod-$version.tar.gz" -C "$work"
   # PyTorch's headers have needed C++17 since 2.1 and C++20 since 2.12; Horovod asks for C++14.
   sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' "$work/horovod-$version"/{,horovod/torch/}CMakeLists.txt
-  PATH="$work/tools/bin:$PATH" \
+  if [ -z "$gpu" ]; then sed -i 's/CUDA_HOME is not None/False/' "$work/horovod-$version/cmake/Modules/FindPytorch.cmake"; fi
+  # Without what a debugger reads, its library has 2 MB in place of 68.
+  sed -i 's/RelWithDebInfo/Release/' "$work/horovod-$version/setup.py"
+  PATH="$work/tools/bin:$PATH" LDFLAGS=-Wl,--strip-all \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 MAKEFLAGS="-j$(nproc)" \
     "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
     --wheel-dir "$work/wheel" "$work/horovod-$version"

@@ -49,7 +49,10 @@ touch .env
   grep -v '^LOCKSTEP_' .env || [ $? = 1 ]
   echo "LOCKSTEP_UID=${SUDO_UID:-$(id -u)}"
   echo "LOCKSTEP_GID=${SUDO_GID:-$(id -g)}"
-  sed -nE 's|^lockstep/bench:(.*): (sha256:.*)|LOCKSTEP_BENCH_\U\1\E=\2|p' docker/digests.yaml
+  for kind in cpu cuda; do # of what is not built, a name that says how to
+    built=$(sed -n "s|^lockstep/bench:$kind: ||p" docker/digests.yaml)
+    echo "LOCKSTEP_BENCH_${kind^^}=${built:-lockstep/bench-is-not-built:make-images-VARIANT-$kind}"
+  done
 } > .env.new
 mv .env.new .env
 docker image ls 'lockstep/*'

@@ -7,6 +7,10 @@ variant=${VARIANT:-cpu}
 mkdir -p docker/sif
 for image in ${IMAGES:-torch deepspeed horovod}; do
   sif=docker/sif/$image-$variant.sif
+  if ! docker image inspect "lockstep/$image:$variant" > /dev/null; then
+    echo "error: there is no image lockstep/$image:$variant. Build it: make images VARIANT=$variant" >&2
+    exit 2
+  fi
   # zstd's first level: nearly gzip's size, in a fraction of its time.
   apptainer build --force --mksquashfs-args '-comp zstd -Xcompression-level 1' "$sif.part" "docker-daemon:lockstep/$image:$variant"
   mv "$sif.part" "$sif"

@@ -51,12 +51,13 @@ class Workplace:
 
     folder: Path
 
-    def run(self, *command: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+    def run(self, *command: str, timeout: float = 300, stdin=None, **environment: str) -> subprocess.CompletedProcess:
         """Run a command of the project's environment in the copy; output is captured."""
         return subprocess.run(
             command,
             cwd=self.folder,
             env=self.environment() | environment,
+            stdin=stdin,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -101,7 +101,10 @@ def test_strings_from_the_command_line_get_the_right_type():
         "data": {"limit": "600", "join_blanks": "false", "path": "null", "labels": "[a, b]", "splits": {"dev": "0.1"}},
         "train": {"learning_rate": "1e-3", "warmup": "3"},
         "hardware": {"processes": "2", "threads": "auto", "oversubscribe": "true"},
-        "rows": {"ddp": {"strategy": "ddp", "global_batch": "32"}},
+        "rows": {
+            "ddp": {"strategy": "ddp", "global_batch": "32"},
+            "zero1": {"strategy": "deepspeed", "stage": "1"},
+        },
     }
     checked = config.parse(raw)
     assert (checked.data.limit, checked.data.join_blanks, checked.data.path) == (600, False, None)
@@ -109,6 +112,7 @@ def test_strings_from_the_command_line_get_the_right_type():
     assert checked.train.learning_rate == 0.001
     assert (checked.hardware.processes, checked.hardware.threads) == (2, "auto")
     assert checked.rows["ddp"].train.global_batch == 32
+    assert checked.rows["zero1"].options["stage"] == 1
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,13 @@ def test_strings_from_the_command_line_get_the_right_type():
         ({"dta": {}}, "dta: unknown key. Did you mean data?"),
         ({"train": {"lerning_rate": 1}}, "train.lerning_rate: unknown key. Did you mean learning_rate?"),
         ({"train": {"epochs": "many"}}, "train.epochs: expected integer, not 'many'."),
+        ({"train": {"learning_rate": "nan"}}, "train.learning_rate: nan is no finite number."),
+        ({"train": {"warmup": float("inf")}}, "train.warmup: inf is no finite number."),
+        ({"rows": {"x": {"strategy": "ddp", "clip": float("nan")}}}, "rows.x.clip: nan is no finite number."),
+        ({"hardware": {"timeout": "1e400"}}, "hardware.timeout: inf is no finite number."),
+        ({"hardware": {"port": 80}}, "hardware.port: 80 is less than the minimum of 1024."),
+        ({"model": {"heads": 3}}, "model.heads: 3 heads can't share model.hidden_size: 128 evenly."),
+        ({"model": {"hidden_size": 65}}, "model.heads: 2 heads can't share model.hidden_size: 65 evenly."),
         ({"train": {"epochs": 0}}, "train.epochs: 0 is less than the minimum of 1."),
         ({"train": {"precision": "fp8"}}, "train.precision: 'fp8' is not one of fp32, bf16, fp16, amp."),
         ({"hardware": {"processes": "all"}}, "hardware.processes: expected auto or a whole number, not 'all'."),
@@ -146,7 +157,12 @@ def test_strings_from_the_command_line_get_the_right_type():
         ({"data": {"url": "https://example.org/a.json"}}, "data.sha256: data.url needs it"),
         ({"data": {"hub": "someone/something"}}, "data.revision: data.hub needs it"),
         ({"model": {"name": "someone/something"}}, "model.revision: model.name someone/something is no local folder"),
-        ({"__use_yte__": True}, "__use_yte__ would run Python code"),
+        ({"__use_yte__": True}, "__use_yte__: unknown key"),
+        ({"data": {"text": -3}}, "data.text: -3 is less than the minimum of 0."),
+        (
+            {"data": {"labels": [True, False]}},
+            "YAML reads a bare yes, no, on, off, true or false so; put it in quotes.",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_what_to_do(raw, message):
@@ -190,12 +206,23 @@ def test_a_row_overrides_and_keeps_the_rest():
         ("{strategy: ddp, sync_batchnorm: true}", "rows.x: sync_batchnorm: True, device: cpu: PyTorch's SyncBatchNorm"),
         ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
         ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
+        (
+            "{strategy: ddp, global_batch: 1}",
+            "rows.x.global_batch: 1 samples can't be shared by 2 devices in 1",
+        ),
+        ("{strategy: ddp, accumulation: 100}", "rows.x.global_batch: 64 samples can't be shared by 2 devices in 100"),
+        ("{strategy: ddp, backend: mpi}", "rows.x.backend: this PyTorch was built without mpi. Set it to auto."),
     ],
 )
 def test_contradictions_are_refused_by_name(row, message):
     checked = config.parse(CPU | {"rows": {"x": yaml.safe_load(row)}})
     with pytest.raises(BadInput, match=re.escape(message)):
         checked.rows["x"].refuse()
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    with pytest.raises(BadInput, match=r"train\.seed: 99999999999999999999 is greater than the maximum"):
+        config.parse({"train": {"seed": 99999999999999999999}})
 
 
 def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
@@ -226,12 +253,63 @@ def test_a_lossy_row_says_why():
 def test_a_trial_does_the_same_for_every_row():
     rows = {"x": {"strategy": "ddp", "learning_rate": 0.1, "processes": 1, "accumulation": 2}}
     checked = config.parse(CPU | {"rows": rows})
-    trial, reference = checked.trial(checked.rows["x"]), checked.trial(None)
+    trial, reference = checked.trial(checked.rows["x"]), checked.reference("fp32")
     assert (trial.hardware.processes, trial.train.accumulation) == (2, 2)
     assert (reference.hardware.processes, reference.precision) == (1, "fp32")
     assert trial.train.plan_name == reference.train.plan_name
     assert trial.train.learning_rate == reference.train.learning_rate
     assert trial.folder(1) == "parity/x/n2/rep1"
+
+
+def test_a_row_is_held_against_references_in_its_own_precision_and_in_float64():
+    rows = {
+        "x": {"strategy": "ddp"},
+        "bf16": {"strategy": "ddp", "precision": "bf16"},
+        "hook": {"strategy": "ddp", "hook": "fp16"},
+        "zero": {"strategy": "deepspeed"},
+    }
+    checked = config.parse(CPU | {"rows": rows})
+    precisions = {name: checked.references(row) for name, row in checked.rows.items()}
+    assert precisions == {"x": ["fp32", "fp64"], "bf16": ["bf16"], "hook": ["fp32"], "zero": ["fp32"]}
+    assert {name: bool(checked.trial(row).variations) for name, row in checked.rows.items()} == {
+        "x": True, "bf16": False, "hook": False, "zero": False,
+    }  # fmt: skip
+    assert checked.rows["zero"].no_fp64 == "ZeRO keeps the weights that it trains in fp32"
+
+
+@pytest.mark.parametrize(("asked", "processes", "accumulation"), [(1, 2, 15), (3, 3, 10), (9, 4, 7)])
+def test_a_trial_has_several_ranks_and_no_more_micro_batches_than_texts(asked, processes, accumulation):
+    rows = {"x": {"strategy": "ddp", "processes": asked, "threads": 1, "oversubscribe": True, "accumulation": 100}}
+    checked = config.parse(CPU | {"rows": rows})
+    trial = checked.trial(checked.rows["x"])
+    assert (trial.hardware.processes, trial.train.accumulation) == (processes, accumulation)
+
+
+def test_a_trial_has_a_sample_in_every_micro_batch():
+    checked = config.parse(CPU | {"rows": {"x": {"strategy": "ddp", "accumulation": 30}}})
+    checked.rows["x"].refuse()
+    checked.trial(checked.rows["x"]).refuse()
+
+
+def deciding(row: dict, **sections) -> dict:
+    return config.parse(CPU | sections | {"rows": {"x": {"strategy": "ddp"} | row}}).rows["x"].deciding()
+
+
+def test_what_decides_no_result_is_no_setting_that_does():
+    """A change of these trains nothing again, and makes no result stale."""
+    assert deciding({}) == deciding({"timeout": 5.0, "port": 29600})
+    assert deciding({"clip": 2.0}) == deciding({}, train={"clip": 2.0})  # in the closed or the open division
+    for different in ({"clip": 2.0}, {"backend": "mpi"}, {"launcher": "launch"}, {"precision": "bf16"}):
+        assert deciding({}) != deciding(different)
+
+
+def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
+    monkeypatch.setattr("lockstep.commands.horovod_has_mpi", lambda: False)
+    rows = {"x": {"strategy": "horovod", "controller": "mpi"}, "y": {"strategy": "horovod"}}
+    x, y = config.parse(CPU | {"rows": rows}).rows.values()
+    assert x.unavailable.startswith("Horovod is built without MPI; install it")
+    assert y.unavailable == ""
 
 
 def test_rows_of_ones_own_come_after_the_default_ones():
@@ -287,3 +365,22 @@ def test_trainings_come_in_blocks_that_more_repetitions_leave_as_they_are():
     assert len(set(map(tuple, blocks))) > 1
     more = config.parse({"rows": dict(reversed(rows.items())), "repeats": 5}).order
     assert [(row.name, repeat) for row, repeat in more[:15]] == [(row.name, repeat) for row, repeat in order]
+
+
+@pytest.mark.parametrize("labels", [[0, 1], ["0", 1], "[0, 1]"])
+def test_labels_may_be_numbers(labels):
+    assert config.parse({"data": {"labels": labels}}).data.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__use_yte__: true", "c.yaml: __use_yte__ would run Python from this file. Remove that line."),
+        ("[" * 10_000, "c.yaml: not valid YAML"),
+        (f"repeats: {'9' * 5000}", "c.yaml: not valid YAML: Exceeds the limit"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        config.read([tmp_path / "c.yaml"])

@@ -1,13 +1,18 @@
 """What goes into a container, which image a row takes, and what is refused before anything is trained."""
 
+import contextlib
 import hashlib
+import os
 import re
 import shlex
+import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
-from lockstep import containers, strategies
+from lockstep import containers, sources, strategies, summary, verdict
 from lockstep.config import read
 from lockstep.errors import BadInput
 from lockstep.hardware import VARIABLES
@@ -185,3 +190,92 @@ def test_the_images_hold_what_the_requirements_name(variant):
         for name, version in (locked(f"bench-{variant}") | locked("sources")).items()
     }
     assert {name: have.get(name.lower()) for name in wanted} == wanted
+
+
+def test_an_image_whose_digest_is_not_known_any_more_is_refused(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SUMS).unlink()
+    with pytest.raises(BadInput, match=r"containers\.torch: .* is not named in docker/sif/SHA256SUMS, or that is gone"):
+        containers.check(config())
+    own = apptainer / "own.sif"  # nobody keeps a digest of what lies elsewhere
+    own.write_bytes(sif("own"))
+    containers.check(config(*(f"containers.{name}={own}" for name in containers.FAMILIES)))
+
+
+def test_in_docker_a_path_outside_the_folder_says_that_it_is_not_seen(monkeypatch):
+    monkeypatch.setattr(containers, "kind", lambda: "docker")
+    wanted = read([PROJECT / "config" / "config.yaml"], ["data.path=/home/me/rows.csv"]).data
+    with pytest.raises(BadInput, match=r"Name an existing one\. A container sees only the project's folder"):
+        list(sources.read(wanted, Path("downloads"))[1])
+    monkeypatch.setattr(containers, "kind", lambda: None)
+    assert containers.outside("/home/me/rows.csv") == containers.offline() == ""
+
+
+# What entry.sh needs of a container is a folder with results/ and .snakemake/.
+@pytest.fixture
+def enter(tmp_path):
+    for name in ("results", ".snakemake"):
+        (tmp_path / name).mkdir()
+
+    def run(*command: str, stdin=subprocess.PIPE) -> subprocess.CompletedProcess:
+        entry, said = ["bash", PROJECT / "docker" / "entry.sh", *command], [tmp_path / "out", tmp_path / "err"]
+        with said[0].open("wb") as out, said[1].open("wb") as err:
+            process = subprocess.Popen(entry, cwd=tmp_path, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
+        process.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):  # what waits for the end of the input, as a container's end does
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin:
+            process.stdin.close()
+        return subprocess.CompletedProcess(entry, process.returncode, *(file.read_text() for file in said))
+
+    return run
+
+
+def test_a_container_that_nothing_could_end_does_not_start(enter, tmp_path):
+    into, ours = os.pipe()
+    os.close(ours)  # as Compose hands in what is empty
+    refused = enter("echo", "started", stdin=into)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "docker compose run -d" in refused.stderr
+    assert enter("echo", "started").stdout == "started\n"  # its input stays open
+    assert enter("echo", "started", stdin=subprocess.DEVNULL).stdout == "started\n"  # detached
+
+
+def test_a_configuration_file_that_a_container_does_not_see_is_named(enter):
+    refused = enter("echo", "--configfile", "/home/me/mine.yaml")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: /home/me/mine.yaml is not there: a container sees only the project's folder."
+    )
+
+
+ENVIRONMENT = {"python": "3.11.2", "in_container": "docker", "packages": {"torch": "2.13.0", "horovod": None}}
+
+
+def environments(*changes: dict) -> list[dict]:
+    rest = dict.fromkeys(("cpu", "cores", "gpus", "commit", "system", "kernel", "cuda", "cudnn", "nccl", "mpi"))
+    image = {"image": "lockstep/bench:cpu", "image_digest": "sha256:aaa"}
+    return [rest | ENVIRONMENT | image | change for change in changes]
+
+
+def test_all_builds_and_versions_are_listed():
+    merged = summary._merged(
+        environments({}, {"image_digest": "sha256:bbb"}, {"python": "3.11.7", "in_container": None, "image": None}, {})
+    )
+    assert merged["images"] == {"lockstep/bench:cpu": ["sha256:aaa", "sha256:bbb"]}
+    assert merged["python"] == "3.11.2 / 3.11.7"
+    assert merged["in_container"] == "docker / no container"
+    assert merged["packages"] == {"torch": "2.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"image_digest": "sha256:bbb"}, ["build of an image"]),
+        ({"python": "3.11.7"}, ["python"]),
+        ({"image": "lockstep/torch:cpu", "image_digest": "sha256:bbb"}, []),  # each family has its own
+    ],
+)
+def test_a_table_of_unlike_builds_says_so(change, what):
+    runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
+    assert verdict._mixed(runs) == what

@@ -23,7 +23,9 @@ from .conftest import PROJECT, copy_project
 IMAGES = (*containers.FAMILIES, "bench")
 # Whoever is to own the results; root's own would prove nothing.
 USER = os.getuid() or 1234
-ROWS = ("single", "ddp", "deepspeed", "horovod")  # each image at least once
+ROWS = tuple(yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"])
+COMPARED = ("single", "ddp", "deepspeed", "horovod")  # outside of containers too; each image at least once
+LARGEST = 1.4e9  # bytes of the image `torch`
 SMALL = ["data={limit: 1200}", "model={hidden_size: 64, layers: 1}", "train={epochs: 1, max_steps: 12, eval_every: 6}"]
 SMALL += ["hardware={device: cpu, processes: 2, threads: 1, oversubscribe: true}", "profile={steps: 0}", "repeats=1"]
 LONG = [*SMALL[:2], "train={epochs: 500}", *SMALL[3:]]  # for what is interrupted
@@ -90,7 +92,7 @@ def apptainer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def in_docker(compose):
     """After `docker compose run bench` over ROWS."""
-    finished = compose.run(*COMPOSE, "bench", *ROWS, "--config", *SMALL, timeout=900, A_SECRET=CANARY)
+    finished = in_compose(compose, "bench", *ROWS, "--config", *SMALL, timeout=1800, A_SECRET=CANARY)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return compose
 
@@ -99,14 +101,19 @@ def in_docker(compose):
 def in_apptainer(apptainer):
     """After `snakemake --cores all --use-singularity` over ROWS."""
     command = ("snakemake", "--cores", "all", "--use-singularity", *ROWS, "predict", "--config", *SMALL)
-    dropped = ", ".join(f"{row}: null" for row in default_rows() if row not in ROWS)
-    finished = apptainer.run(*command, f"rows={{{dropped}}}", timeout=900, A_SECRET=CANARY)
+    finished = apptainer.run(*command, timeout=1800, A_SECRET=CANARY)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return apptainer
 
 
-def default_rows() -> list[str]:
-    return list(yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"])
+def in_compose(place, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess:
+    """`docker compose run` with an input that stays open, as the tests' own may be empty."""
+    into, ours = os.pipe()
+    try:
+        return place.run(*COMPOSE, *arguments, timeout=timeout, stdin=into, **environment)
+    finally:
+        os.close(into)
+        os.close(ours)
 
 
 def run_json(where, row: str, name: str) -> dict:
@@ -161,6 +168,7 @@ def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("image", IMAGES)
 def test_an_image_tests_itself(docker, image):
     finished = image_run(image)  # what it runs by default
@@ -210,6 +218,88 @@ def test_compose_is_hardened_as_seen_from_inside(compose):
     assert found["first"] in ("docker-init", "tini")  # which hands signals on, and buries the dead
 
 
+def test_what_is_not_built_or_not_there_is_said_in_one_line(docker, compose, tmp_path):
+    fresh = copy_project(tmp_path)
+    said = fresh.run(*COMPOSE, "bench").stderr
+    assert "make images comes first" in said
+    gpu = compose.run("docker", "compose", "-f", "compose.yaml", "-f", "compose.gpu.yaml", "run", "--rm", "-T", "bench")
+    assert "make images VARIANT=cuda comes first" in gpu.stderr
+    said = in_compose(compose, "bench", "--configfile", "/etc/mine.yaml").stderr
+    assert "error: /etc/mine.yaml is not there: a container sees only the project's folder." in said
+    said = in_compose(compose, "bench", "-n", "--config", "data={path: /etc/rows.csv}").stderr
+    assert "data.path: /etc/rows.csv does not exist." in said
+    assert "A container sees only the project's folder: put it there" in said
+
+
+def test_what_must_be_fetched_names_the_service_that_does(compose):
+    model = "model={name: nobody/nothing, revision: 0000000000000000000000000000000000000000}"
+    finished = in_compose(compose, "bench", "prepare", "--config", model, timeout=600)
+    assert finished.returncode != 0
+    log = compose.path("results/logs/prepare.log").read_text()
+    assert "This container has no network; fetch it first: docker compose run --rm fetch" in log
+
+
+def test_an_empty_input_is_refused_as_nothing_could_end_the_container(compose):
+    finished = compose.run(*COMPOSE, "bench", "--version", stdin=subprocess.DEVNULL)
+    assert finished.returncode == 2
+    assert "error: the standard input is empty, as in cron or CI" in finished.stderr
+    assert "docker compose run -d" in finished.stderr
+
+
+def started_beside_what_is_owned_by_another(compose, path):
+    """What `docker compose run bench` says where `path` belongs to somebody else; it is given back."""
+    if os.getuid():
+        pytest.skip("only root can give a file to somebody else")
+    os.chown(path, 4321, 4321)
+    try:
+        return in_compose(compose, "bench", "--version")
+    finally:
+        os.chown(path, USER, USER)
+
+
+def test_files_of_somebody_else_below_results_name_their_owner(compose):
+    file = compose.path("results/left-by-root")
+    file.write_text("")
+    finished = started_beside_what_is_owned_by_another(compose, file)
+    file.unlink()
+    assert finished.returncode == 2
+    assert f"results/left-by-root can't be written by user {USER}; its owner is 4321" in finished.stderr
+
+
+def test_what_make_sif_lacks_is_named(docker):
+    finished = subprocess.run(["make", "sif", "VARIANT=none"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert finished.returncode
+    assert "error: there is no image lockstep/torch:none. Build it: make images VARIANT=none" in finished.stderr
+
+
+def test_after_make_clean_compose_still_starts(docker, tmp_path):
+    copy = place(tmp_path, USER)
+    assert copy.run("make", "clean").returncode == 0
+    if os.getuid() == 0:
+        for name in ("results", ".snakemake"):
+            os.chown(copy.path(name), USER, USER)
+    finished = in_compose(copy, "bench", "--version")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_image_of_most_rows_is_small(docker):
+    command = ["docker", "image", "inspect", "lockstep/torch:cpu", "--format", "{{.Size}}"]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) <= LARGEST
+
+
+def layers(image: str) -> list[str]:
+    command = ["docker", "image", "inspect", f"lockstep/{image}:cpu", "--format", "{{json .RootFS.Layers}}"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_horovod_is_stripped_and_all_images_share_the_environment(docker):
+    look = "import importlib.util as u, pathlib; p = pathlib.Path(u.find_spec('horovod').origin).parent;"
+    look += "print(sum(file.stat().st_size for file in p.rglob('*.so')))"
+    assert int(image_run("horovod", "python", "-c", look).stdout) < 8e6
+    shared = layers("torch")[:-1]  # the last one is Lockstep itself
+    assert all(layers(image)[: len(shared)] == shared for image in IMAGES)
+
+
 LOADERS = """
 import torch
 
@@ -225,31 +315,26 @@ def test_shared_memory_is_large_enough_for_several_workers(compose):
 
 
 def test_results_of_somebody_else_are_refused_in_one_line(compose):
-    folder = compose.path("results")
-    if os.getuid():
-        pytest.skip("only root can give a folder to somebody else")
-    os.chown(folder, 4321, 4321)
-    try:
-        finished = compose.run(*COMPOSE, "bench", "--version")
-    finally:
-        os.chown(folder, USER, USER)
+    finished = started_beside_what_is_owned_by_another(compose, compose.path("results"))
     assert finished.returncode == 2
     (line,) = [line for line in finished.stderr.splitlines() if line.startswith("error:")]
     assert f"results/ can't be written by user {USER}; its owner is 4321" in line
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_compose_trains_tests_and_predicts(in_docker):
     for row in ROWS:
         env = run_json(in_docker, row, "env")
         assert (env["in_container"], env["image"]) == ("docker", "lockstep/bench:cpu")
         assert env["image_digest"] == bench_digest()
-    said = in_docker.run(*COMPOSE, "predict", "--text", "今天真开心")
+    said = in_compose(in_docker, "predict", "--text", "今天真开心")
     assert said.returncode == 0, said.stderr
     assert all(row in said.stdout for row in ROWS), said.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_what_compose_leaves_belongs_to_the_user_and_tells_nothing_of_the_host(in_docker):
     files = list(in_docker.path("results").rglob("*"))
     assert {file.lstat().st_uid for file in files} == {USER}
@@ -260,6 +345,7 @@ def test_what_compose_leaves_belongs_to_the_user_and_tells_nothing_of_the_host(i
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_what_docker_made_plain_snakemake_knows(in_docker):
     """They share Snakemake's notes, so one sees what the other did, and what has changed since."""
     again = in_docker.snakemake("--cores", "all", "-n", *ROWS, "--config", *SMALL)
@@ -269,10 +355,11 @@ def test_what_docker_made_plain_snakemake_knows(in_docker):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_apptainer_trains_each_row_in_its_image(in_apptainer):
     sums = in_apptainer.path(str(containers.SUMS)).read_text().split()
     for row in ROWS:
-        image = f"{row if row in containers.FAMILIES else 'torch'}-cpu.sif"
+        image = f"{row if row in containers.FAMILIES else 'torch'}-cpu.sif"  # rows are named like their strategies
         env = run_json(in_apptainer, row, "env")
         assert env["in_container"] == "apptainer"
         assert env["image"].endswith(image)
@@ -283,11 +370,12 @@ def test_apptainer_trains_each_row_in_its_image(in_apptainer):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, tmp_path):
     plain = copy_project(tmp_path)
-    finished = plain.run("snakemake", "--cores", "all", *ROWS, "--config", *SMALL, timeout=900)
+    finished = plain.run("snakemake", "--cores", "all", *COMPARED, "--config", *SMALL, timeout=900)
     assert finished.returncode == 0, finished.stderr
-    for row in ROWS:
+    for row in COMPARED:
         losses = run_json(plain, row, "record")["losses"]
         assert len(losses) == 12
         for other in (in_docker, in_apptainer):
@@ -295,6 +383,7 @@ def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, t
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_an_image_that_was_changed_trains_nothing(apptainer, tmp_path):
     copy = place(tmp_path)
     sif = copy.path(str(containers.SIF / "torch-cpu.sif"))
@@ -321,6 +410,7 @@ def left(project: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 def test_ctrl_c_leaves_nothing(docker, tmp_path, terminal):
     copy = place(tmp_path, USER)

@@ -115,6 +115,11 @@ def fresh(tmp_path_factory) -> Workplace:
         (["--config", "data={path: nothing.json}"], "data.path: nothing.json does not exist"),
         (["--config", "hardware={device: cpu, processes: 999}"], "hardware.processes: 999, but there are"),
         (["--config", "hardware={device: cpu, backend: nccl}"], "backend: nccl works between GPUs only"),
+        (["-n", "--config", "train={accumulation: 100}"], "rows.single.global_batch: 64 samples can't be shared by"),
+        (["-n", "--config", "hardware={backend: mpi}"], "rows.single.backend: this PyTorch was built without mpi"),
+        (["-n", "--config", "train={learning_rate: nan}"], "train.learning_rate: nan is no finite number"),
+        (["-n", "--config", "model={heads: 3, hidden_size: 65}"], "model.heads: 3 heads can't share"),
+        (["-n", "--directory", "tests"], "tests, where Lockstep's files are not. Start it in their folder: cd /"),
         (["--use-singularity"], "or run without containers"),
     ],
 )
@@ -145,6 +150,7 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
         ("prepare", ["--set", "train.epochs"], "--set train.epochs: expected key=value"),
         ("plan", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         ("launch", ["--row", "nothing"], "--row nothing: no such row. The configuration has: single, dataparallel"),
+        ("launch", ["--row", "ddp", "--set", "train.clip=nan"], "train.clip: nan is no finite number"),
         ("launch", ["--row", "ddp"], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         ("convert", ["results/runs/x"], "results/runs/x: is no folder of a run"),
         ("test", ["results/runs/x"], "results/runs/x/model: is no model folder"),
@@ -171,3 +177,35 @@ def test_a_model_that_cannot_be_had_is_one_message(fresh):
     assert finished.stderr.startswith("error: model.name: nobody/nothing at revision 1 can't be loaded")
     assert finished.stderr.count("\n") == 1
     assert not fresh.path("elsewhere/data").exists()
+
+
+def interrupted(place: Workplace, command: list[str], ready) -> tuple[int, list[str]]:
+    """Sends Ctrl-C to a command as soon as it is `ready(process, what it said)`: how it ended, and its last words."""
+    log = place.path("said.txt")
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, cwd=place.folder, env=place.environment(), stdout=stream, stderr=stream)
+        deadline = time.monotonic() + 120
+        while not ready(process, log.read_text()) and time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        return process.wait(timeout=60), log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", ["prepare", "predict"])
+def test_ctrl_c_while_a_script_imports_is_a_word(fresh, name):
+    """That is what takes a script longest, and when people see their mistake."""
+
+    def imports(process, said: str) -> bool:
+        return "numpy" in Path(f"/proc/{process.pid}/maps").read_text()
+
+    code, said = interrupted(fresh, ["python", f"workflow/scripts/{name}.py"], imports)
+    assert code in (130, -signal.SIGINT)
+    assert said == ["interrupted"]
+
+
+def test_ctrl_c_while_snakemake_looks_what_to_do_is_a_word(fresh):
+    command = ["snakemake", "--cores", "1", "--configfile", "small.yaml"]
+    code, said = interrupted(fresh, command, lambda process, said: "Building DAG of jobs" in said)
+    assert code == -signal.SIGINT
+    assert (said[-1], [line for line in said if "Traceback" in line]) == ("interrupted", [])

@@ -24,7 +24,7 @@ def results(benchmark, tmp_path) -> Path:
         (run,) = (whole / "runs" / row).glob("n*/rep1")
         for repeat in (1, 2, 3):
             copy = folder / "runs" / row / run.parent.name / f"rep{repeat}"
-            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "model", "watch.jsonl"))
+            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "watch.jsonl"))
             started = f"2026-01-01T00:{10 * repeat + place:02}:00+00:00"
             change(copy, repeat=repeat, started=started, watch={"samples": 9, "others_cores": 0.0, "disturbed": []})
             environment = files.read_json(copy / "env.json")
@@ -54,6 +54,12 @@ def disturb(folder):
     change(folder, watch={"samples": 9, "others_cores": 1.0, "disturbed": ["other processes used 1.00 of 2 CPU cores"]})
 
 
+def flip_a_byte(folder):
+    weights = bytearray((folder / "model" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model" / "model.safetensors").write_bytes(weights)
+
+
 def lose_a_sample(folder):
     with np.load(folder / "ledger.npz") as arrays:
         np.savez(folder / "ledger.npz", **{name: array[:-1] for name, array in arrays.items()})
@@ -77,14 +83,19 @@ def watched_others(folder):
     (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "gpu_strangers": 0}) + "\n")
 
 
+def record(folder: Path) -> dict:
+    return files.read_json(folder / "record.json")
+
+
 def change_hash(folder, name):
-    change(folder, hashes=files.read_json(folder / "record.json")["hashes"] | {name: 64 * "0"})
+    change(folder, hashes=record(folder)["hashes"] | {name: 64 * "0"})
 
 
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
         (disturb, "it was disturbed: other processes used 1.00 of 2 CPU cores"),
+        (flip_a_byte, "its model is not as it was written: "),
         (lose_a_sample, "its ledger does not hold: the ledger differs from the plan in step 9"),
         (lambda folder: (folder / "ledger.npz").unlink(), "its ledger does not hold"),
         (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, and 2 was live"),
@@ -121,6 +132,19 @@ def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
     code, said, _ = run_script("check", str(results))
     assert code == 1
     assert "1 breaches" in said
+
+
+def test_records_of_other_settings_are_told(results, benchmark):
+    """As report.py has them. What the configuration leaves to the machine may be another number on another one."""
+    asked = read([benchmark.path("results/config.yaml")]).source
+    for hardware, told in (({"threads": "auto", "timeout": 5}, False), ({"threads": 7}, True)):
+        files.write_text(results / "config.yaml", json.dumps(asked | {"hardware": asked["hardware"] | hardware}))
+        breaches = fairness.check(results).breaches
+        said = "it was made with other settings: hardware.threads 1, now 7"
+        assert [what for _, what in breaches] == (9 * [said] if told else [])
+    files.write_text(results / "config.yaml", json.dumps(asked | {"train": asked["train"] | {"epochs": 30}}))
+    said = "it was made with other settings: train.epochs 1, now 30"
+    assert (str(run(results)), said) in fairness.check(results).breaches
 
 
 @pytest.fixture
@@ -162,6 +186,12 @@ def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, k
             change(folder, precision="bf16")
         else:
             change_hash(folder, kind)
+    if kind == "plan":  # and the data that it was trained on, or the report would say that it is stale
+        (file,) = (two[1] / "data" / "plan").glob(f"{record(run(two[1]))['asked']['plan']}.json")
+        files.write_json(file, files.read_json(file) | {"hash": 64 * "0"})
+    elif kind == "weights":
+        file = two[1] / "data" / "data.json"
+        files.write_json(file, files.read_json(file) | {"weights": 64 * "0"})
     for folder in two:
         report(benchmark, folder)
     code, _, said = run_script("compare", *map(str, two))
@@ -171,6 +201,17 @@ def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, k
     code, said, _ = run_script("compare", *map(str, two), "--across", kind)
     assert code == 0
     assert f"{kind}: " in said
+
+
+def test_runs_of_another_build_of_an_image_are_told(results):
+    for folder in results.glob("runs/*/*/*"):
+        change_environment(folder, "image", "lockstep/bench:cpu")
+        change_environment(folder, "image_digest", "sha256:aaa")
+    assert fairness.check(results).breaches == []
+    change_environment(run(results), "image_digest", "sha256:bbb")
+    ((where, what),) = fairness.check(results).breaches
+    assert where == str(run(results))
+    assert what.startswith("its build of the image lockstep/bench:cpu is sha256:bbb, and sha256:aaa in ")
 
 
 def test_packages_that_differ_are_told_and_not_refused(two, benchmark):

@@ -1,7 +1,10 @@
 """The model: its weights, where they come from, its optimizer groups, its schedule."""
 
+import json
+
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from lockstep import models
@@ -30,8 +33,19 @@ def test_a_folder_loads_as_it_was_written(tmp_path):
     loaded = models.load(tmp_path, dropout=0.25)
     assert models.hash_weights(loaded.state_dict()) == models.hash_weights(model.state_dict())
     assert {module.p for module in loaded.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert models.dropouts(loaded) == [0.25]
     assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def test_every_dropout_is_turned_off_whatever_its_name(tmp_path):
+    """ALBERT's `classifier_dropout_prob` once stayed at .1 in a trial that said it was without dropout."""
+    size = {"hidden_size": 8, "embedding_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    settings = transformers.AutoConfig.for_model("albert", intermediate_size=8, classifier_dropout_prob=0.1, **size)
+    model = transformers.AutoModelForSequenceClassification.from_config(settings)
+    assert 0.1 in models.dropouts(model)
+    model.save_pretrained(tmp_path)
+    assert models.dropouts(models.load(tmp_path, dropout=0)) == [0.0]
 
 
 def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
@@ -43,6 +57,35 @@ def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
     assert len(tokenizer) == pretrained.config.vocab_size
     model = models.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, pretrained.bert.embeddings.word_embeddings.weight)
+
+
+def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
+    """As any model has that somebody fine-tuned before."""
+    pretrained = built()  # for three labels
+    pretrained.save_pretrained(tmp_path)
+    wanted, notes = scratch(name=str(tmp_path)), []
+    first, same, other = (models.initialise(wanted, None, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
+    assert notes[0] == f"{tmp_path} ends in a head of 3 classes, and the data has 2: a new head replaces it"
+    assert torch.equal(first.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
+    assert first.classifier.weight.shape == (2, 8)
+    assert models.hash_weights(first.state_dict()) == models.hash_weights(same.state_dict())
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_a_body_of_another_size_is_refused(tmp_path):
+    built().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
+    with pytest.raises(BadInput, match=r"has another shape than its config\.json says"):
+        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+
+
+def test_a_cut_pretrained_model_is_one_message(tmp_path):
+    built().save_pretrained(tmp_path)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(BadInput, match=r"model\.name: .* can't be loaded: .*"):
+        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
 def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):

@@ -50,7 +50,11 @@ def visit(browser):
 def results(benchmark, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page") / "results"
     ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
-    return Path(shutil.copytree(benchmark.path("results"), folder, ignore=ignored))
+    shutil.copytree(benchmark.path("results"), folder, ignore=ignored)
+    for file in folder.glob("runs/*/*/*/record.json"):  # whatever else this machine did meanwhile
+        made = files.read_json(file)
+        files.write_json(file, made | {"watch": made["watch"] | {"disturbed": []}})
+    return folder
 
 
 def render(results: Path, **changes) -> Path:

@@ -95,19 +95,20 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from tests.test_processes import supervise
-supervise(Path({str(tmp_path)!r}), "from lockstep.processes import die_with_parent; die_with_parent(); time.sleep(600)")
+then = "from lockstep.processes import die_with_parent; die_with_parent(); (folder / f'ready{{rank}}').touch()"
+supervise(Path({str(tmp_path)!r}), f"{{then}}; time.sleep(600)")
 """
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     supervisor = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL)
     found = wait_for(
         lambda: [child for child in descendants(supervisor.pid) if "rank.py" in " ".join(child.cmdline())], 2
     )
-    time.sleep(1)
+    wait_for(lambda: list(tmp_path.rglob("ready?")), 2, seconds=60)
     supervisor.send_signal(number)
     supervisor.wait(timeout=20)
     assert wait_for(lambda: [rank for rank in found if not rank.is_running() or rank.status() == "zombie"], 2)
-    for sleeper in psutil.process_iter(["cmdline"]):  # grandchildren that nobody's death signal reaches after a SIGKILL
-        if sleeper.info["cmdline"] == ["sleep", "600"]:
+    for sleeper in psutil.process_iter(["cmdline", "cwd"]):  # grandchildren, whom no death signal reaches
+        if (sleeper.info["cmdline"], sleeper.info["cwd"]) == (["sleep", "600"], str(Path.cwd())):
             assert number == signal.SIGKILL
             sleeper.kill()
 

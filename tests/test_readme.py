@@ -1,19 +1,37 @@
-"""The READMEs: the Chinese one follows the English one, and the commands and files that they name are there."""
+"""The READMEs: the Chinese one follows the English one; the commands that they print work, the files they name exist.
+
+Commands are run as printed where that is quick; those that train, as a dry run; those of Docker without it.
+"""
 
 import hashlib
+import itertools
 import re
+import shlex
+import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 
-from .conftest import PROJECT
+from lockstep import containers, strategies
+
+from .conftest import PROJECT, Workplace
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
+PROGRAMS = ("make", "snakemake", "python", "docker", "source", "export")
 
 
-def commands(text: str) -> list[str]:
+def blocks(text: str) -> list[str]:
     """What stands in the indented blocks, without the remarks beside it."""
     lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
     return [re.split(r"\s+#\s|\s{3,}", line)[0].strip() for line in lines]
+
+
+def commands(file: Path) -> list[str]:
+    """Every command that a README names, in its blocks or within a sentence."""
+    text = file.read_text(encoding="utf-8")
+    within = re.findall(r"`((?:make|snakemake|python|docker) [^`]+)`", text)
+    return [line for line in blocks(text) if line.split()[0] in PROGRAMS] + list(dict.fromkeys(within))
 
 
 def test_the_chinese_readme_is_of_this_english_one():
@@ -23,7 +41,8 @@ def test_the_chinese_readme_is_of_this_english_one():
 
 
 def test_both_show_the_same_commands():
-    assert commands(CHINESE.read_text(encoding="utf-8")) == commands(ENGLISH.read_text(encoding="utf-8"))
+    assert blocks(CHINESE.read_text(encoding="utf-8")) == blocks(ENGLISH.read_text(encoding="utf-8"))
+    assert set(commands(CHINESE)) == set(commands(ENGLISH))
 
 
 @pytest.mark.parametrize("file", [ENGLISH, CHINESE])
@@ -33,3 +52,98 @@ def test_what_they_link_to_is_there(file):
         assert link.startswith("http") or (PROJECT / link).exists(), link
     for script in re.findall(r"workflow/scripts/\w+\.py", text):
         assert (PROJECT / script).is_file(), script
+
+
+@pytest.fixture(scope="module")
+def place(benchmark, tmp_path_factory) -> Workplace:
+    """The benchmark's folder as a user has it: what was trained is its default; the files that are named exist."""
+    folder = tmp_path_factory.mktemp("readme") / "project"
+    place = Workplace(Path(shutil.copytree(benchmark.folder, folder)))
+    asked = yaml.safe_load(place.path("results/config.yaml").read_text(encoding="utf-8"))
+    asked["rows"] |= {"exploding": None}
+    place.path("config/config.yaml").write_text(yaml.safe_dump(asked, allow_unicode=True), encoding="utf-8")
+    place.path("mine.yaml").write_text("train: {epochs: 1}\n", encoding="utf-8")
+    place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
+    real = folder.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
+    real.parent.mkdir(parents=True)
+    real.write_text('[["好", 0]]', encoding="utf-8")
+    shutil.copytree(place.path("results"), place.path("other"))
+    return place
+
+
+def run(place: Workplace, words: list[str]) -> None:
+    """Run a command of a README, or what of it can be run here and soon. Fails where it does not work as printed."""
+    program, *rest = words
+    if program == "make":
+        check(place.run("make", "-n", *rest))
+    elif program == "snakemake" and not {"--report", "--unlock", "--lint"} & set(rest):
+        finished = place.run(*words, "-n")
+        if "--use-singularity" in rest and finished.returncode == 2:  # without Apptainer, or its images
+            assert re.search(r"Apptainer is not installed|Build it with make sif", finished.stderr)
+        else:
+            check(finished)
+    elif program == "python" and "check.py" in rest[0]:
+        check(place.run(*words), 0, 1)  # 1: there are breaches, of which one run a row is one
+    elif program in ("snakemake", "python"):
+        check(place.run(*words))
+    elif words[:2] == ["docker", "compose"]:
+        in_compose(place, rest[1:])
+    elif words[:2] == ["docker", "run"]:
+        name, _, tag = rest[-1].removeprefix("lockstep/").partition(":")
+        assert name in {containers.family(strategy) for strategy in strategies.names()}
+        assert tag in ("cpu", "cuda")
+    elif program == "source":
+        assert f"VENV ?= {rest[0].split('/')[0]}\n" in place.path("Makefile").read_text(encoding="utf-8")
+    else:
+        assert program == "export"
+        check(place.run("bash", "-c", shlex.join(words)))
+
+
+def in_compose(place: Workplace, words: list[str]) -> None:
+    """What a service of compose.yaml would run, run here."""
+    files = []
+    while words[0] == "-f":
+        files.append(words[1])
+        words = words[2:]
+    files = files or ["compose.yaml"]
+    if shutil.which("docker"):
+        images = {f"LOCKSTEP_BENCH_{variant}": "lockstep/bench" for variant in ("CPU", "CUDA")}  # as `make images` says
+        command = ["docker", "compose", *(f"--file={file}" for file in files), "config", "--quiet"]
+        check(place.run(*command, **images))
+    if words[0] == "down":
+        return
+    words = [word for word in itertools.takewhile(lambda word: word != "<", words) if word != "-d"]
+    assert words[:2] == ["run", "--rm"]
+    service, *rest = words[2:]
+    entry = yaml.safe_load(place.path(files[0]).read_text(encoding="utf-8"))["services"][service]["entrypoint"]
+    assert entry[:2] == ["bash", "docker/entry.sh"]
+    command = [*entry[2:], *rest]
+    if "pytest" in command:
+        command = [*command, "--collect-only", "--quiet", "tests/test_words.py"]
+    elif "again.py" in command[1]:
+        command.append("--help")
+    run(place, command)
+
+
+def check(finished, *codes: int) -> None:
+    said = finished.stdout + finished.stderr
+    assert finished.returncode in (codes or (0,)), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", commands(ENGLISH))
+def test_every_command_works_as_printed(place, command):
+    if "--report" in command:
+        place.path("report.zip").unlink(missing_ok=True)
+    run(place, shlex.split(command))
+    if "--report" in command:
+        assert place.path("report.zip").is_file()
+
+
+def test_a_lock_is_taken_away_without_more_words(place):
+    """As Snakemake itself says after it was killed."""
+    locks = place.path(".snakemake/locks")
+    locks.mkdir(parents=True, exist_ok=True)
+    (locks / "0.output.lock").write_text("results/report/report.html\n")
+    check(place.run("snakemake", "--unlock"))
+    assert not list(locks.glob("*"))

@@ -1,5 +1,6 @@
 """Reading rows from every kind of source, and what is said about broken ones."""
 
+import gzip
 import hashlib
 import http.server
 import json
@@ -166,3 +167,89 @@ def test_a_download_that_fails_is_one_message(tmp_path, https_server):
 def test_a_local_path_wins_over_the_download(tmp_path):
     data = replace(wanted(url="https://example.org/rows.json", sha256="0" * 64), path=str(written(tmp_path, "json")))
     assert [row[:2] for row in sources.read(data, tmp_path)[1]] == CLEAN
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text;label\nja, sehr;froh\nnein;traurig\n",
+        "text\tlabel\nja, sehr\tfroh\nnein\ttraurig\n",
+        'text, label\n"ja, sehr", froh\n"nein", traurig\n',
+        'label ,text \nfroh ,"ja, sehr"\ntraurig ,nein\n',
+    ],
+    ids=["semicolons", "tabs", "blanks after commas", "blanks before commas"],
+)
+def test_csv_as_spreadsheets_and_people_write_it(tmp_path, content):
+    (tmp_path / "rows.csv").write_text(content, encoding="utf-8")
+    rows = read(tmp_path, path=str(tmp_path / "rows.csv"), join_blanks=False, labels=None)
+    assert rows == [("ja, sehr", "froh"), ("nein", "traurig")]
+
+
+def test_semicolons_without_a_header(tmp_path):
+    (tmp_path / "rows.csv").write_text("1;ja, sehr;froh\n2;nein;froh\n", encoding="utf-8")
+    keys = {"text": 1, "label": 2, "join_blanks": False}
+    assert read(tmp_path, path=str(tmp_path / "rows.csv"), **keys) == [("ja, sehr", "froh"), ("nein", "froh")]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "tsv"])
+def test_packed_files_are_read_as_they_are(tmp_path, kind):
+    file = written(tmp_path, kind)
+    (tmp_path / f"packed.{kind}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    rows = read(tmp_path, path=str(tmp_path / f"packed.{kind}.gz"))
+    assert [(text, int(label)) for text, label in rows] == CLEAN
+
+
+def test_a_cut_packed_file_is_named(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,label\n" + b"ja,1\n" * 1000)[:-20])
+    with pytest.raises(BadInput, match=r"a\.csv\.gz: is no whole gzip file"):
+        read(tmp_path, path=str(tmp_path / "a.csv.gz"))
+    (tmp_path / "b.csv.gz").write_text("text,label\nja,1\n")
+    with pytest.raises(BadInput, match=r"b\.csv\.gz: is no whole gzip file"):
+        read(tmp_path, path=str(tmp_path / "b.csv.gz"))
+
+
+def test_the_home_folder_may_be_written_as_people_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, "json")
+    assert len(read(tmp_path, path="~/rows.json")) == len(CLEAN)
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows", "header"),
+    [
+        (None, ["froh", "traurig"] * 5, True),
+        (None, ["1", "0"], True),
+        (["froh", "traurig"], ["froh"], True),
+        (["label", "traurig"], ["label", "traurig"], False),  # a name that is a label is one
+        (None, list("abcdefgh"), False),  # too few of each to tell
+    ],
+)
+def test_a_header_above_columns_by_position(tmp_path, labels, rows, header):
+    """It is left out, and said so; what may be data stays."""
+    lines = ["text,label", *(f"text {n},{label}" for n, label in enumerate(rows))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    notes = []
+    data = wanted(path=str(tmp_path / "rows.csv"), text=0, label=1, labels=labels)
+    found = [label for _, label, _ in sources.read(data, tmp_path, notes)[1]]
+    assert found == (rows if header else ["label", *rows])
+    assert notes == [f"row 1 of {data.path} (text, label) is taken for its header, and not for data"] * header
+
+
+def test_a_column_by_position_in_rows_that_have_names(tmp_path):
+    assert [label for _, label in read(tmp_path, path=str(written(tmp_path, "jsonl")), label=1)] == [5, 2, 0]
+    assert [label for _, label in read(tmp_path, path=str(written(tmp_path, "csv")), label=1)] == ["5", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[" * 100_000, "a.json: its lists or objects are nested too deeply"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, row 1: its lists or objects are nested too deeply"),
+        ("a.json", f'[["好", {"9" * 5000}]]', "a.json: holds a number of too many digits"),
+        ("a.jsonl", f'["好", {"9" * 5000}]', "a.jsonl, row 1: holds a number of too many digits"),
+    ],
+)
+def test_json_that_python_reads_no_further_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(BadInput, match=re.escape(message)):
+        read(tmp_path, path=str(tmp_path / name))

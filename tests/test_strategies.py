@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import BertConfig, BertForSequenceClassification
 
 from docs import strategies as page
-from lockstep import config, development, evaluation, strategies
+from lockstep import config, development, evaluation, fairness, strategies, summary
 from lockstep.errors import RunFailed
 from lockstep.hardware import World
 from lockstep.plan import Plan
@@ -30,8 +30,61 @@ data: {limit: 1042, splits: {train: 0.1, dev: 0.8, test: 0.1}}
 model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 3, eval_every: 3, checkpoint: last, warmup: 0, schedule: constant}
 hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+profile: {steps: 3}
 """
 SIZES = (1, 2, 3)
+# What nn.DataParallel does with several GPUs, which without any it does not do: one process trains on all devices.
+SHARES = '''
+"""shares: dataparallel over shares of a CPU's cores: PyTorch's own copies of the model, each in a thread of its own."""
+
+import importlib
+import threading
+from unittest import mock
+
+import torch
+
+from lockstep.strategies import dataparallel
+
+ONE_PROCESS_ON = ("cpu",)
+replicate = importlib.import_module("torch.nn.parallel.replicate")
+
+
+class Strategy(dataparallel.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        self.model = Shares(self.model.module)
+        self.model.device_ids = list(range(self.hardware["devices"]))
+        self.notes.clear()
+
+
+def copies(tensors, devices, detach=False):
+    return [[tensor.detach() if detach else tensor.view_as(tensor) for tensor in tensors] for _ in devices]
+
+
+class Shares(torch.nn.DataParallel):
+    def forward(self, **inputs):
+        parts = zip(*(tensor.chunk(len(self.device_ids)) for tensor in inputs.values()))
+        parts = [dict(zip(inputs, part)) for part in parts]
+        with (
+            mock.patch.object(replicate, "_broadcast_coalesced_reshape", copies),
+            mock.patch.object(replicate, "_get_device_index", lambda device, _: device),
+        ):
+            replicas = replicate.replicate(self.module, self.device_ids[: len(parts)], not torch.is_grad_enabled())
+        outputs, autocast, gradients = {}, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
+
+        def work(number):  # as in torch/nn/parallel/parallel_apply.py
+            torch.set_grad_enabled(gradients)
+            with torch.amp.autocast("cpu", torch.float16, enabled=autocast):
+                outputs[number] = replicas[number](**parts[number])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(parts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        names = outputs[0]  # torch/nn/parallel/scatter_gather.py
+        return type(names)((name, torch.cat([outputs[n][name] for n in range(len(parts))])) for name in names)
+'''
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,8 +158,11 @@ def odd(tmp_path_factory):
     place = copy_project(tmp_path_factory.mktemp("odd"))
     (code,), (row,) = blocks("python"), blocks("yaml")
     place.path("workflow/scripts/lockstep/strategies/manual.py").write_text(code)
+    place.path("workflow/scripts/lockstep/strategies/shares.py").write_text(SHARES)
     place.path("mine.yaml").write_text(row)
-    sized = {f"{name}_{size}": {"strategy": name, "processes": size} for name in [*NAMES, "manual"] for size in SIZES}
+    names = [*NAMES, "manual", "shares"]
+    sized = {f"{name}_{size}": {"strategy": name, "processes": size} for name in names for size in SIZES}
+    sized["shares_bf16"] = {"strategy": "shares", "precision": "bf16"}
     sized |= {f"lora_{size}": {"strategy": "recipe", "processes": size, "lora": 4} for size in SIZES}
     place.path("odd.yaml").write_text(ODD + "rows: " + json.dumps(sized))
     for script in ("prepare", "plan"):
@@ -120,6 +176,7 @@ def test_the_page_s_strategy_is_a_row_like_any_other(odd):
     asked = ("parity_manual", "--configfile", "odd.yaml", "mine.yaml")
     finished = odd.snakemake("--cores", "all", *asked)
     assert finished.returncode == 0, finished.stderr
+    assert re.search(r"manual\W+equal\W+\de-1\d", finished.stdout)
     verdict = odd.path("results/parity/manual/n2/rep1/verdict.json")
     assert json.loads(verdict.read_text())["proof"] == "equal"
 
@@ -129,13 +186,17 @@ def test_the_page_s_strategy_is_a_row_like_any_other(odd):
     assert wrong != right
     try:
         file.write_text(wrong)
-        assert odd.snakemake("--cores", "all", *asked).returncode == 0
+        finished = odd.snakemake("--cores", "all", *asked)
         found = json.loads(verdict.read_text())
     finally:
         file.write_text(right)
     assert found["proof"] == "unequal"
-    assert found["found"]["norm"] == pytest.approx(1, abs=1e-3)
-    assert found["found"]["losses"] < 1e-5
+    assert found["distances"]["norm"] == pytest.approx(1, abs=1e-3)
+    assert found["fp64"]["norm"] == pytest.approx(1, abs=1e-3)
+    # Seen at the terminal, not in a log only.
+    assert finished.returncode == 1
+    assert "not proven to train the same model as single: manual" in finished.stdout
+    assert "norm 1 is above" in " ".join(finished.stdout.split())
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +217,45 @@ def train(odd):
     return once
 
 
+def test_one_process_trains_on_two_devices(odd, monkeypatch):
+    """From the launch to the table: what counts ranks finds one, what counts devices two."""
+    configured = ["--config=config/config.yaml", "--config=odd.yaml"]
+    for script, *arguments in (
+        ("launch", *configured, "--row=shares_2"),
+        ("launch", *configured, "--row=shares_bf16"),  # autocast's type does not come with the threads
+        ("launch", *configured, "--row=shares_2", "--profile"),
+        ("evaluate", "results/runs/shares_2/n2/rep1"),
+        ("parity", *configured, "--row=reference", "--row=shares_2"),
+    ):
+        finished = odd.script(script, *arguments)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+
+    run = odd.path("results/runs/shares_2/n2/rep1")
+    made = json.loads((run / "record.json").read_text())
+    assert (made["world_size"], made["settings"]["world_size"], len(made["seeds"])) == (2, 1, 1)
+    assert "step 3/3" in (run / "run.log").read_text()
+    half = json.loads(odd.path("results/runs/shares_bf16/n2/rep1/record.json").read_text())
+    assert half["settings"]["computes_in"] == "bfloat16"
+    profile = json.loads(odd.path("results/profile/shares_2/n2/rep1/profile.json").read_text())
+    assert profile["step_seconds"] > 0
+    verdict = json.loads(odd.path("results/parity/shares_2/n2/rep1/verdict.json").read_text())
+    assert (verdict["proof"], verdict["world_size"]) == ("equal", 2), verdict
+
+    told = [what for where, what in fairness.check(odd.path("results")).breaches if where == str(run)]
+    assert [what for what in told if "disturbed" not in what and "differ from their commit" not in what] == []
+    monkeypatch.setattr(strategies, "FOLDER", odd.path("workflow/scripts/lockstep/strategies"))
+    monkeypatch.chdir(odd.folder)
+    checked = config.read([odd.path("config/config.yaml"), odd.path("odd.yaml")], ["repeats=1"])
+    (line,) = (row for row in summary.gather(checked, odd.path("results"))["rows"] if row["row"] == "shares_2")
+    assert (line["status"], line["world_size"], line["proof"]) == ("ok", 2, "equal")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", [*NAMES, "manual"])
+@pytest.mark.parametrize("name", [*NAMES, "manual", "shares"])
 def test_with_any_number_of_processes(odd, train, name, size):
     """Ledger, losses, gathered evaluation and checkpoint are those of one process, on data that no number divides."""
-    if name != "manual":
+    if name in NAMES:
         skip_if_unavailable(name)
     run, record, labels, chances = train(f"{name}_{size}")
 
@@ -170,7 +264,7 @@ def test_with_any_number_of_processes(odd, train, name, size):
         assert sorted(zip(ledger["step"], ledger["id"], strict=True)) == sorted(
             (step, sample) for step in range(plan.steps) for sample in plan.step_ids(step)
         )
-        assert len(set(ledger["rank"])) == record["world_size"]
+        assert len(set(ledger["rank"])) == record["asked"]["hardware"]["processes"]
     assert len(set(plan.ids)) == len(plan.ids)
 
     (gathered,) = record["dev"]

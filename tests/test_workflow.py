@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from lockstep import workflow
+from lockstep import config, workflow
 
 PROJECT = Path(__file__).parents[1]
 RULES = [PROJECT / "Snakefile", *sorted((PROJECT / "workflow" / "rules").glob("*.smk"))]
@@ -27,7 +28,9 @@ def test_reading_the_snakefile_imports_nothing_heavy():
     program = """
 import sys
 sys.path.insert(0, "workflow/scripts")
-from lockstep import workflow
+import yaml
+
+from lockstep import config, workflow
 workflow.configuration({}, [])
 print(*{"torch", "transformers", "datasets", "sklearn", "pandas", "numpy", "matplotlib"} & set(sys.modules))
 """
@@ -63,3 +66,34 @@ def test_code_files_follow_imports(monkeypatch):
     assert {f"{library}/training.py", f"{library}/models.py", "workflow/scripts/train.py"} <= set(files)
     assert f"{library}/reporting.py" not in files
     assert f"{library}/reporting.py" in workflow.code_files("workflow/scripts/report.py")
+
+
+def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):
+    (tmp_path / "mine.yaml").write_text("rows: {fsdp: null, mine: {strategy: ddp}}", encoding="utf-8")
+    _, _, said = run_script("launch", "--row", "nothing", "--config", "mine.yaml")
+    there = "single, dataparallel, ddp, ddp_spawn, ddp_amp, horovod, deepspeed, accelerate, trainer, fabric, mine."
+    assert said == f"error: --row nothing: no such row. The configuration has: {there}\n"
+
+
+def test_the_configuration_that_is_kept_gives_the_same_rows_over_the_default_one(run_script, tmp_path):
+    """Whatever was dropped, and whatever the default one says by now."""
+    workflow.write_manifest(config.parse({"rows": {"mine": {"strategy": "ddp"}}}), ["snakemake"], False)
+    kept, default = tmp_path / "results" / "config.yaml", tmp_path / "config" / "config.yaml"
+    assert list(config.read([default, kept]).rows) == ["mine"]
+    asked = yaml.safe_load(default.read_text(encoding="utf-8"))
+    asked["rows"]["later"] = {"strategy": "ddp"}
+    default.write_text(yaml.safe_dump(asked), encoding="utf-8")
+    _, _, said = run_script("launch", "--row", "nothing", "--config", "results/config.yaml")
+    assert said == "error: --row nothing: no such row. The configuration has: mine.\n"
+
+
+def test_a_full_disk_is_told_after_a_failure(tmp_path, monkeypatch, capsys):
+    """A job that could not even write its log has said nothing."""
+    (tmp_path / "results").mkdir()
+    monkeypatch.chdir(tmp_path)
+    checked = config.parse({"rows": {"mine": {"strategy": "ddp"}}})
+    workflow.report_what_there_is(checked)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(workflow, "LITTLE", 2**62)  # as if no more than that were left
+    workflow.report_what_there_is(checked)
+    assert capsys.readouterr().err == f"{tmp_path / 'results'}: the disk is full. Make room, and start again.\n"

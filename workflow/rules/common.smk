@@ -1,15 +1,13 @@
 # What all rules use: the checked configuration, and which code each rule depends on.
-import sys
-
-sys.path.insert(0, "workflow/scripts")
-
-from lockstep import workflow as lockstep
-
 lockstep.use_this_python()
+lockstep.ties.name_starter()  # a training ends with it, also where it can't say so
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
+# prepare leaves it last, and by another name for other settings: one that fails leaves what is there, and its name.
+DATA = f"results/data/ready/{CONFIG.data_key}"
+MISSING = lockstep.missing_data(CONFIG)
 
 
 wildcard_constraints:
@@ -22,6 +20,18 @@ wildcard_constraints:
 def code(script, strategy=None):
     """A script and all of Lockstep that it and the strategy import: editing one of them runs the rule again."""
     return lockstep.code_files(f"workflow/scripts/{script}.py", strategy)
+
+
+def training_input(row):
+    """What was made before a row is trained. Made anew after a file was lost it is the same, so no row is repeated."""
+    plan = f"results/data/plan/{row.train.plan_name}"
+    return [ancient(file) for file in (DATA, f"{plan}.npz", f"{plan}.json")]
+
+
+def training_code(script, row):
+    """The code and data by which a row's result is out of date, with those of what was made before."""
+    files = {*code(script, row.strategy), *code("prepare"), *code("plan")}
+    return sorted(files) + lockstep.data_files(CONFIG)
 
 
 def image(row):
@@ -42,9 +52,9 @@ def first_test(wildcards):
     return f"results/runs/{wildcards.row}/n{wildcards.n}/rep1/test/report.json"
 
 
-def verdict(row=None):
-    """Whether a row trains the same model; without a row, the reference's own trial."""
-    return f"results/{CONFIG.trial(row).folder(1)}/verdict.json"
+def verdict(trial):
+    """Whether a row's trial, or a reference's, trained the same model."""
+    return f"results/{trial.folder(1)}/verdict.json"
 
 
 def profiles():

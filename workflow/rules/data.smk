@@ -6,10 +6,8 @@ rule prepare:
         code=code("prepare"),
         data=lockstep.data_files(CONFIG),
     output:
-        "results/data/data.json",
-        directory("results/data/dataset"),
-        directory("results/data/tokenizer"),
-        directory("results/data/weights"),
+        DATA,
+        MISSING,
     log:
         "results/logs/prepare.log",
     benchmark:
@@ -17,10 +15,6 @@ rule prepare:
     container:
         IMAGES["torch"]
     threads: workflow.cores
-    params:
-        data=CONFIG.source["data"],
-        model=CONFIG.source["model"],
-        seed=CONFIG.train.seed,
     message:
         "prepare: read, split and tokenise the data; write the initial weights"
     shell:
@@ -29,7 +23,7 @@ rule prepare:
 
 rule plan:
     input:
-        "results/data/data.json",
+        DATA,
         code=code("plan"),
     output:
         "results/data/plan/{plan}.npz",

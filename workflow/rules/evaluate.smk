@@ -7,6 +7,7 @@ rule evaluate:
     input:
         f"{RUN}/record.json",
         f"{RUN}/native",
+        ancient(DATA),
         # The first repetition before the others, which take its test over where they end with the same weights.
         lambda wildcards: ancient(first_test(wildcards)) if wildcards.rep != "1" else [],
         code=lambda wildcards: code("evaluate", ROWS[wildcards.row].strategy),
@@ -37,6 +38,7 @@ rule evaluate:
 rule predict:
     input:
         [f"results/{row.folder(1)}/model" for row in ROWS.values()],
+        ancient(DATA),
         code=code("predict"),
     output:
         report(

@@ -1,33 +1,70 @@
-# The proof: a few steps of every row, held against those of the reference, which is `single` in float32.
+# The proof: a few steps of every row, held against those of `single` in the same precision and in float64, which are the
+# references. `prove_<row>` makes a verdict, whatever it is; `parity_<row>` and `parity` show verdicts, and fail where one
+# says that a row is not proven.
 
-for row in [None, *ROWS.values()]:
-    trial = CONFIG.trial(row)
+REFERENCES = {
+    name: CONFIG.reference(name)
+    for row in ROWS.values()
+    for name in CONFIG.references(row)
+}
+TRIALS = {row.name: CONFIG.trial(row) for row in ROWS.values()}
+
+for trial in [*REFERENCES.values(), *TRIALS.values()]:
 
     rule:
         name:
-            f"parity_{trial.name}"
+            f"prove_{trial.name}"
         input:
-            "results/data/data.json",
-            [verdict()] if row else [],
-            plan=f"results/data/plan/{trial.train.plan_name}.npz",
-            code=code("parity", trial.strategy),
+            training_input(trial),
+            [verdict(REFERENCES[name]) for name in CONFIG.references(ROWS[trial.name])]
+            if trial.name in ROWS
+            else [],
+            code=training_code("parity", trial),
         output:
-            verdict(row),
+            verdict(trial),
         log:
-            f"results/logs/parity_{trial.name}.log",
+            f"results/logs/prove_{trial.name}.log",
         container:
             image(trial)
         # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.
         threads: max(1, workflow.cores // 2)
         params:
             row=trial.name,
-            settings=trial.settings(),
+            settings=trial.deciding(),
         message:
             f"{trial.name}: does it train the same model?"
         shell:
-            "python workflow/scripts/parity.py --config results/config.yaml --row {params.row:q} > {log:q} 2>&1"
+            "python workflow/scripts/parity.py --config results/config.yaml --exit-zero --row {params.row:q} > {log:q} 2>&1"
+
+
+for trial in TRIALS.values():
+
+    rule:
+        name:
+            f"parity_{trial.name}"
+        input:
+            verdict(trial),
+        log:
+            f"results/logs/parity_{trial.name}.log",
+        container:
+            IMAGES["torch"]
+        params:
+            row=trial.name,
+        message:
+            f"{trial.name}: the verdict"
+        shell:
+            "python workflow/scripts/parity.py --config results/config.yaml --show --row {params.row:q} 2> {log:q}"
 
 
 rule parity:
     input:
-        [verdict(row) for row in ROWS.values()],
+        [verdict(trial) for trial in TRIALS.values()],
+        MISSING,
+    log:
+        "results/logs/parity.log",
+    container:
+        IMAGES["torch"]
+    message:
+        "the verdicts on all rows"
+    shell:
+        "python workflow/scripts/parity.py --config results/config.yaml --show 2> {log:q}"

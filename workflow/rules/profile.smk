@@ -7,9 +7,8 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         name:
             f"profile_{row.name}"
         input:
-            "results/data/data.json",
-            plan=f"results/data/plan/{profiled.train.plan_name}.npz",
-            code=code("launch", row.strategy),
+            training_input(profiled),
+            code=training_code("launch", row),
         output:
             f"results/{profiled.folder(1)}/profile.json",
         log:
@@ -19,7 +18,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         threads: workflow.cores
         params:
             row=row.name,
-            settings=profiled.settings(),
+            settings=profiled.deciding(),
             profile=CONFIG.source["profile"],
         message:
             f"{row.name}: where does a step's time go?"
@@ -30,3 +29,4 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
 rule profile:
     input:
         profiles(),
+        MISSING,

@@ -8,7 +8,7 @@ rule report:
             for row in ROWS.values()
             for file in ("record.json", "test/report.json")
         ],
-        [verdict(row) for row in ROWS.values()],
+        [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
         "results/data/peak.json",
         "results/predict/predictions.csv",

@@ -12,9 +12,8 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         name:
             f"train_{row.name}_{repeat}"
         input:
-            "results/data/data.json",
-            plan=f"results/data/plan/{row.train.plan_name}.npz",
-            code=code("launch", row.strategy),
+            training_input(row),
+            code=training_code("launch", row),
         output:
             f"{folder}/record.json",
             f"{folder}/ledger.npz",
@@ -29,10 +28,10 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         params:
             row=row.name,
             repeat=repeat,
-            settings=row.settings(),
+            settings=row.deciding(),
             dropout=CONFIG.model.dropout,
         message:
-            f"{row.name}, repetition {repeat}: train on {row.hardware.processes} x {row.hardware.device}"
+            f"{row.name}, repetition {repeat}: train on {row.hardware.devices} x {row.hardware.device}"
         shell:
             "python workflow/scripts/launch.py --config results/config.yaml"
             " --row {params.row:q} --repeat {params.repeat:q}"
@@ -45,3 +44,4 @@ for row in ROWS.values():
             row.name
         input:
             run_files(row, "test/report.json"),
+            MISSING,

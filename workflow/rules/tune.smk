@@ -4,7 +4,7 @@ TRIED = CONFIG.tried("base", {"strategy": "recipe"})
 
 rule tune:
     input:
-        "results/data/data.json",
+        DATA,
         plan=f"results/data/plan/{TRIED.train.plan_name}.npz",
         code=code("tune", "recipe"),
     output:
@@ -18,7 +18,7 @@ rule tune:
     params:
         tune=CONFIG.source["tune"],
         train=CONFIG.source["train"],
-        hardware=CONFIG.source["hardware"],
+        hardware=TRIED.deciding()["hardware"],
     message:
         "tune: which recipe is fastest here?"
     shell:

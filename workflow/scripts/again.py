@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep import cli, containers, record
+from lockstep import cli, config, containers, record
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 
@@ -16,13 +16,19 @@ def main() -> int:
     folders = sorted(file.parent for file in arguments.results.glob("runs/*/*/*/record.json"))
     if not folders:
         raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
-    rules = []
+    rules, made_with = [], arguments.results / "config.yaml"
+    wanted = config.read([made_with])
     for folder in folders:
         found = record.read_run(folder)
-        if reasons := found["watch"]["disturbed"]:
+        if not (reasons := found["watch"]["disturbed"]):
+            continue
+        row = wanted.rows.get(found["row"])
+        if row and found["repeat"] in wanted.repetitions and folder == arguments.results / row.folder(found["repeat"]):
             print(f"{folder}: {'; '.join(reasons)}; it is repeated")
             rules.append(f"train_{found['row']}_{found['repeat']}")
-    print(f"{len(rules)} of {len(folders)} runs were disturbed", flush=True)
+        else:
+            print(f"{folder}: {'; '.join(reasons)}; but {made_with} has no such run any more, so it is not repeated")
+    print(f"{len(rules)} of {len(folders)} runs are repeated", flush=True)
     if not rules:
         return 0
     if arguments.results.resolve() != Path("results").resolve():
@@ -34,7 +40,8 @@ def main() -> int:
     command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules]
     if made == "apptainer":
         command.append("--use-singularity")  # or all would be trained again, outside the images
-    command += ["--configfile", str(arguments.results / "config.yaml")]
+    # In place of the default configuration, which may say something else by now.
+    command += ["--configfile", str(made_with), "--replace-workflow-config"]
     return subprocess.run(command, check=False).returncode
 
 

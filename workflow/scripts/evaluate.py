@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 from lockstep import cli
-from lockstep.files import atomic_folder, read_json
+from lockstep.errors import RunFailed
+from lockstep.files import atomic_folder, read_json, verify
 
 
 def main() -> None:
@@ -39,9 +40,16 @@ def tested_twin(run: Path) -> Path | None:
                 + read_json(one / "record.json")["hashes"]["data"]
                 for one in (run, other)
             ]
-            if same[0] == same[1]:
+            if same[0] == same[1] and _sealed(other / "model"):
                 return other
     return None
+
+
+def _sealed(model: Path) -> bool:
+    try:
+        return bool(verify(model, ""))
+    except RunFailed:
+        return False
 
 
 if __name__ == "__main__":

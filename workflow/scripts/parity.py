@@ -1,23 +1,72 @@
-"""Prove that a row trains the same model as single: hold a few steps of both side by side."""
+"""Prove that rows train the same model as single: hold a few steps of both side by side, and print the verdicts.
+
+Exit code 1 where a row is not proven: it is unequal, or its trial failed.
+"""
 
 from lockstep import cli, parity
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.terminal import print_table
 
+COLUMNS = ["row", "same model?", "fp64", *parity.MEASURED, "times its floor", "a mistake is times further", "why"]
 
-def main() -> None:
+
+def main() -> int:
     parser = cli.parser(__doc__)
-    parser.add_argument("--row", action="append", help="a row of the configuration, or reference, which must be first")
+    parser.add_argument(
+        "--row", action="append", help="a row of the configuration; reference: what all are held against"
+    )
+    parser.add_argument("--show", action="store_true", help="print the verdicts that there are; train nothing")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 where a row is unequal, too")
     arguments = parser.parse_args()
-    config, lines = cli.configuration(arguments), []
-    names = arguments.row or [parity.REFERENCE, *config.rows]
+    config = cli.configuration(arguments)
+    precisions = list(dict.fromkeys(name for row in config.rows.values() for name in config.references(row)))
+    references = {f"reference_{precision}": precision for precision in precisions}
+    able = [name for name, row in config.rows.items() if not row.unavailable]
+    names = arguments.row or ([*config.rows] if arguments.show else ["reference", *able])
+    names = [each for name in names for each in (references if name == "reference" else [name])]
     for name in names:
-        if name not in (parity.REFERENCE, *config.rows):
-            raise BadInput(f"--row {name}: no such row. The configuration has: {', '.join(config.rows)}.")
-        verdict = parity.prove(config, config.rows.get(name), arguments.results)
-        found = [f"{value:.1e}" for value in verdict["found"].values()] if verdict["found"] else [""] * 4
-        lines.append([name, verdict["proof"], *found, verdict["reason"] or verdict["lossy"]])
-    print_table(["row", "same model?", "losses", "gradient norm", "weights", "update", "why"], lines)
+        if name not in (*references, *config.rows):
+            known = ", ".join(["reference", *config.rows])
+            raise BadInput(f"--row {name}: no such row. The configuration has: {known}.")
+    verdicts = {}
+    for name in names:
+        if name in references:
+            verdicts[name] = parity.prove_reference(config, references[name], arguments.results)
+            continue
+        if not arguments.show:
+            try:
+                parity.prove(config, config.rows[name], arguments.results)
+            except RunStopped:
+                raise
+            except RunFailed as error:
+                if len(names) == 1:
+                    raise
+                print(f"failed: {error}", flush=True)
+        verdicts[name] = parity.read(config, config.rows[name], arguments.results)
+    print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()])
+    wrong = [name for name, verdict in verdicts.items() if verdict and verdict["proof"] in ("unequal", "failed")]
+    if wrong:
+        print(f"not proven to train the same model as single: {', '.join(wrong)}")
+    return bool(wrong) and not arguments.exit_zero
+
+
+def line(name: str, verdict: dict | None) -> list[str]:
+    """One line of the table."""
+    if verdict is None:
+        return [name, "not run", *[""] * 6, ""]
+    proof, why = verdict["proof"].replace("-", " "), verdict["reason"] or verdict.get("lossy", "")
+    if not verdict.get("distances"):
+        return [name, proof, *[""] * 6, why]
+    exact = verdict["fp64"]
+    return [
+        name,
+        proof,
+        f"{max(exact.values()):.0e}" if exact else "–",
+        *(f"{verdict['distances'][kind]:.1e}" for kind in parity.MEASURED),
+        f"{verdict['above_floor']:.1g}",
+        f"{verdict['below_mistake']:,.0f}",
+        why or (f"not tried in fp64: {verdict['no_fp64']}" if verdict["no_fp64"] else ""),
+    ]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def main() -> None:
         raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
     rows = [
         *(row for row, _ in config.order),
-        config.trial(None),
+        config.reference("fp32"),
         config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]

@@ -1,8 +1,9 @@
 """Put texts through every row's trained model, or through one model, and print what each says."""
 
+import sys
 from pathlib import Path
 
-from lockstep import cli, evaluation
+from lockstep import cli, evaluation, staleness
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.terminal import print_table
@@ -32,11 +33,15 @@ def main() -> None:
     texts, header, columns = [text for text, _ in chosen], ["text", "truth"], []
     for row in config.rows.values():
         folder = results / row.folder(1) / "model"
-        if (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file():
+            continue
+        if why := staleness.folder(config, row, results):
+            print(f"{row.name} is left out, as its model was {why}", file=sys.stderr)
+        else:
             header.append(row.name)
             columns.append([label for label, _ in evaluation.predict(folder, texts)])
     if not columns:
-        raise BadInput(f"{results / 'runs'}: no row has a converted model yet. Train one first.")
+        raise BadInput(f"{results / 'runs'}: no row has a converted model of these settings yet. Train one first.")
     lines = [[text, truth, *answers] for (text, truth), *answers in zip(chosen, *columns, strict=True)]
     print_table(header, lines)
     if not arguments.text:  # those of a moment are not the report's

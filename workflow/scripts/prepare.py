@@ -1,4 +1,7 @@
-"""Read the data, split it, tokenise it once, and write the initial weights: everything that all runs share."""
+"""Read the data, split it, tokenise it once, and write the initial weights: everything that all runs share.
+
+All of it is made aside first, and takes the place of what is there at the end: a failure leaves what is there.
+"""
 
 import shutil
 import tempfile
@@ -7,38 +10,58 @@ from pathlib import Path
 
 from lockstep import cli, data, files, metrics, models
 
+PARTS = ("dataset", "tokenizer", "weights")
+
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config = cli.configuration(arguments)
     folder = arguments.results / "data"
     arguments.results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.results, prefix=".rows.") as work:  # there, as it may be large
+    aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # there, as it may be large
+    with files.named_when_full(folder), aside as work:
+        made = Path(work) / "data"
         splits, summary = data.split(config.data, arguments.results / "download", Path(work))
         tokenizer = models.make_tokenizer(config.model, data.texts(splits["train"]), config.data.max_length)
-        model = models.initialise(config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed)
-        (folder / "data.json").unlink(missing_ok=True)  # written last: without it the folder is not complete
-        with files.atomic_folder(folder / "dataset") as temporary:
+        model = models.initialise(
+            config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed, summary["notes"]
+        )
+        with files.atomic_folder(made / "dataset") as temporary:
             summary |= data.store(splits, tokenizer, temporary)
-    with files.atomic_folder(folder / "tokenizer") as temporary:
-        tokenizer.save_pretrained(temporary)
-    with files.atomic_folder(folder / "weights") as temporary:
-        model.save_pretrained(temporary)
-    shutil.rmtree(folder / "plan", ignore_errors=True)  # plans are made for a data set
-    summary |= {
-        "pad_id": tokenizer.pad_token_id or 0,
-        "model": config.model.name,
-        "parameters": model.num_parameters(),
-        "shape": asdict(metrics.Shape.of(model)),
-        "weights": models.hash_weights(models.load(folder / "weights").state_dict()),
-    }
+        with files.atomic_folder(made / "tokenizer") as temporary:
+            tokenizer.save_pretrained(temporary)
+        with files.atomic_folder(made / "weights") as temporary:
+            model.save_pretrained(temporary)
+        summary |= {
+            "pad_id": tokenizer.pad_token_id or 0,
+            "model": config.model.name,
+            "parameters": model.num_parameters(),
+            "shape": asdict(metrics.Shape.of(model)),
+            "weights": models.hash_weights(models.load(made / "weights").state_dict()),
+            "asked": config.data_settings,
+            "files": files.inventory(made, PARTS),
+        }
+        replace(folder, made)
     files.write_json(folder / "data.json", summary)
+    files.write_text(folder / "ready" / config.data_key, f"{summary['hash']}\n")
 
     texts = ", ".join(f"{part['texts']} {name}" for name, part in summary["splits"].items())
     print(
         f"{summary['source']}: {summary['rows_read']} rows, {summary['duplicates_removed']} duplicates removed; {texts}"
     )
+    for note in summary["notes"]:
+        print(note)
     print(f"{config.model.name}: {summary['parameters']:,} parameters, {len(tokenizer):,} tokens in the vocabulary")
+
+
+def replace(folder: Path, made: Path) -> None:
+    """Put what was made into its place. Without data.json and ready/, which come last, the folder is not complete."""
+    folder.mkdir(exist_ok=True)
+    (folder / "data.json").unlink(missing_ok=True)
+    for part in ("ready", "plan", *PARTS):  # plans are made for a data set
+        shutil.rmtree(folder / part, ignore_errors=True)
+    for part in PARTS:
+        (made / part).replace(folder / part)
 
 
 if __name__ == "__main__":

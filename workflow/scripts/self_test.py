@@ -54,9 +54,8 @@ def available(strategy: str) -> bool:
 
 def step(script: str, folder: str, *arguments: str) -> str:
     command = [sys.executable, str(SCRIPTS / script), "--results", folder, *arguments]
-    command += ["--config", str(PROJECT / "config" / "config.yaml")]
     command += [word for value in SMALL for word in ("--set", value)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    finished = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     if finished.returncode:
         logs = "".join(file.read_text(errors="replace") for file in Path(folder).glob("runs/*/*/*/run.log"))
         raise RunFailed(f"{script} {' '.join(arguments)}: {finished.stdout}{finished.stderr}\n{logs}")

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 
 from lockstep import verdict
-from lockstep.summary import good_runs
+from lockstep.summary import good_runs, trusted
 from lockstep.words import Text, join, same, say
 
 matplotlib.use("Agg")
@@ -90,9 +90,10 @@ def times(done: list[dict], summary: dict) -> Drawing:
     axes.set_xlim(0, longest * 1.15)
     axes.set_xlabel(say("axis_train").en)
     best = verdict.fastest(done)
+    title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
     return Drawing(
         figure,
-        say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}"),
+        title if trusted(summary["runs"][best["row"]]) else say("picture_times_disturbed"),
         say("picture_times_note"),
         [say("row"), same("#"), say("train_seconds"), say("disturbed")],
         table,
@@ -215,9 +216,10 @@ def setup(done: list[dict], summary: dict) -> Drawing:
     tips = stack(axes, [row["row"] for row in ordered], values, header, "setup", "s")
     axes.set_xlabel(say("axis_setup").en)
     soonest = ordered[0]
+    title = say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}")
     return Drawing(
         figure,
-        say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}"),
+        title if trusted(summary["runs"][soonest["row"]]) else say("picture_setup_disturbed"),
         say("picture_setup_note"),
         [say("row"), *header],
         [[row["row"], *(f"{v:.2f}" for v in line)] for row, line in zip(ordered, values, strict=True)],

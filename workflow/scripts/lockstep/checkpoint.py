@@ -2,18 +2,17 @@
 
 A flipped byte loads silently from every checkpoint format, so a checkpoint is a folder whose manifest.json, written
 last, holds the sha256 of each file, and of the live weights that it was written from: the conversion is held against
-both.
+both, and sealed the same way.
 """
 
-import os
 import shutil
 from pathlib import Path
 
 from lockstep import models, strategies
-from lockstep.errors import BadInput, RunFailed
-from lockstep.files import atomic_folder, hash_file, read_json, write_json
+from lockstep.errors import BadInput, RunFailed, brief
+from lockstep.files import MANIFEST, atomic_folder, read_json, seal, verify
 
-MANIFEST = "manifest.json"
+AGAIN = "Train the row again."
 
 
 def save(strategy, folder: Path, about: dict) -> None:
@@ -31,12 +30,7 @@ def save(strategy, folder: Path, about: dict) -> None:
     live = strategy.state_dict()
     barrier(strategy)
     if main:
-        hashes = {}
-        for file in sorted(file for file in temporary.rglob("*") if file.is_file()):
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-            hashes[str(file.relative_to(temporary))] = hash_file(file)
-        write_json(temporary / MANIFEST, about | {"weights": models.hash_weights(live), "files": hashes})
+        seal(temporary, about | {"weights": models.hash_weights(live)})
         shutil.rmtree(final, ignore_errors=True)
         temporary.replace(final)
     barrier(strategy)
@@ -48,17 +42,6 @@ def barrier(strategy) -> None:
     strategy.all_gather(torch.zeros(1, device=strategy.world.device))
 
 
-def verify(folder: Path) -> dict:
-    """The manifest of a checkpoint, after every file in it was found to be as it was written. Raises RunFailed."""
-    if not (folder / MANIFEST).is_file():
-        raise RunFailed(f"{folder}: holds no {MANIFEST}, so it is no complete checkpoint. Train the row again.")
-    manifest = read_json(folder / MANIFEST)
-    for name, sha256 in manifest["files"].items():
-        if not (folder / name).is_file() or hash_file(folder / name) != sha256:
-            raise RunFailed(f"{folder / name}: is missing or has changed since it was written. Train the row again.")
-    return manifest
-
-
 def read(run: Path) -> dict:
     """The weights in the checkpoint of `run`, under their plain names, as full tensors.
 
@@ -67,8 +50,13 @@ def read(run: Path) -> dict:
     settings_file = run / "settings.json"
     if not settings_file.is_file():
         raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
-    manifest = verify(run / "native")
-    state = strategies.load(read_json(settings_file)["strategy"]).to_state_dict(run / "native")
+    manifest, strategy = verify(run / "native", AGAIN), read_json(settings_file)["strategy"]
+    try:
+        state = strategies.load(strategy).to_state_dict(run / "native")
+    except ImportError as error:
+        raise RunFailed(f"{run}: {strategy} is not installed here ({error}). Convert it where it is.") from None
+    except Exception as error:  # each framework has its own for a file that is not its own
+        raise RunFailed(f"{run / 'native'}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
     _must_be(models.hash_weights(state), manifest, run)
     return state
 
@@ -76,7 +64,7 @@ def read(run: Path) -> dict:
 def convert(run: Path, destination: Path) -> str:
     """Turn the checkpoint of `run` into a Hugging Face folder at `destination`; returns the sha256 of its weights.
 
-    The folder holds config.json, model.safetensors and the tokenizer, and loads with transformers alone.
+    The folder holds config.json, model.safetensors and the tokenizer, and loads with transformers alone. It is sealed.
     Raises RunFailed where the converted weights are not the live ones, value by value.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -91,6 +79,7 @@ def convert(run: Path, destination: Path) -> str:
         AutoTokenizer.from_pretrained(data / "tokenizer", local_files_only=True).save_pretrained(temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
         _must_be(converted, read_json(run / "native" / MANIFEST), run)
+        seal(temporary, {"weights": converted})
     return converted
 
 

@@ -1,6 +1,7 @@
 """What the commands in workflow/scripts share: their common options, and how they end."""
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -9,6 +10,12 @@ from pathlib import Path
 
 from lockstep import config
 from lockstep.errors import exit_code
+
+DEFAULT = Path("config/config.yaml")
+# Bars of progress and warnings would open each command's output, and fill the logs. Libraries read this when imported.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+logging.getLogger("DeepSpeed").addFilter(lambda entry: entry.levelno >= logging.ERROR)
 
 
 def parser(description: str, *, configured: bool = True) -> argparse.ArgumentParser:
@@ -21,7 +28,7 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
             type=Path,
             action="append",
             metavar="FILE",
-            help="configuration file; again for more, each over the one before (default: config/config.yaml)",
+            help="configuration file, over config/config.yaml; again for more, each over the one before",
             default=argparse.SUPPRESS,
         )
         made.add_argument(
@@ -31,15 +38,19 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
 
 
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> config.Config:
-    """The configuration that was asked for; for a command on `finished` results, the one that they were made with."""
+    """The configuration that was asked for; for a command on `finished` results, the one that they were made with.
+
+    As with Snakemake's --configfile, files are read over the default one. The one that results were made with holds
+    every key and row, and stands alone: whatever the default one says by now, it must not add to it.
+    """
     made_with = arguments.results / "config.yaml"
-    default = made_with if finished and made_with.is_file() else Path("config/config.yaml")
-    return config.read(getattr(arguments, "config", [default]), arguments.set)
+    files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
+    whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
+    return config.read(files if whole else [DEFAULT, *files], arguments.set)
 
 
 def run(main: Callable[[], int | None]) -> None:
     """Run a command and exit: 0 on success, 2 on bad input, 1 on a failed run; never a traceback for either."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would fill the logs
     signal.signal(signal.SIGTERM, _interrupt)  # or temporary files would stay
     sys.exit(exit_code(main))
 

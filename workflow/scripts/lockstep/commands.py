@@ -3,6 +3,8 @@
 import json
 import os
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 COMMIT = "LOCKSTEP_COMMIT"  # environment variable: what `commit` returns, as JSON; for images, which have no git
@@ -23,3 +25,19 @@ def commit() -> dict[str, str | bool | None]:
         return json.loads(os.environ[COMMIT])
     head, status = output("git", "rev-parse", "HEAD"), output("git", "status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "changed": None if status is None else bool(status)}
+
+
+@cache
+def backend_built(backend: str) -> bool:
+    """Whether PyTorch was built with what processes may talk through."""
+    return _says_true(f"import torch.distributed as d; print(d.is_available() and d.is_backend_available({backend!r}))")
+
+
+@cache
+def horovod_has_mpi() -> bool:
+    return _says_true("import horovod.torch; print(bool(horovod.torch.mpi_built()))")
+
+
+def _says_true(program: str) -> bool:
+    """In a process of its own: what it imports takes seconds, and is not for the Snakefile."""
+    return output(sys.executable, "-c", program) == "True"

@@ -4,26 +4,40 @@ Needs neither torch nor a framework: the Snakefile imports it.
 """
 
 import importlib.metadata
+import json
+import os
 import random
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
 
-from lockstep import schema, strategies
+from lockstep import commands, schema, strategies
 from lockstep.errors import BadInput
+from lockstep.files import hash_text
 from lockstep.hardware import Hardware, resolve
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "config.schema.yaml"
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
 RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "parity", "reference", "profile", "tune")
-REFERENCE = "reference"  # `single` in float32, the row that the proof holds all others against
-# An odd batch, so that two ranks' shares differ; a rate at which rounding moves no weight by the tolerance.
-TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
+RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
+# The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
+TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
+# The reference, trained again as every trial of a row may be: its sums in another order, as shares of two and of three
+# ranks make them.
+OTHER_ORDERS = {"in_2_parts": {"train": {"accumulation": 2}}, "in_3_parts": {"train": {"accumulation": 3}}}
+# And as no trial may be: with the mildest of the mistakes that tests/test_parity.py makes, and one as mild.
+MISTAKES = {
+    "weights .1 % larger": {"weights_times": 1.001},
+    "learning rate 5 % higher": {"train": {"learning_rate": 1.05 * TRIAL_RATE}},
+}
 # What decides, besides strategy and precision, which model a row ends with.
 RECIPE = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
 RECIPE += ("clip", "seed")
+# Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
+NOT_DECIDING = ("port", "timeout", "oversubscribe")
+PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # in which ~ is the user's home
 # Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
 WARMUP_STEPS = 3
 
@@ -138,19 +152,21 @@ class Row:
     asked: AskedHardware
     base: Base
     kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
+    # Of a trial: how the same processes train the same steps again, by name: what changes (training.py).
+    variations: dict[str, dict] = field(default_factory=dict)
 
     @cached_property
     def hardware(self) -> Hardware:
         """What the row runs on. Raises BadInput where this machine does not have it.
 
-        A process has as many threads in every row, also in one that asks for another number of processes.
+        A process has as many threads in every row, also in one that asks for another number of devices.
         """
         asked = self.asked
         if asked.threads == "auto":
             asked = replace(asked, threads=resolve(self.base.hardware).threads)
-        found = resolve(asked, self.name)
-        one_device = found.device in strategies.literals(self.strategy)["ONE_DEVICE_ON"]
-        return replace(found, processes=1 if one_device else found.processes)
+        found, literals = resolve(asked, self.name), strategies.literals(self.strategy)
+        devices = 1 if found.device in literals["ONE_DEVICE_ON"] else found.devices
+        return replace(found, devices=devices, processes=1 if found.device in literals["ONE_PROCESS_ON"] else devices)
 
     @property
     def precision(self) -> str:
@@ -166,10 +182,10 @@ class Row:
         return strategies.literals(self.strategy)["DIVISION"] if same else "open"
 
     def folder(self, repeat: int) -> str:
-        return f"{self.kind}/{self.name}/n{self.hardware.processes}/rep{repeat}"
+        return f"{self.kind}/{self.name}/n{self.hardware.devices}/rep{repeat}"
 
     def settings(self) -> dict:
-        """All that decides how this row trains, as plain JSON values."""
+        """How this row trains, as plain JSON values."""
         return {
             "row": self.name,
             "strategy": self.strategy,
@@ -179,12 +195,32 @@ class Row:
             "plan": self.train.plan_name,
             "train": asdict(self.train),
             "hardware": asdict(self.hardware),
-        }
+        } | ({"variations": self.variations} if self.variations else {})
+
+    def deciding(self) -> dict:
+        """Those settings that decide what a run comes to: one that was made with others is not of this row."""
+        settings = self.settings()
+        for label in ("row", "division"):  # what a row is called, and what it is beside the rest of the table
+            del settings[label]
+        for key in NOT_DECIDING:
+            del settings["hardware"][key]
+        return settings
 
     def refuse(self) -> None:
         """Raises BadInput where the row's settings contradict each other, or what its strategy can do."""
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
+        if self.train.global_batch < self.hardware.devices * self.train.accumulation:
+            raise BadInput(
+                f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
+                f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
+                " lower accumulation."
+            )
+        # PyTorch's own builds have the one that their devices use.
+        if self.hardware.backend not in ("gloo", "nccl") and not commands.backend_built(self.hardware.backend):
+            raise BadInput(
+                f"rows.{self.name}.backend: this PyTorch was built without {self.hardware.backend}. Set it to auto."
+            )
 
     @property
     def unavailable(self) -> str:
@@ -198,12 +234,23 @@ class Row:
                 return f"{package} {version} is not installed; to install it: {command}"
             if found != version:
                 return f"{package} is {found} here, and {version} is what Lockstep was tested with: {command}"
+        if self.options.get("controller") == "mpi" and not commands.horovod_has_mpi():
+            return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""
 
     @property
     def lossy(self) -> str:
         """Why the row can't train exactly the same model, by its nature; empty if it can."""
         return "; ".join(f"{reason} ({asked})" for asked, reason in self._matches("LOSSY"))
+
+    @property
+    def no_fp64(self) -> str:
+        """Why the trial is not trained in float64 too, where only a mistake makes a difference; empty if it is."""
+        if self.lossy:
+            return "it trains another model by its nature"
+        if self.precision != "fp32":
+            return f"it trains in {self.precision}"
+        return strategies.literals(self.strategy)["NO_FP64"]
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """Which of its strategy's REFUSED or LOSSY are true of this row: what was asked for, and the reason."""
@@ -232,6 +279,16 @@ class Config:
     source: dict  # the validated configuration as plain values, defaults filled in
 
     @property
+    def data_settings(self) -> dict:
+        """All of the configuration that decides what `prepare` makes."""
+        return {"data": self.source["data"], "model": self.source["model"], "train": {"seed": self.train.seed}}
+
+    @property
+    def data_key(self) -> str:
+        """Names what `prepare` makes."""
+        return hash_text(json.dumps(self.data_settings, sort_keys=True))[:16]
+
+    @property
     def repetitions(self) -> range:
         return range(1, self.repeats + 1)
 
@@ -256,25 +313,42 @@ class Config:
             blocks += [(self.repetition(self.rows[name], repeat), repeat) for name in names]
         return blocks
 
-    def trial(self, row: Row | None) -> Row:
-        """The row's run for the proof, or without a row the reference's: few steps, on two devices where there are.
+    def references(self, row: Row) -> list[str]:
+        """The precisions of the references that the row is held against: the first for rounding, fp64 for semantics."""
+        if row.lossy or row.precision == "fp32":
+            return ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
+        return [row.precision]
+
+    def reference(self, precision: str) -> Row:
+        """`single` in `precision`: the trial that those of all rows are held against."""
+        train = replace(self.train, precision=precision, accumulation=1)
+        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.base)
+        return replace(self._trial(row), variations={} if precision == "fp64" else OTHER_ORDERS | MISTAKES)
+
+    def trial(self, row: Row) -> Row:
+        """The row's run for the proof: few steps, on several devices where there are.
 
         Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven.
         """
-        row = row or Row(REFERENCE, "single", {}, replace(self.train, precision="fp32"), self.hardware, self.base)
+        return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
+
+    def _trial(self, row: Row) -> Row:
+        most = min(TRIAL_PROCESSES, row.hardware.devices)
+        if row.hardware.device == "cpu":
+            most = max(2, most)  # on one core too: nothing is timed
         train = replace(
             self.train,
             precision=row.train.precision,
-            accumulation=row.train.accumulation,
+            accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
             global_batch=TRIAL_BATCH,
             max_steps=TRIAL_STEPS,
+            epochs=TRIAL_STEPS,  # an epoch has one step at least
             learning_rate=TRIAL_RATE,
             schedule="constant",
             warmup=0,
             eval_every=0,
             checkpoint="last",
         )
-        most = 2 if row.hardware.device == "cpu" else min(2, row.hardware.processes)
         asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row, train=train, asked=asked, kind="parity")
 
@@ -318,7 +392,7 @@ def read(files: list[Path], overrides: list[str] = ()) -> Config:
     """Read YAML files, each over the one before, then `section.key=value` overrides."""
     merged: dict = {}
     for file in files:
-        _merge(merged, _load_yaml(Path(file)))
+        _merge(merged, load_yaml(Path(file)))
     for override in overrides:
         path, equals, value = override.partition("=")
         if not equals:
@@ -331,11 +405,9 @@ def read(files: list[Path], overrides: list[str] = ()) -> Config:
 
 def parse(raw: dict, where: str = "config") -> Config:
     """Check a merged configuration and build the dataclasses. Raises BadInput naming every wrong key."""
-    if "__use_yte__" in raw:
-        raise BadInput(f"{where}: __use_yte__ would run Python code from the configuration; remove it.")
     values = schema.coerce(raw, configuration_schema())
     schema.check(values, configuration_schema(), where)
-    values = schema.fill(values, configuration_schema())
+    values = _plain(schema.fill(values, configuration_schema()))
     data = values["data"]
     if abs(sum(data["splits"].values()) - 1) > 1e-6:
         raise BadInput(
@@ -352,6 +424,11 @@ def parse(raw: dict, where: str = "config") -> Config:
         raise BadInput(
             f"{where}: model.revision: model.name {name} is no local folder, and a model of the hub needs a revision"
             " (a commit hash), so that everybody starts from the same weights."
+        )
+    if name == "scratch" and values["model"]["hidden_size"] % values["model"]["heads"]:
+        raise BadInput(
+            f"{where}: model.heads: {values['model']['heads']} heads can't share"
+            f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
         )
     base = Base(Train(**values["train"]), AskedHardware(**values["hardware"]))
     return Config(
@@ -371,6 +448,19 @@ def parse(raw: dict, where: str = "config") -> Config:
     )
 
 
+def _plain(values: dict) -> dict:
+    """The configuration with ~ as the user's home, and labels that are numbers as names."""
+    plain = {section: dict(value) if isinstance(value, dict) else value for section, value in values.items()}
+    for section, key in PATHS:
+        if plain[section][key]:
+            plain[section][key] = os.path.expanduser(plain[section][key])
+    if plain["data"]["labels"]:
+        plain["data"]["labels"] = list(map(str, plain["data"]["labels"]))
+    if plain["predict"]["label"] is not None:
+        plain["predict"]["label"] = str(plain["predict"]["label"])
+    return plain
+
+
 def _order(rows: dict) -> list[str]:
     """The names of the rows that are not dropped: the default ones first; Snakemake puts overrides first."""
     default = configuration_schema()["properties"]["rows"]["default"]
@@ -379,7 +469,7 @@ def _order(rows: dict) -> list[str]:
 
 def _row(name: str, raw: dict, base: Base, where: str) -> Row:
     where = f"{where}: rows.{name}"
-    if name in RESERVED or name.startswith(("train_", "parity_", "profile_")):
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
         raise BadInput(f"{where}: a rule of the workflow has this name; choose another.")
     strategy = raw.get("strategy")
     if strategy not in strategies.names():
@@ -406,15 +496,18 @@ def _override(section, given: dict):
     return replace(section, **{field.name: given[field.name] for field in fields(section) if field.name in given})
 
 
-def _load_yaml(file: Path) -> dict:
+def load_yaml(file: Path) -> dict:
+    """A configuration file's keys and values. Raises BadInput where it has none, or is a program."""
     try:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}. Name an existing configuration file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: expected keys and values, as in config/config.yaml.")
+    if "__use_yte__" in value:
+        raise BadInput(f"{file}: __use_yte__ would run Python from this file. Remove that line.")
     return value
 
 

@@ -63,12 +63,9 @@ def _known(name: str, image: str) -> tuple[str, str]:
         if b"SIF_MAGIC" not in stream.read(64):
             raise BadInput(f"containers.{name}: {image} is no .sif file. Build it again: make sif.")
     digest = hash_file(file)
-    wanted = _sums().get(file.name) if file.absolute().parent == SIF.absolute() else None
-    if wanted and digest != wanted:
-        raise BadInput(
-            f"containers.{name}: {image} is not the image that {SUMS} names: its sha256 differs."
-            " Build it again: make sif."
-        )
+    if file.absolute().parent == SIF.absolute() and digest != (wanted := _sums().get(file.name)):
+        why = "is not the image that {} names: its sha256 differs" if wanted else "is not named in {}, or that is gone"
+        raise BadInput(f"containers.{name}: {image} {why.format(SUMS)}. Build it again: make sif.")
     return str(file.absolute()), f"sha256:{digest}"
 
 
@@ -111,6 +108,21 @@ def kind() -> str | None:
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
         return "apptainer"
     return "docker" if Path("/.dockerenv").exists() else None
+
+
+def outside(name: str) -> str:
+    """What to add where the file or folder `name` is not there: that a container does not see it; else nothing."""
+    if kind() != "docker" or not name.startswith(("/", "~", "..")):
+        return ""
+    return " A container sees only the project's folder: put it there, and name it from there."
+
+
+def offline() -> str:
+    """What to add where something can't be fetched: who does it for a container without a network; else nothing."""
+    routes = Path("/proc/net/route")  # a heading, and a line for each way out
+    if kind() != "docker" or not routes.is_file() or len(routes.read_text().splitlines()) > 1:
+        return ""
+    return " This container has no network; fetch it first: docker compose run --rm fetch, with the same arguments."
 
 
 def current() -> tuple[str | None, str | None]:

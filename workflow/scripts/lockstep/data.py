@@ -33,7 +33,8 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
     The first of several equal texts stays, so that no text stands in two splits. Splits are stratified by label and
     seeded; they are views of a file in `work`. Raises BadInput where a label is unknown, or a split would be empty.
     """
-    name, rows = sources.read(data, downloads)
+    notes: list[str] = []
+    name, rows = sources.read(data, downloads, notes)
     file = work / "rows.arrow"
     digests, codes, known = _write(rows, file)
     if not len(codes):
@@ -54,6 +55,7 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
     summary = {
         "source": name,
         "synthetic": data.synthetic,
+        "notes": notes,
         "labels": labels,
         "rows_read": len(codes),
         "duplicates_removed": len(codes) - len(kept),
@@ -99,13 +101,18 @@ def _label_number(label, labels: list[str], where: str) -> int:
         isinstance(label, (int, str))
         and not isinstance(label, bool)
         and str(label).isdecimal()
+        and len(str(label)) < 10  # Python refuses to read some thousand digits
         and int(label) < len(labels)
     ):
         return int(label)
     raise BadInput(
-        f"{where}: label {label!r} is not one of {', '.join(labels)} or a number from 0 to {len(labels) - 1}."
+        f"{where}: label {_short(label)} is not one of {', '.join(labels)} or a number from 0 to {len(labels) - 1}."
         " Mend the row, or set data.labels (null takes the labels from the data)."
     )
+
+
+def _short(label) -> str:
+    return repr(label) if len(repr(label)) < 100 else f"{repr(label)[:100]}..."
 
 
 def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -> dict[str, np.ndarray]:

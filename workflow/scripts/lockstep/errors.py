@@ -1,6 +1,13 @@
 """The two ways a command can end badly, and how it says so."""
 
+import errno
+import os
+import pickle
+import re
 import sys
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or what one file may take
+MAKE_ROOM = "Make room, and start again."
 
 
 class BadInput(Exception):
@@ -11,8 +18,26 @@ class RunFailed(Exception):
     """A run was started and did not succeed. Exit code 1."""
 
 
+class OtherWork(RunFailed):
+    """A run trained other samples than its plan's, or from other weights."""
+
+
 class RunStopped(RunFailed):
     """A run did not succeed because somebody ended it: nothing that would go on without it should."""
+
+
+def brief(error: Exception) -> str:
+    """What a library says of a file that it can't read, in one line."""
+    if isinstance(error, pickle.UnpicklingError):  # PyTorch's words tell how to run it all the same
+        return "it holds more than values, and is not read, because a pickle may run anything"
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def no_room(error: BaseException) -> str | None:
+    """What is full, in the system's words, where an error comes of that. Libraries put the number into their own."""
+    said = re.search(r"(?:Errno |os error )(\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(said[1]) if said else None
+    return os.strerror(number) if number in FULL else None
 
 
 def exit_code(main, *arguments) -> int:
@@ -30,3 +55,8 @@ def exit_code(main, *arguments) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except Exception as error:
+        if why := no_room(error):
+            print(f"failed: {getattr(error, 'filename', None) or 'a file'}: {why}. {MAKE_ROOM}", file=sys.stderr)
+            return 1
+        raise

@@ -1,5 +1,6 @@
 """Predictions of a converted model, and the classification report made of them."""
 
+import contextlib
 import csv
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import torch
 
 from lockstep import models
 from lockstep.config import Predict
-from lockstep.errors import BadInput
-from lockstep.files import atomic_file, read_json, write_json, write_text
+from lockstep.errors import BadInput, brief
+from lockstep.files import MANIFEST, atomic_file, read_json, verify, write_json, write_text
 from lockstep.tokens import Tokens, table
 
 BATCH = 64
@@ -28,10 +29,27 @@ def probabilities(model: torch.nn.Module, tokens: Tokens) -> np.ndarray:
 
 
 def load_model(folder: Path) -> torch.nn.Module:
-    """A converted model, ready to predict, on the GPU if there is one."""
+    """A converted model, ready to predict, on the GPU if there is one.
+
+    Raises RunFailed where it has changed since it was converted. A folder that Lockstep did not make has no seal.
+    """
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: is no model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model.")
-    return models.load(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    if (folder / MANIFEST).is_file() or (folder.parent / "settings.json").is_file():
+        verify(folder, f"Make it again: python workflow/scripts/convert.py {folder.parent}")
+    with readable(folder):
+        return models.load(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextlib.contextmanager
+def readable(folder: Path):
+    """What the libraries say of a model folder that they can't read, in one line."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:  # safetensors, pickle, transformers and tokenizers each have their own
+        raise BadInput(f"{folder}: can't be read as a model: {brief(error)}") from None
 
 
 def test(run: Path) -> dict:
@@ -102,7 +120,8 @@ def predict(model_folder: Path, texts: list[str]) -> list[tuple[str, float]]:
     from transformers import AutoTokenizer
 
     model = load_model(model_folder)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    with readable(model_folder):
+        tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
     token_ids = tokenizer(texts, truncation=True)["input_ids"]
     lengths = np.array([len(ids) for ids in token_ids])
     tokens = Tokens(

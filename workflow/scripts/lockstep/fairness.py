@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import record, watcher
+from lockstep import config, record, staleness, watcher
 from lockstep.errors import BadInput, RunFailed
-from lockstep.files import read_json
+from lockstep.files import read_json, verify
 from lockstep.plan import Plan
 
 ENOUGH = 3  # repetitions
@@ -43,9 +43,9 @@ def check(results: Path) -> Found:
             breaches.append((str(file.parent), str(error)))
     breaches += [(str(file.parent), "it failed") for file in sorted(results.glob("runs/*/*/*/failed.json"))]
     for folder, one in records.items():
-        for rule in (_placed, _trained, _timed):
+        for rule in (_placed, _trained, _sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
-    for rule in (_together, _rows):
+    for rule in (_together, _rows, _current):
         breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
 
@@ -58,6 +58,16 @@ def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
         yield where, str(error)
     except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
         yield where, f"not all of it can be checked: {error!r}"
+
+
+def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether records were made with the settings that their rows have now."""
+    if not (results / "config.yaml").is_file():
+        return
+    now = config.read([results / "config.yaml"])
+    for folder, one in records.items():
+        if one["row"] in now.rows and (why := staleness.written(now, one)):
+            yield str(folder), f"it was {why}"
 
 
 def _placed(folder: Path, one: dict, results: Path) -> Iterator[str]:
@@ -90,12 +100,25 @@ def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
     asked, live = one["asked"], one["settings"]
     for name, wanted, found in (
         ("precision", asked["precision"], live["precision"]),
-        ("world size", asked["hardware"]["processes"], live["world_size"]),
+        ("processes", asked["hardware"]["processes"], live["world_size"]),
         ("threads", asked["hardware"]["threads"], live["threads"]),
         ("learning rate", [asked["train"]["learning_rate"]], sorted({g["initial_lr"] for g in live["groups"]})),
     ):
         if wanted != found:
             yield f"{name}: {wanted} was asked for, and {found} was live"
+
+
+def _sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run's checkpoint, and the model made of it, are as they were written, where they were kept."""
+    weights = []
+    for part in ("native", "model"):
+        if (folder / part).is_dir():
+            try:
+                weights.append(verify(folder / part, "").get("weights"))
+            except RunFailed as error:
+                yield f"its {part} is not as it was written: {error}".rstrip()
+    if len(set(weights)) > 1:
+        yield "its model has other weights than its checkpoint"
 
 
 def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
@@ -108,7 +131,7 @@ def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
     if not math.isclose(one["throughput"]["samples_per_second"], one["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work over its training time"
-    ranks = [rank["clock"] for rank in record.read_ranks(folder, one["world_size"])]
+    ranks = [rank["clock"] for rank in record.read_ranks(folder, one["asked"]["hardware"]["processes"])]
     if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
     if not one["watch"]["samples"] and seconds > 2:
@@ -129,6 +152,12 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
                 yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
         for name, versions in other_versions(ours, theirs).items():
             yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"
+    builds: dict[str, tuple[str, Path]] = {}  # an image's digest, and who ran in it first
+    for folder in records:
+        image, digest = (read_json(folder / "env.json").get(name) for name in ("image", "image_digest"))
+        theirs, first = builds.setdefault(image, (digest, folder))
+        if digest != theirs:
+            yield str(folder), f"its build of the image {image} is {digest}, and {theirs} in {first}"
     closed = {folder: one for folder, one in records.items() if one["division"] == "closed"}
     for name, of in (
         ("plan", lambda one: one["hashes"]["plan"]),
@@ -170,7 +199,10 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         elif len(have) < ENOUGH:
             yield row, f"{len(have)} repetitions; at least {ENOUGH} are needed to tell a difference from chance"
         proofs = [read_json(file)["proof"] for file in results.glob(f"parity/{row}/*/rep1/verdict.json")]
+        proofs += ["failed" for _ in results.glob(f"parity/{row}/*/rep1/failed.json")]
         if not proofs:
             yield row, "it was not held against the reference: snakemake --cores all parity"
         elif "unequal" in proofs:
             yield row, "it trains another model than the reference"
+        elif "failed" in proofs:
+            yield row, "its trial for the proof failed"

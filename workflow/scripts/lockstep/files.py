@@ -12,41 +12,82 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lockstep.errors import BadInput
+from lockstep.errors import MAKE_ROOM, BadInput, RunFailed, no_room
+
+MANIFEST = "manifest.json"
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path):
     """Yield a temporary path beside `path`; rename it onto `path` only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as stream:
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)  # safetensors makes files that only their owner can read
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with named_when_full(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            with temporary.open("rb") as stream:
+                os.fsync(stream.fileno())
+            temporary.chmod(0o644)  # safetensors makes files that only their owner can read
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def atomic_folder(path: Path):
     """Yield a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    with named_when_full(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        try:
+            yield temporary
+            for file in (file for file in temporary.rglob("*") if file.is_file()):
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+                file.chmod(0o644)
+            temporary.chmod(0o755)
+            if path.exists():
+                shutil.rmtree(path)
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def named_when_full(path: Path):
+    """Say which file it was that found no room on the disk."""
     try:
-        yield temporary
-        for file in (file for file in temporary.rglob("*") if file.is_file()):
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-            file.chmod(0o644)
-        temporary.chmod(0o755)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        yield
+    except Exception as error:
+        if why := no_room(error):
+            raise RunFailed(f"{path}: can't be written: {why}. {MAKE_ROOM}") from None
+        raise
+
+
+def seal(folder: Path, about: dict) -> None:
+    """Write `folder`/manifest.json: what is known `about` it, and the sha256 of each file in it, every one synced."""
+    hashes = {}
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        hashes[str(file.relative_to(folder))] = hash_file(file)
+    write_json(folder / MANIFEST, about | {"files": hashes})
+
+
+def verify(folder: Path, remedy: str) -> dict:
+    """The manifest of a sealed folder, after every file in it was found to be as it was written.
+
+    Raises RunFailed, which ends in the `remedy`: what to do about it.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise RunFailed(f"{folder}: holds no {MANIFEST}, so it is not complete. {remedy}")
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise RunFailed(f"{folder / MANIFEST}: names no files. {remedy}")
+    for name, sha256 in manifest["files"].items():
+        if not (folder / name).is_file() or hash_file(folder / name) != sha256:
+            raise RunFailed(f"{folder / name}: is missing or has changed since it was written. {remedy}")
+    return manifest
 
 
 def write_text(path: Path, text: str) -> None:
@@ -62,12 +103,24 @@ def read_json(path: Path):
     """Raises BadInput where the file is no JSON, as after it was cut off or edited; NaN and Infinity are none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: is damaged ({error}). Remove it, and make it again.") from None
 
 
 def _no_number(word: str):
     raise ValueError(f"{word} is no number of JSON")
+
+
+def inventory(folder: Path, parts: tuple[str, ...]) -> dict[str, int]:
+    """Every file in these parts of a folder, by its path in it, with its size in bytes."""
+    found = sorted(file for part in parts for file in (folder / part).rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.stat().st_size for file in found}
+
+
+def lacking(folder: Path, listed: dict[str, int]) -> list[Path]:
+    """Which files of an inventory are not there any more, or have another size."""
+    files = {folder / name: size for name, size in listed.items()}
+    return [file for file, size in files.items() if not file.is_file() or file.stat().st_size != size]
 
 
 def hash_file(path: Path) -> str:

@@ -31,10 +31,12 @@ VARIABLES = [
 class Hardware:
     """What one row runs on, with every `auto` resolved.
 
-    `processes` is the number of devices that train: GPUs, or on a CPU shares of its cores of `threads` threads each.
+    `devices` is how many train: GPUs, or on a CPU shares of its cores of `threads` threads each. `processes` is how
+    many ranks there are for them: one for each, unless the strategy drives all from one (strategies/__init__.py).
     """
 
     device: str
+    devices: int
     processes: int
     threads: int
     nodes: int
@@ -97,17 +99,15 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.device: cuda is asked for, but no GPU can be used here (no NVIDIA GPU or driver is visible, or"
             " PyTorch is its CPU build). Set it to cpu or auto, or install the CUDA build of PyTorch."
         )
-    devices, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
-    processes = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
-    if processes > devices and not (device == "cpu" and asked.oversubscribe):
+    most, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
+    devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
+    if devices > most and not (device == "cpu" and asked.oversubscribe):
+        raise BadInput(f"{where}.processes: {devices}, but there are {most} {kind} here. Ask for at most {most}.")
+    threads = max(1, cores // devices) if asked.threads == "auto" else asked.threads
+    if devices * threads > cores and not asked.oversubscribe:
         raise BadInput(
-            f"{where}.processes: {processes}, but there are {devices} {kind} here. Ask for at most {devices}."
-        )
-    threads = max(1, cores // processes) if asked.threads == "auto" else asked.threads
-    if processes * threads > cores and not asked.oversubscribe:
-        raise BadInput(
-            f"{where}.threads: {processes} processes of {threads} threads need more than the {cores} CPU cores here."
-            f" Ask for at most {max(1, cores // processes)}."
+            f"{where}.threads: {devices} processes of {threads} threads need more than the {cores} CPU cores here."
+            f" Ask for at most {max(1, cores // devices)}."
         )
     backend = {"cuda": "nccl", "cpu": "gloo"}[device] if asked.backend == "auto" else asked.backend
     if backend == "nccl" and device == "cpu":
@@ -116,7 +116,8 @@ def resolve(asked, row: str = "") -> Hardware:
         )
     return Hardware(
         device=device,
-        processes=processes,
+        devices=devices,
+        processes=devices,
         threads=threads,
         nodes=asked.nodes,
         backend=backend,

@@ -8,32 +8,25 @@ off).
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays
 
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
     from lockstep.config import Model
 
+DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BETAS, EPS = (0.9, 0.999), 1e-8  # of AdamW
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-# What different architectures call their dropout probabilities.
-DROPOUTS = [
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "seq_classif_dropout",
-]
 
 
 def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
@@ -83,9 +76,10 @@ def character_tokenizer(texts: Iterable[str], max_length: int):
     )
 
 
-def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed: int):
+def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed: int, notes: list[str] | None = None):
     """The model with its initial weights: those of the pretrained one under a new head, or all new ones.
 
+    A head that the pretrained model has is kept where it has as many classes; where not, `notes` is told.
     Raises BadInput where a pretrained model can't be had.
     """
     from transformers import AutoModelForSequenceClassification, BertConfig
@@ -95,9 +89,23 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
     if model.name != "scratch":
         _require_weights(Path(model.name))
         with _explained(model):
-            return AutoModelForSequenceClassification.from_pretrained(
-                model.name, revision=model.revision, num_labels=len(labels), dtype=torch.float32, **names
+            pretrained, report = AutoModelForSequenceClassification.from_pretrained(
+                model.name,
+                revision=model.revision,
+                num_labels=len(labels),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **names,
             )
+        others = {name: shape for name, shape, _ in report["mismatched_keys"]}
+        if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
+            raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+        if others and notes is not None:
+            classes = next(iter(others.values()))[0]
+            said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
+            notes.append(f"{said}: a new head replaces it")
+        return pretrained
     if model.hidden_size % model.heads:
         raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
     config = BertConfig(
@@ -120,12 +128,55 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
 
     _require_weights(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    for name in DROPOUTS if dropout is not None else ():
-        if hasattr(config, name):
+    if dropout is not None:
+        for name in _dropout_keys(config):
             setattr(config, name, dropout)
-    return AutoModelForSequenceClassification.from_pretrained(
+    model = AutoModelForSequenceClassification.from_pretrained(
         folder, config=config, local_files_only=True, dtype=torch.float32
     )
+    if dropout is not None:
+        for module in model.modules():
+            if isinstance(module, DROPOUT):
+                module.p = dropout
+    return model
+
+
+@contextlib.contextmanager
+def kept_wide():
+    """Have `Tensor.float` leave float64 as it is: models call it to widen bf16, and would narrow float64 by it.
+
+    ModernBERT does so in its rotary embedding: a rounding to float32, which a difference of 1e-16 tips now and then.
+    """
+    narrow = torch.Tensor.float
+
+    def float_(tensor, *arguments, **options):
+        return tensor if tensor.dtype == torch.float64 else narrow(tensor, *arguments, **options)
+
+    torch.Tensor.float = float_
+    try:
+        yield
+    finally:
+        torch.Tensor.float = narrow
+
+
+def _dropout_keys(config) -> list[str]:
+    """What a configuration calls its dropout probabilities: each architecture has names of its own."""
+    return [
+        name
+        for name, value in config.to_dict().items()
+        if "drop" in name and not isinstance(value, bool) and isinstance(value, int | float | None)
+    ]
+
+
+def dropouts(model: torch.nn.Module) -> list[float]:
+    """The probabilities, each once, with which a live model drops anything: of modules, and of what they call."""
+    modules = list(model.modules())
+    found = {module.p for module in modules if isinstance(module, DROPOUT)}
+    for module in modules:
+        found |= {
+            float(value) for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)
+        }
+    return sorted(found)
 
 
 def keep_masks() -> None:
@@ -152,9 +203,12 @@ def _explained(model: Model):
     """What transformers says where a model can't be had, in one line."""
     try:
         yield
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        from lockstep import containers
+
         at = f" at revision {model.revision}" if model.revision else ""
-        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {' '.join(str(error).split())[:300]}") from None
+        why = containers.outside(model.name) or containers.offline()
+        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}{why}") from None
 
 
 def hash_weights(state: dict[str, torch.Tensor]) -> str:

@@ -2,7 +2,8 @@
 
 Launchers can't be trusted with that: some wait for ever when a rank hangs, and killing one can leave its ranks alive.
 So the launcher's tree is started in a session of its own; whatever is orphaned in it falls to this process (it is their
-"child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent dies.
+"child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent dies. This process ends
+when the Snakemake that started it does (ties.py).
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
+from lockstep import ties
 from lockstep.record import Progress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -42,7 +44,7 @@ class Outcome:
 
 
 class Interrupted(Exception):
-    """SIGTERM came while a run was under way."""
+    """A run is to end, though nothing is wrong with it: SIGTERM came, or who started it has ended."""
 
 
 def supervise(
@@ -59,7 +61,7 @@ def supervise(
     started = time.perf_counter()
     process = subprocess.Popen(
         command,
-        env=environment | {"LOCKSTEP_LAUNCHED": repr(started)},
+        env=environment | {"LOCKSTEP_LAUNCHED": repr(started), ties.LAUNCHER: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -85,6 +87,8 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
     with tqdm(total=steps, unit="step", desc=folder.parts[-3], leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
+            if ties.starter_is_gone():
+                raise Interrupted("Snakemake, which had started the run, was ended")
             now, done = time.perf_counter(), int(progress.table[:, 1].sum())
             step = int(progress.table[:, 2].min())
             if done != last_sum:

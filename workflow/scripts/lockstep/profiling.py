@@ -1,14 +1,15 @@
 """Where a step's time goes: a run of its own, not timed, of which some steps are recorded by torch.profiler.
 
 Its first steps warm up; the next are timed as they are; the last ones are recorded. Then each rank trains the same
-shares once more on a plain model that talks to nobody: how much longer the row's own steps take is what its
-communication costs beyond what computing hides, found a second way.
+shares once more (where it drives several devices, those of the first) on a plain model that talks to nobody: how much
+longer the row's own steps take is what its communication costs beyond what computing hides, found a second way.
 """
 
 import gzip
 import itertools
 import json
 from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,12 +91,14 @@ class Profiler:
 
 
 def _alone(replay: Replay) -> np.ndarray:
-    """Seconds of each step where this rank trains the same shares on a plain model, with no other rank to wait for."""
+    """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
     session = replay.session
-    plain = single.Strategy(session.settings)
-    plain.world = session.strategy.world
+    devices = session.settings["hardware"]["devices"]
+    settings = session.settings | {"hardware": session.settings["hardware"] | {"processes": devices}}
+    plain = single.Strategy(settings)
+    plain.world = replace(session.strategy.world, size=devices)
     plain.prepare(
-        models.load(Path(session.settings["data"]) / "weights").train(),
+        models.load(Path(session.settings["data"]) / "weights", settings["dropout"]).train(),
         lambda model: models.make_optimizer(model, session.train),
     )
     clock = Clock()
@@ -103,7 +106,7 @@ def _alone(replay: Replay) -> np.ndarray:
     silent = SimpleNamespace(step=session.progress.alive, alive=session.progress.alive)
     files = RankFiles(session.folder, plain.world.rank)
     again = Replay(
-        Session(plain, session.settings, session.folder, clock, files, silent),
+        Session(plain, settings, session.folder, clock, files, silent),
         replay.plan,
         replay.tokens,
         replay.development,

@@ -5,11 +5,12 @@ A framework that quietly uses another setting would otherwise be compared under 
 
 import torch
 
+from lockstep import models
 from lockstep.errors import RunFailed
 from lockstep.models import BETAS, EPS
 from lockstep.strategies.single import Strategy
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check(strategy: Strategy, asked: dict) -> dict:
@@ -23,6 +24,8 @@ def check(strategy: Strategy, asked: dict) -> dict:
     wanted |= {"device": asked["hardware"]["device"]}
     found = {name: live[name] for name in ("world_size", "threads", "optimizer")}
     found |= {"device": strategy.world.device.type}
+    if asked.get("dropout") is not None:
+        wanted["dropout"], found["dropout"] = [asked["dropout"]], live["dropout"] or [asked["dropout"]]
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
         expected = {"initial_lr": train["learning_rate"], "betas": BETAS, "eps": EPS}
@@ -48,7 +51,7 @@ def read(strategy: Strategy) -> dict:
     return {
         "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
         "model": type(strategy.model).__name__,
-        "dropout": sorted({module.p for module in strategy.module.modules() if isinstance(module, torch.nn.Dropout)}),
+        "dropout": models.dropouts(strategy.module),
         "attention": getattr(strategy.module.config, "_attn_implementation", None),
         "optimizer": type(inner).__name__,
         "fused": bool(inner.defaults.get("fused")),

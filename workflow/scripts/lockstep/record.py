@@ -11,11 +11,12 @@ import numpy as np
 import yaml
 from jsonschema import Draft202012Validator
 
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput, OtherWork
 from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.plan import Plan
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
+WEIGHTS = "weights.safetensors"  # what a trial for the proof, or a variation of it, ended with
 
 
 class Progress:
@@ -109,17 +110,17 @@ def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
 
 
 def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
-    """Raises RunFailed at the first step in which the ranks did not train each of the plan's samples once, no other."""
+    """Raises OtherWork at the first step in which the ranks did not train each of the plan's samples once, no other."""
     bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
     if bounds[-1] != len(ledger["step"]):
-        raise RunFailed(f"the ledger has steps beyond the plan's {plan.steps}")
+        raise OtherWork(f"the ledger has steps beyond the plan's {plan.steps}")
     for step in range(plan.steps):
         consumed = ledger["id"][bounds[step] : bounds[step + 1]]
         planned = plan.step_ids(step)
         if not np.array_equal(np.sort(consumed), np.sort(planned)):
             missing = np.setdiff1d(planned, consumed)
             extra = len(consumed) - len(planned) + len(missing)
-            raise RunFailed(
+            raise OtherWork(
                 f"the ledger differs from the plan in step {step + 1}: {len(missing)} of {len(planned)} samples were"
                 f" not trained, {extra} were trained that should not have been, or more than once"
             )

@@ -37,7 +37,8 @@ class Replay:
         self.steps = plan.steps
         self.schedule = models.make_schedule(session.strategy.optimizer, session.train, plan.steps)
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
-        self.losses = torch.zeros(plan.steps, device=session.strategy.world.device)
+        dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
+        self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
 
     def __iter__(self) -> Iterator[int]:
         self.begin()
@@ -64,7 +65,7 @@ class Replay:
         this rank's losses * world size / global batch.
         """
         scale = self.session.strategy.world.size / len(self.plan.step_ids(batch.step))
-        loss = cross_entropy(logits.float(), batch.labels, reduction="sum") * scale
+        loss = cross_entropy(logits.to(self.losses.dtype), batch.labels, reduction="sum") * scale
         self.losses[batch.step] += loss.detach()
         self.session.files.consume(batch.step, batch.ids)
         return loss

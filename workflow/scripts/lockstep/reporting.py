@@ -88,14 +88,16 @@ def plain(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(summary: dict) -> list[tuple[str, Text]]:
-    """What a reader must know about a row: (row, note), each once."""
-    said = []
+    """What a reader must know about a row, or about the data and the model of all: (row, note), each once."""
+    said = [(say("all_rows").en, same(note)) for note in summary["data"].get("notes", ())]
     for name, runs in summary["runs"].items():
         said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
         done = [run for run in runs if run["status"] == "ok" and run["watch"]["disturbed"]]
         said += [
             (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"]))) for run in done
         ]
+    for what, reasons in summary["stale"].items():
+        said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
     return list(dict.fromkeys(said))
 
 

@@ -8,10 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep import launchers, metrics, record, watcher
+from lockstep import launchers, metrics, record, ties, watcher
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput, RunFailed, RunStopped
-from lockstep.files import hash_text, read_json, write_json
+from lockstep.files import hash_text, lacking, read_json, write_json
 from lockstep.hardware import cpu_cores
 from lockstep.plan import Plan
 from lockstep.processes import Interrupted, supervise
@@ -19,14 +19,15 @@ from lockstep.tokens import Tokens
 
 SCRIPTS = Path(__file__).parents[1]
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
-LEFT = ("record.json", "failed.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
+LEFT = ("record.json", "failed.json", "verdict.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
 LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz", "weights.safetensors")
 
 
 def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     """Train `row` once, in processes of its own, and return its record, which is written as record.json.
 
-    Raises BadInput where it can't be started; RunFailed, after failed.json was written, where it did not succeed.
+    Raises BadInput where it can't be started, as where another process runs in its folder; RunFailed, after
+    failed.json was written, where it did not succeed.
     """
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
@@ -35,14 +36,16 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     for file, script in ((data / "data.json", "prepare.py"), (plan_file, "plan.py")):
         if not file.exists():
             raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
+    if gone := lacking(data, read_json(data / "data.json").get("files", {})):
+        more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
+        raise BadInput(f"{gone[0]}{more} is gone or changed. Run workflow/scripts/prepare.py again, then plan.py.")
     plan = Plan.load(plan_file)
     check(row)
+    with ties.hold(folder):
+        return _run(config, row, repeat, folder, data, plan_file, plan)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in LEFT:
-        path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    (folder / "ranks").mkdir()
+
+def _run(config: Config, row: Row, repeat: int, folder: Path, data: Path, plan_file: Path, plan: Plan) -> dict:
     settings = row.settings() | {
         "data": str(data),
         "plan_file": str(plan_file),
@@ -51,17 +54,21 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         "profile": {"steps": config.profile.steps, "trace": config.profile.trace},
         "config_hash": hash_text(json.dumps(config.source, sort_keys=True)),
     }
-    write_json(folder / "settings.json", settings)
+    write_json(folder / "settings.json", settings)  # first, so that what can't be written removes nothing
+    for name in LEFT:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    (folder / "ranks").mkdir()
     log = folder / "run.log"
     about = {
         "row": row.name,
         "strategy": row.strategy,
         "division": row.division,
-        "world_size": row.hardware.processes,
+        "world_size": row.hardware.devices,
         "repeat": repeat,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
-        "asked": row.settings(),
+        "asked": row.settings() | {"dropout": settings["dropout"]},
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log": str(log),
     }
@@ -70,7 +77,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         record.write_run(folder / "failed.json", about | {"status": "failed", "reason": reason})
-        kind = RunFailed if isinstance(error, RunFailed) else RunStopped
+        kind = type(error) if isinstance(error, RunFailed) else RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished
     record.write_run(folder / "record.json", finished)
@@ -81,11 +88,12 @@ def profile(config: Config, row: Row, results: Path) -> str:
     """Take a few of the row's steps apart in a run of their own, which leaves profile.json, and say what was found."""
     profiled = config.profiled(row)
     folder = results / profiled.folder(1)
-    try:
-        run(config, profiled, 1, results)
-    finally:
-        shutil.rmtree(folder / "native", ignore_errors=True)
-    found = read_json(folder / "profile.json")
+    with ties.hold(folder):
+        try:
+            run(config, profiled, 1, results)
+        finally:
+            shutil.rmtree(folder / "native", ignore_errors=True)
+        found = read_json(folder / "profile.json")
     parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in found["seconds"].items())
     return f"{row.name}: a step takes {1000 * found['step_seconds']:.1f} ms; recorded, in ms: {parts}"
 
@@ -95,19 +103,6 @@ def check(row: Row) -> None:
     row.refuse()
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
-    if row.train.global_batch < row.hardware.processes * row.train.accumulation:
-        raise BadInput(
-            f"rows.{row.name}.global_batch: {row.train.global_batch} samples can't be shared by"
-            f" {row.hardware.processes} processes in {row.train.accumulation} micro-batches each. Raise it."
-        )
-    if row.hardware.backend in ("gloo", "nccl"):  # PyTorch's own builds have the one that their devices use
-        return
-    import torch
-
-    if not torch.distributed.is_backend_available(row.hardware.backend):
-        raise BadInput(
-            f"rows.{row.name}.backend: this PyTorch was built without {row.hardware.backend}. Set it to auto."
-        )
 
 
 def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
@@ -160,6 +155,8 @@ def _environment(row: Row) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
+    # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     if row.hardware.nodes == 1:  # talk over loopback, whatever the host's name resolves to
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):

@@ -1,6 +1,8 @@
 """JSON Schema as configurations need it: strings become the right type, defaults are filled in, errors are readable."""
 
 import difflib
+import math
+from collections.abc import Iterator
 
 import yaml
 from jsonschema import Draft202012Validator
@@ -15,6 +17,9 @@ def coerce(value, schema: dict):
         return {key: coerce(item, properties.get(key, others)) for key, item in value.items()}
     if isinstance(value, list):
         return [coerce(item, schema.get("items", {})) for item in value]
+    if isinstance(value, str) and "enum" in schema:  # which may hold numbers and truths, and has no type then
+        words = {str(choice).lower(): choice for choice in schema["enum"] if not isinstance(choice, str)}
+        return value if value in schema["enum"] else words.get(value.lower(), value)
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
@@ -53,9 +58,19 @@ def fill(value, schema: dict):
 
 
 def check(value: dict, schema: dict, where: str) -> None:
-    problems = [_explain(error) for error in Draft202012Validator(schema).iter_errors(value)]
+    problems = [f"{key}: {number} is no finite number." for key, number in _infinite(value)]
+    problems += [_explain(error) for error in Draft202012Validator(schema).iter_errors(value)]
     if problems:
         raise BadInput("\n  ".join([f"{where}:", *problems]) if len(problems) > 1 else f"{where}: {problems[0]}")
+
+
+def _infinite(value, key: str = "") -> Iterator[tuple[str, float]]:
+    """Where NaN or an infinity stands. JSON Schema's limits let NaN pass, as it is neither above nor below any."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _infinite(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, value
 
 
 def _explain(error) -> str:
@@ -71,7 +86,9 @@ def _explain(error) -> str:
             return f"{key}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}."
         case "type":
             kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
-            return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}."
+            quoted = isinstance(error.instance, bool) and "string" in kinds
+            quotes = " YAML reads a bare yes, no, on, off, true or false so; put it in quotes." if quoted else ""
+            return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}.{quotes}"
         case "const":
             return (
                 f"{key}: {error.instance!r}, but it can only be {error.validator_value}. {error.schema['description']}"

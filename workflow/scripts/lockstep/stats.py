@@ -1,32 +1,40 @@
-"""Medians, and ratios between rows with their uncertainty, from runs that are paired by block.
+"""Medians, and ratios between rows with their uncertainty, from runs in blocks.
 
-A block holds every row once, so what a machine's drift does to one row's time it does to its neighbours' as well: rows
-are compared block by block, and only those ratios are summarised.
+A block holds every row once, so what a machine's drift does to one row's time it does to its neighbours' as well. Time
+multiplies, so the model is of logarithms: the log time of a run is a row's effect, plus a block's, plus an error (the
+randomised complete block design; Montgomery 2017, Design and Analysis of Experiments, chapter 4). One spread of the
+errors is estimated from all runs: a row that lost a run is known less well than the others, but not as badly as two
+runs alone would tell.
 """
 
+import itertools
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
-ENOUGH = 5  # ratios, from which on a bootstrap has something to draw from
-RESAMPLES, SEED = 9999, 0
+FEW = 3  # values that have no quartiles
+UNLIKE = 4  # times: rows' own spreads that differ by more are not one spread
 
 
 @dataclass(frozen=True)
 class Spread:
+    """The median of n values between their quartiles; of three values or fewer, between the least and the greatest."""
+
     median: float
-    low: float  # lower quartile
-    high: float  # upper quartile
+    low: float
+    high: float
     n: int
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One row's time over another's: the median over blocks, and an interval around it.
+    """One row's time over another's, and an interval around it.
 
-    kind: "interval" for a 95 % interval, "" where one ratio is all there is.
+    kind: "interval" for a 95 % interval, "" where the runs do not tell how much they vary.
+    n: the blocks that hold both.
     """
 
     value: float
@@ -42,46 +50,116 @@ class Ratio:
 
 
 def spread(values: list[float]) -> Spread:
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    shares = [0.25, 0.5, 0.75] if len(values) > FEW else [0, 0.5, 1]
+    low, median, high = np.quantile(values, shares).tolist()
     return Spread(median, low, high, len(values))
 
 
+class Fit:
+    """Log time = row + block + error, fitted by least squares to the seconds of each row by block.
+
+    sigma: the errors' standard deviation, of logarithms (so .03 is 3 %); None without degrees of freedom.
+    freedom: degrees of freedom of sigma: runs less what was fitted.
+    """
+
+    def __init__(self, seconds: dict[str, dict[int, float]]):
+        self.seconds, self.rows = seconds, list(seconds)
+        blocks = sorted({block for times in seconds.values() for block in times})
+        runs = [(row, block) for row in self.rows for block in seconds[row]]
+        design = np.zeros((len(runs), len(self.rows) + len(blocks)))
+        for line, (row, block) in enumerate(runs):
+            design[line, self.rows.index(row)] = 1
+            design[line, len(self.rows) + blocks.index(block)] = 1
+        logarithms = np.log([seconds[row][block] for row, block in runs])
+        # Row effects alone can't be told from the blocks'; their differences can, and the pseudo-inverse has those.
+        self.inverse = np.linalg.pinv(design.T @ design)
+        self.effects = self.inverse @ design.T @ logarithms
+        self.residuals = logarithms - design @ self.effects
+        self.estimable = self.inverse @ (design.T @ design)
+        self.freedom = len(runs) - int(np.linalg.matrix_rank(design))
+        self.sigma = float(np.sqrt(self.residuals @ self.residuals / self.freedom)) if self.freedom else None
+        self.row_of = [row for row, _ in runs]
+
+    def difference(self, ours: str, theirs: str) -> tuple[float, float] | None:
+        """Our log time less theirs, and that difference's standard error over sigma; None where no blocks tell."""
+        contrast = np.zeros(len(self.effects))
+        contrast[self.rows.index(ours)] += 1
+        contrast[self.rows.index(theirs)] -= 1
+        if not np.allclose(contrast @ self.estimable, contrast, atol=1e-6):
+            return None  # no chain of blocks leads from one row to the other
+        return float(contrast @ self.effects), float(np.sqrt(max(0.0, contrast @ self.inverse @ contrast)))
+
+    def ratio(self, ours: str, theirs: str) -> Ratio | None:
+        """Our seconds over theirs, with Student's t interval; None where no blocks tell."""
+        difference = self.difference(ours, theirs)
+        if difference is None:
+            return None
+        logarithm, error = difference
+        n = len(self.seconds[ours].keys() & self.seconds[theirs].keys())
+        value = float(np.exp(logarithm))
+        if self.sigma is None:
+            return Ratio(value, value, value, n, "")
+        half = stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * error * self.sigma
+        return Ratio(value, *np.exp(logarithm + np.array([-half, half])).tolist(), n, "interval")
+
+    def shown_faster(self, ours: str, theirs: str) -> bool:
+        """Whether ours is shown to be faster: with one false claim among all pairs of rows in 5 % of reports at most.
+
+        Tukey's honestly significant difference, with Kramer's standard errors where rows have unlike numbers of runs
+        (Tukey 1953; Kramer 1956, Biometrics 12: 307).
+        """
+        difference = self.difference(ours, theirs)
+        if difference is None or self.sigma is None:
+            return False
+        logarithm, error = difference
+        return -logarithm > _studentized_range(len(self.rows), self.freedom) / 2**0.5 * error * self.sigma
+
+    def resolution(self) -> float | None:
+        """How much longer a row must take than another to be shown slower, as a share: that of the median pair."""
+        pairs = [self.difference(a, b) for a, b in itertools.combinations(self.rows, 2)]
+        errors = [pair[1] for pair in pairs if pair]
+        if not errors or self.sigma is None:
+            return None
+        half = _studentized_range(len(self.rows), self.freedom) / 2**0.5 * float(np.median(errors)) * self.sigma
+        return float(np.expm1(half))
+
+    def ranks(self) -> dict[str, int]:
+        """Each row's place: one more than the rows that are shown faster, and no better than a faster row's.
+
+        Faster is, where every row has a run in every block, whose median is shorter; else whose fitted time is.
+        """
+        place = {row: 1 + sum(self.shown_faster(other, row) for other in self.rows) for row in self.rows}
+        if len({frozenset(times) for times in self.seconds.values()}) == 1:
+            time = {row: float(np.median(list(self.seconds[row].values()))) for row in self.rows}
+        else:
+            time = dict(zip(self.rows, self.effects, strict=False))
+        return {row: max(place[other] for other in self.rows if time[other] <= time[row]) for row in self.rows}
+
+    def unlike_spreads(self) -> bool:
+        """Whether rows' own spreads differ fourfold and by more than chance, so that one spread stands for none.
+
+        By Levene's test in Brown and Forsythe's form, which forgives heavy tails.
+        """
+        each = [
+            np.array([r for r, of in zip(self.residuals, self.row_of, strict=True) if of == row]) for row in self.rows
+        ]
+        each = [residuals for residuals in each if len(residuals) > 2]
+        deviations = [residuals.std(ddof=1) for residuals in each]
+        if len(each) < 2 or max(deviations) <= UNLIKE * min(deviations):
+            return False
+        from scipy.stats import levene
+
+        return bool(levene(*each).pvalue < 1 - CONFIDENCE)
+
+
 def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Ratio | None:
-    """Our seconds over theirs, each by block; None where no block has both.
-
-    The interval is a percentile bootstrap over blocks (Efron & Tibshirani 1993, An Introduction to the Bootstrap,
-    chapter 13), of the median of the paired ratios' logarithms, so that it is the same seen from the other row. Fewer
-    than five blocks leave a bootstrap no more than their range, which misses the truth in one case of four at three
-    blocks: there it is Student's t interval of the logarithms, wide as it must be.
-    """
-    blocks = sorted(ours.keys() & theirs.keys())
-    if not blocks:
-        return None
-    logarithms = np.log([ours[block] / theirs[block] for block in blocks])
-    value, n = float(np.exp(np.median(logarithms))), len(blocks)
-    if n == 1:
-        return Ratio(value, value, value, 1, "")
-    if n < ENOUGH or np.ptp(logarithms) == 0:
-        half = stdtrit(n - 1, (1 + CONFIDENCE) / 2) * logarithms.std(ddof=1) / np.sqrt(n)
-        return Ratio(value, *np.exp(logarithms.mean() + np.array([-half, half])).tolist(), n, "interval")
-    from scipy.stats import bootstrap  # takes half a second to import
-
-    found = bootstrap(
-        (logarithms,), np.median, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=SEED
-    ).confidence_interval
-    return Ratio(value, float(np.exp(found.low)), float(np.exp(found.high)), n, "interval")
+    """Our seconds over theirs, each by block, from these two alone: a paired t test. None without a block of both."""
+    return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
 
 
-def ranks(seconds: dict[str, dict[int, float]]) -> dict[str, int]:
-    """Each row's place, from its seconds by block: one more than the rows that are faster by more than chance.
+@cache
+def _studentized_range(rows: int, freedom: int) -> float:
+    """The range of as many independent normals over their pooled spread that 5 % of experiments exceed by chance."""
+    from scipy.stats import studentized_range  # takes half a second to import
 
-    So of two rows that can't be told apart, one may have a later place: where a third is faster than that one only.
-    """
-    return {
-        name: 1
-        + sum(
-            other != name and (found := ratio(seconds[other], mine)) is not None and found.value < 1 and found.distinct
-            for other in seconds
-        )
-        for name, mine in seconds.items()
-    }
+    return float(studentized_range.ppf(CONFIDENCE, max(2, rows), freedom))

@@ -6,7 +6,7 @@ It can be made at any moment: rows that have not run, or failed, keep their line
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import ladder, metrics, parity, record, stats
+from lockstep import ladder, metrics, parity, record, staleness, stats
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json
@@ -59,16 +59,28 @@ def gather(config: Config, results: Path) -> dict:
     data_file = results / "data" / "data.json"
     if not data_file.is_file():
         raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
-    runs = {row.name: [_run(row, repeat, results) for repeat in config.repetitions] for row in config.rows.values()}
+    runs = {
+        row.name: [_run(config, config.repetition(row, repeat), repeat, results) for repeat in config.repetitions]
+        for row in config.rows.values()
+    }
     verdicts = {row.name: parity.read(config, row, results) for row in config.rows.values()}
+    profiles = {
+        row.name: _optional(results / config.profiled(row).folder(1) / "profile.json") if config.profile.steps else None
+        for row in config.rows.values()
+    }
+    stale = {
+        "proof": _stale(config, verdicts, config.trial, results),
+        "profile": _stale(config, profiles, config.profiled, results),
+    }
     peak = _optional(results / "data" / "peak.json")
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
-    ratios = _compare(rows, runs, config)
+    ratios, statistics = _compare(rows, runs, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
     return {
         "rows": rows,
         "runs": runs,
         "ratios": ratios,
+        "statistics": statistics,
         "verdicts": verdicts,
         "ladder": ladder.climb(
             config,
@@ -76,10 +88,8 @@ def gather(config: Config, results: Path) -> dict:
             {name: _succeeded(several) for name, several in runs.items()},
             {name: good_runs(several) for name, several in runs.items()},
         ),
-        "profiles": {
-            row.name: _optional(results / config.profiled(row).folder(1) / "profile.json")
-            for row in config.rows.values()
-        },
+        "profiles": profiles,
+        "stale": stale,
         "data": read_json(data_file),
         "peak": peak,
         "plans": {
@@ -93,16 +103,42 @@ def gather(config: Config, results: Path) -> dict:
     }
 
 
+def _stale(config: Config, found: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
+    """Which rows' verdicts or profiles, `found` by row, are of other settings, and why; they are taken out of it."""
+    reasons = {
+        name: why
+        for name, made in found.items()
+        if made and (why := staleness.folder(config, run_of(config.rows[name]), results))
+    }
+    found |= dict.fromkeys(reasons)
+    return reasons
+
+
 def _merged(environments: list[dict]) -> dict | None:
-    """One environment for all runs: a row's image lacks what only others need. `images`: each image and its digest."""
+    """One environment for all runs; where they differ, all values beside each other. `images`: each image's digests.
+
+    A row's image lacks what only others need, which is no difference.
+    """
     if not environments:
         return None
-    packages: dict = {}
+    names = dict.fromkeys(name for environment in environments for name in environment["packages"])
+    versions = {name: _each(environment["packages"].get(name) for environment in environments) for name in names}
+    packages = {name: version for name, version in versions.items() if version}
+    images: dict[str, list[str]] = {}
     for environment in environments:
-        packages |= {name: version for name, version in environment["packages"].items() if version}
-    images = {environment["image"]: environment["image_digest"] for environment in environments if environment["image"]}
-    mpi = next((environment["mpi"] for environment in environments if environment["mpi"]), None)
-    return environments[0] | {"packages": packages, "mpi": mpi, "images": images}
+        if environment["image"]:
+            digests = images.setdefault(environment["image"], [])
+            digests += [environment["image_digest"]] * (environment["image_digest"] not in digests)
+    told = ("system", "kernel", "python", "cuda", "cudnn", "nccl", "mpi")
+    values = {name: _each(environment.get(name) for environment in environments) for name in told}
+    kinds = [environment.get("in_container") for environment in environments]
+    values["in_container"] = _each(kind or "no container" for kind in kinds) if any(kinds) else None
+    return environments[0] | values | {"packages": packages, "images": images}
+
+
+def _each(values) -> str | None:
+    """Values that should be one: each that there is, once."""
+    return " / ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
 
 
 def _optional(file: Path) -> dict | None:
@@ -113,12 +149,22 @@ def _without_ids(plan: dict) -> dict:
     return plan | {"dropped": len(plan["dropped"])}
 
 
-def _run(row: Row, repeat: int, results: Path) -> dict:
+def _run(config: Config, row: Row, repeat: int, results: Path) -> dict:
+    """What is known of one run. One whose files can't be read has failed, and costs the others nothing."""
+    try:
+        return _read(config, row, repeat, results)
+    except (BadInput, OSError) as error:
+        return {"status": "failed", "reason": str(error), "repeat": repeat, "log_end": []}
+
+
+def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
     folder = results / row.folder(repeat)
     missing = {"status": "skipped", "reason": "not run yet"}
     if row.unavailable:
         missing = {"status": "unavailable", "reason": row.unavailable}
     found = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
+    if "asked" in found and (why := staleness.run(config, row, found, results)):
+        return found | {"status": "stale", "reason": why}
     if found["status"] == "ok":
         tested = folder / "test" / "report.json"
         if not tested.is_file():
@@ -155,7 +201,7 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         "strategy": row.strategy,
         "division": row.division,
         "device": row.hardware.device,
-        "world_size": row.hardware.processes,
+        "world_size": row.hardware.devices,
         "nodes": row.hardware.nodes,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
@@ -211,43 +257,55 @@ def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
         name = (run["environment"]["gpus"] or [""])[0]
-        return row.hardware.processes, metrics.device_peak(name, "tf32" if tf32 else row.precision)
-    cores = row.hardware.processes * row.hardware.threads
+        return row.hardware.devices, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+    cores = row.hardware.devices * row.hardware.threads
     rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
     return cores, rate / peak["cores"] if rate else None
 
 
-def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> dict[str, dict[str, dict]]:
+def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None]:
     """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
 
+    And of the ranked rows (of the kind that has most of them) what they can show: `sigma`, the spread of a row's log
+    times; `resolution`, how much longer a row must take to be shown slower; whether rows have `unlike_spreads`.
+
     Rows are compared that do the same work on the same kind of device. One that was found to train another model is
-    not. Of the rest, those are ranked that train by the same recipe, undisturbed.
+    not. Of the rest, those are ranked that train by the same recipe, undisturbed. A row whose every run was disturbed
+    is compared with the others, but is no part of what they are compared by.
     """
     kinds: dict[tuple, dict[str, dict[int, float]]] = {}
     for row in rows:
-        if row["train_seconds"] is not None and row["proof"] != "unequal":
+        if row["train_seconds"] is not None and row["proof"] not in ("unequal", "failed"):
             kind = (row["device"], config.rows[row["row"]].train.plan_name)
             seconds = {run["repeat"]: run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
+    most = None
     for members in kinds.values():
-        ranked = stats.ranks(
-            {
-                name: seconds
-                for name, seconds in members.items()
-                if trusted(runs[name]) and by_name[name]["division"] == "closed"
-            }
-        )
+        sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
+        fit = stats.Fit(sound)
+        closed = stats.Fit({name: sound[name] for name in sound if by_name[name]["division"] == "closed"})
+        ranked = closed.ranks()
+        most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed
         base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
-        for name, seconds in members.items():
+        for name in members:
             row = by_name[name]
             row["rank"] = ranked.get(name)
-            found = {other: stats.ratio(seconds, others) for other, others in members.items()}
-            ratios[name] = {other: asdict(ratio) for other, ratio in found.items() if ratio}
-            if base and (ratio := found[base]):
+            against = {other: _ratio(fit, members, name, other) for other in members}
+            ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
+            if base and (ratio := against[base]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
                 row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
-    return ratios
+    if not most or most.sigma is None:
+        return ratios, None
+    names = ("sigma", "resolution", "unlike_spreads")
+    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True))
+
+
+def _ratio(fit: stats.Fit, members: dict[str, dict[int, float]], ours: str, theirs: str) -> stats.Ratio | None:
+    """The ratio of two rows by the `fit` of all undisturbed ones; a disturbed one is fitted beside those by itself."""
+    disturbed = {name: members[name] for name in (ours, theirs) if name not in fit.seconds}
+    return (stats.Fit(fit.seconds | disturbed) if disturbed else fit).ratio(ours, theirs)

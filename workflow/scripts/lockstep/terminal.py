@@ -12,7 +12,12 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
         numeric = all(row[column].lstrip("-").replace(".", "", 1).isdecimal() or not row[column] for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        # As Text, because "[泪]" is no markup; and without control characters, which would command the terminal.
-        table.add_row(*(Text("".join(letter for letter in cell if letter.isprintable())) for cell in row))
+        table.add_row(*map(_one_line, row))
     console = Console()
     console.print(table) if console.is_terminal else Console(width=1000).print(table)
+
+
+def _one_line(cell: str) -> Text:
+    """As Text, because "[泪]" is no markup; and without control characters, which would command the terminal."""
+    shown = (letter if letter.isprintable() else " " if letter.isspace() else "" for letter in cell)
+    return Text("".join(shown).strip())

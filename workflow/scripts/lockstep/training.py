@@ -1,5 +1,8 @@
 """One rank of a run: sets its strategy up, lets it train the plan, and writes down what came of it."""
 
+import contextlib
+import copy
+import gc
 import os
 import signal
 import sys
@@ -8,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
-from lockstep import checkpoint, commands, environment, memory, models, strategies
+from lockstep import checkpoint, commands, environment, memory, models, strategies, ties
 from lockstep.clock import Clock
 from lockstep.development import Development
 from lockstep.energy import Meter
@@ -17,7 +21,7 @@ from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
 from lockstep.processes import die_with_parent
-from lockstep.record import Progress, RankFiles
+from lockstep.record import WEIGHTS, Progress, RankFiles
 from lockstep.replay import Replay
 from lockstep.session import Session
 from lockstep.tokens import Tokens
@@ -30,6 +34,7 @@ def main(folder: Path) -> None:
     after all is done. So everything is written and flushed first, and what was written says how the run went.
     """
     die_with_parent()
+    ties.end_with_holder(folder)
     signal.signal(signal.SIGTERM, _end)
     code, files, progress = 1, RankFiles(folder, int(os.environ.get("RANK", 0))), None
     try:
@@ -44,7 +49,11 @@ def main(folder: Path) -> None:
         files.rank = world.rank
         progress = Progress(folder)
         progress.begin(world.rank)
-        _train(Session(strategy, settings, folder, clock, files, progress))
+        # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
+        _train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
+        for name, changes in settings.get("variations", {}).items():
+            gc.collect()
+            _vary(strategy, settings, folder / name, progress, changes)
         strategy.stop()
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
@@ -64,7 +73,65 @@ def _end(number, frame):
 
 
 def _train(session: Session) -> None:
+    """The run itself, of which everything is measured and kept."""
     strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
+    replay, start = _prepare(session)
+    if strategy.world.rank == 0:
+        about = {name: settings[name] for name in ("config_hash",)} | commands.commit()
+        write_json(session.folder / "env.json", environment.describe() | about)
+    checkpoint.barrier(strategy)
+    if strategy.world.local_rank == 0:
+        session.meter = Meter()
+    clock.part("data")
+
+    files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
+    if settings["kind"] == "profile":
+        from lockstep.profiling import Profiler
+
+        session.profiler = Profiler(session, replay.steps, settings["profile"]["steps"])
+    _train_steps(replay)
+    files.event("run_stop")
+    if session.profiler:
+        session.profiler.write(replay, settings["profile"]["trace"])
+    replay.development.finish()
+    files.write(
+        {
+            "clock": clock.reading(),
+            "memory": memory.read(strategy.world.device),
+            "energy": session.meter.joules if session.meter else None,
+            "seed": torch.initial_seed(),  # as it is now: a framework may have set another
+            "settings": replay.settings | {"parameters": start["parameters"]},
+            "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
+            "losses": _losses(replay),
+            "gradient_norm": files.gradient_norm,
+            "dev": replay.development.history,
+            "notes": strategy.notes,
+        }
+    )
+
+
+def _vary(started, settings: dict, folder: Path, progress: Progress, changes: dict) -> None:
+    """Train a trial's plan once more in the processes that there are, with `changes` to its settings.
+
+    These are a precision, keys of `train`, or a factor for the initial weights. What the proof compares is left in
+    `folder`: losses, gradient norm, ledger and final weights.
+    """
+    strategy = copy.copy(started)
+    settings = settings | changes | {"train": settings["train"] | changes.get("train", {})}
+    strategy.precision, strategy.accumulation = settings["precision"], settings["train"]["accumulation"]
+    files = RankFiles(folder, strategy.world.rank)
+    files.folder.mkdir(parents=True, exist_ok=True)
+    replay, _ = _prepare(Session(strategy, settings, folder, Clock(), files, progress))
+    _train_steps(replay)
+    weights = strategy.state_dict()  # called on every rank, as each may have a share only
+    if strategy.world.rank == 0:
+        save_file({name: weight.cpu().contiguous().clone() for name, weight in weights.items()}, folder / WEIGHTS)
+    files.write({"losses": _losses(replay), "gradient_norm": files.gradient_norm})
+
+
+def _prepare(session: Session) -> tuple[Replay, dict]:
+    """The plan, ready to be trained by the wrapped model; and the hash and size that the model had before."""
+    strategy, settings, clock = session.strategy, session.settings, session.clock
     world, data = strategy.world, Path(settings["data"])
     clock.device = world.device
     # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
@@ -75,46 +142,30 @@ def _train(session: Session) -> None:
     torch.manual_seed(seed)
     models.keep_masks()
     model = models.load(data / "weights", settings["dropout"]).train()
-    weights, parameters = models.hash_weights(model.state_dict()), model.num_parameters()
+    start = {"weights": models.hash_weights(model.state_dict()), "parameters": model.num_parameters()}
+    if settings["precision"] == "fp64":
+        model.double()
+    if "weights_times" in settings:
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), settings["weights_times"])
     clock.part("model")
     strategy.prepare(model, lambda prepared: models.make_optimizer(prepared, session.train))
     clock.part("wrap")
     plan, tokens = Plan.load(Path(settings["plan_file"])), Tokens.load(data / "dataset" / "train")
     development = Development(session, plan, Tokens.load(data / "dataset" / "dev"))
-    if world.rank == 0:
-        about = {name: settings[name] for name in ("config_hash",)} | commands.commit()
-        write_json(session.folder / "env.json", environment.describe() | about)
-    checkpoint.barrier(strategy)
-    if world.local_rank == 0:
-        session.meter = Meter()
-    clock.part("data")
+    return Replay(session, plan, tokens, development), start
 
-    files.event("run_start", {"steps": plan.steps, "world_size": world.size})
-    replay = Replay(session, plan, tokens, development)
-    if settings["kind"] == "profile":
-        from lockstep.profiling import Profiler
 
-        session.profiler = Profiler(session, plan.steps, settings["profile"]["steps"])
-    strategy.train(replay)
-    files.event("run_stop")
-    if session.profiler:
-        session.profiler.write(replay, settings["profile"]["trace"])
-    development.finish()
-    losses = strategy.all_gather(replay.losses).mean(dim=0).tolist()
+def _train_steps(replay: Replay) -> None:
+    strategy = replay.session.strategy
+    with models.kept_wide() if strategy.precision == "fp64" else contextlib.nullcontext():
+        strategy.train(replay)
+
+
+def _losses(replay: Replay) -> list[float]:
+    """The mean loss over each step's global batch. Called on every rank; raises RunFailed where one is no number."""
+    losses = replay.session.strategy.all_gather(replay.losses).mean(dim=0).tolist()
     wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
     if wrong:
         raise RunFailed(f"the loss is {losses[wrong - 1]} in step {wrong}; lower train.learning_rate or set train.clip")
-    files.write(
-        {
-            "clock": clock.reading(),
-            "memory": memory.read(world.device),
-            "energy": session.meter.joules if session.meter else None,
-            "seed": torch.initial_seed(),  # as it is now: a framework may have set another
-            "settings": replay.settings | {"parameters": parameters},
-            "hashes": {"weights": weights, "plan": plan.hash},
-            "losses": losses,
-            "gradient_norm": files.gradient_norm,
-            "dev": development.history,
-            "notes": strategy.notes,
-        }
-    )
+    return losses

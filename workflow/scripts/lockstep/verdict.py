@@ -9,7 +9,7 @@ from lockstep.words import Text, join, listing, same, say
 
 LISTED, MANY = 4, 12  # names in a sentence, at most
 ENOUGH = 3  # repetitions
-SAME = ("cpu", "cores", "gpus", "commit")
+SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
 def lines(summary: dict) -> list[Text]:
@@ -17,13 +17,8 @@ def lines(summary: dict) -> list[Text]:
     done = [row for row in rows if row["train_seconds"] is not None]
     if not done:
         return [say("nothing")]
-    best = fastest(done)
-    said = [_fastest(best, done, summary)]
-    base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
-    if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
-        said.append(_ratio(best, base, ratio))
-    if found := summary["ladder"]:
-        said.append(_open(found))
+    sound = [row for row in done if gathered.trusted(summary["runs"][row["row"]])]
+    said = _times(sound, summary) if sound else [say("all_disturbed")]
     said += [_same_model(rows, summary["verdicts"]), _conditions(done, summary)]
     wanted = sum(len(runs) for runs in summary["runs"].values())
     have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
@@ -31,6 +26,18 @@ def lines(summary: dict) -> list[Text]:
         said.append(say("partial", done=have, all=wanted))
     if mind := warning(summary):
         said.append(mind)
+    return said
+
+
+def _times(done: list[dict], summary: dict) -> list[Text]:
+    """Which row is fastest, and by how much."""
+    best = fastest(done)
+    said = [_fastest(best, done, summary)]
+    base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
+    if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
+        said.append(_ratio(best, base, ratio))
+    if found := summary["ladder"]:
+        said.append(_open(found))
     return said
 
 
@@ -64,28 +71,16 @@ def fastest(done: list[dict]) -> dict:
 
 def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     ratios = summary["ratios"].get(best["row"], {})
-    alike = [
-        row["row"]
-        for row in done
-        if row is not best and row["rank"] and row["row"] in ratios and _alike(ratios[row["row"]])
-    ]
+    alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
     kind = "gpu_device" if best["device"] == "cuda" else "cpu_device"
-    devices = say(kind + "s" * (best["world_size"] > 1), n=best["world_size"])
-    sure = "fastest" if gathered.trusted(summary["runs"][best["row"]]) else "fastest_disturbed"
     return say(
-        sure if best["repeats"] > 1 else "fastest_once",
-        devices=devices,
-        row=best["row"],
-        ties=say("ties", rows=_some(alike)) if alike else same(""),
+        "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
+        devices=say(kind + "s" * (best["world_size"] > 1), n=best["world_size"]),
+        row=_some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
-
-
-def _alike(ratio: dict) -> bool:
-    """Whether several blocks leave it open which of two rows is faster. One block can't even say that."""
-    return bool(ratio["kind"]) and ratio["low"] <= 1 <= ratio["high"]
 
 
 def _slowest(last: dict, best: dict, summary: dict) -> Text:
@@ -119,12 +114,14 @@ def _ratio(best: dict, base: dict, ratio: dict) -> Text:
 
 def _same_model(rows: list[dict], verdicts: dict) -> Text:
     said = []
-    for kind in ("equal", "within-tolerance", "unequal", "not-run"):
+    for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
         if names := [row["row"] for row in rows if row["proof"] == kind]:
             said.append(say(f"count_{kind}", n=len(names), rows=_some(names, MANY)))
-    found = [verdict["found"]["losses"] for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
-    if found:
-        said.append(say("worst", loss=f"{max(found):.1e}"))
+    equal = [verdict for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
+    if equal:
+        losses = max(verdict["distances"]["losses"] for verdict in equal)
+        mistake = min(verdict["below_mistake"] for verdict in equal)
+        said.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
     return say("same_model", found=join(said, say("semicolon")))
 
 
@@ -138,8 +135,11 @@ def _conditions(done: list[dict], summary: dict) -> Text:
     def each(key):
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
+    statistics = summary["statistics"]
+    shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
     return say(
         "conditions",
+        resolution=shown,
         machine=machine(summary["environment"], done[0]["device"]),
         precision=each("precision"),
         batch=each("global_batch"),
@@ -157,10 +157,14 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
     runs = [run for several in summary["runs"].values() for run in several if run["status"] == "ok"]
     warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
+    warnings += named("warn_proof_failed", [row["row"] for row in done if row["proof"] == "failed"])
     warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
     warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])
+    warnings += named("warn_stale", [row["row"] for row in rows if row["status"] == "stale"])
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
     warnings += named("warn_only_disturbed", lost)
+    if summary["statistics"] and summary["statistics"]["unlike_spreads"]:
+        warnings.append(say("warn_spreads"))
     if disturbed:
         warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
     if mixed := _mixed(runs):
@@ -183,7 +187,9 @@ def _mixed(runs: list[dict]) -> list[str]:
     places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]
     found = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
     first = runs[0]["environment"]
-    return found + sorted({name for run in runs for name in other_versions(run["environment"], first)})
+    found += sorted({name for run in runs for name in other_versions(run["environment"], first)})
+    builds = {(run["environment"].get("image"), run["environment"].get("image_digest")) for run in runs}
+    return found + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
 
 
 def _some(names: list[str], most: int = LISTED) -> Text:

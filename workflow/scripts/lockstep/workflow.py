@@ -8,6 +8,7 @@ import datetime
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -15,12 +16,15 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import commands, config, containers
-from lockstep.errors import BadInput
-from lockstep.files import write_json, write_text
+from lockstep import commands, config, containers, ties
+from lockstep.errors import MAKE_ROOM, BadInput
+from lockstep.files import lacking, read_json, write_json, write_text
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
+ASKED = (RESULTS / "config.yaml", RESULTS / "manifest.json")  # what write_manifest writes
+_before: dict[Path, str] = {}  # and what stood there when this program began
+LITTLE = 2**20  # bytes: no room for a model or a page
 
 
 def configuration(raw: dict, files: list) -> config.Config:
@@ -28,13 +32,24 @@ def configuration(raw: dict, files: list) -> config.Config:
     try:
         checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
         for row in checked.rows.values():
-            row.settings()
             row.refuse()
+            checked.trial(row).refuse()
         if checked.data.path and not Path(checked.data.path).is_file():
-            raise BadInput(f"data.path: {checked.data.path} does not exist. Name an existing file.")
+            raise BadInput(
+                f"data.path: {checked.data.path} does not exist. Name an existing file."
+                + containers.outside(checked.data.path)
+            )
         return checked
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def require_own_folder(folder: str) -> None:
+    """Ends the program where Snakemake works elsewhere than in Lockstep's `folder`, to which its paths are relative."""
+    if not Path(folder).samefile("."):
+        here = f"error: Snakemake works in {Path.cwd()}, where Lockstep's files are not."
+        print(f"{here} Start it in their folder: cd {folder}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -52,6 +67,15 @@ def available_rows(checked: config.Config, contained: bool) -> dict[str, config.
 def use_this_python() -> None:
     """Run the scripts in the environment that Snakemake runs in, also where that is not activated."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def refuse_beside_others() -> None:
+    """End the program where a run that something else started is under way: Snakemake would remove its files."""
+    try:
+        ties.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{ties.LOCK}")))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def contain(checked: config.Config, settings) -> bool:
@@ -72,10 +96,13 @@ def contain(checked: config.Config, settings) -> bool:
 
 def write_manifest(checked: config.Config, command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
-    text = yaml.safe_dump(checked.source, allow_unicode=True, sort_keys=False)
-    write_text(RESULTS / "config.yaml", text)
+    # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.
+    rows = dict.fromkeys(config.configuration_schema()["properties"]["rows"]["default"]) | checked.source["rows"]
+    text = yaml.safe_dump(checked.source | {"rows": rows}, allow_unicode=True, sort_keys=False)
+    _before.update({file: file.read_text(encoding="utf-8") for file in ASKED if file.is_file()})
+    write_text(ASKED[0], text)
     write_json(
-        RESULTS / "manifest.json",
+        ASKED[1],
         {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
@@ -88,12 +115,43 @@ def write_manifest(checked: config.Config, command: list[str], contained: bool) 
     )
 
 
-def report_what_there_is() -> None:
-    """Predictions and report over the rows that succeeded, after others failed."""
+def report_what_there_is(checked: config.Config) -> None:
+    """Verdicts, predictions and report over the rows that succeeded, after others failed.
+
+    Where not even the data could be prepared, all results are of what was asked for before, and that is put back.
+    """
+    if RESULTS.is_dir() and shutil.disk_usage(RESULTS).free < LITTLE:
+        # A job that could not write its log could not say so either.
+        print(f"{RESULTS.resolve()}: the disk is full. {MAKE_ROOM}", file=sys.stderr)
+    if not (RESULTS / "data" / "ready" / checked.data_key).is_file():
+        for file, text in _before.items():
+            write_text(file, text)
+        return
+    if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
+        _script("parity", "--show", "--exit-zero")
     if (RESULTS / "data" / "data.json").is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
-        for script in ("predict", "report"):
-            command = ["python", str(SCRIPTS / f"{script}.py"), "--config", str(RESULTS / "config.yaml")]
-            subprocess.run(command, check=False)  # without any model there is nothing to predict
+        _script("predict")  # without any model there is nothing to predict
+        _script("report")
+
+
+def _script(name: str, *arguments: str) -> None:
+    command = ["python", str(SCRIPTS / f"{name}.py"), "--config", str(RESULTS / "config.yaml"), *arguments]
+    subprocess.run(command, check=False)
+
+
+def missing_data(checked: config.Config) -> list[str]:
+    """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
+    folder = RESULTS / "data"
+    if not (folder / "ready" / checked.data_key).is_file():
+        return []  # then all of it is made
+    if not (folder / "data.json").is_file():
+        return [str(folder / "data.json")]
+    try:
+        listed = read_json(folder / "data.json").get("files", {})
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    return [str(file) for file in lacking(folder, listed) if not file.exists()]
 
 
 def data_files(checked: config.Config) -> list[str]:

@@ -6,12 +6,14 @@ without importing torch or its framework):
     OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
                    configuration's train or hardware section here narrows it for this strategy
     INHERITS       which options it takes over from the strategy that its class extends; without this, all
-    ONE_DEVICE_ON  the device types on which it trains with one device whatever the number of processes
+    ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
+    ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own
     NEEDS          package -> (version, command that installs it); without it, rows of this strategy are unavailable;
                    where option -> values come third, only rows that have one of the values under each
     DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
+    NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 """
 
 import ast
@@ -33,8 +35,8 @@ def path(name: str) -> Path:
 @cache
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
-    found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "NEEDS": {}, "REFUSED": [], "LOSSY": []}
-    found |= {"DIVISION": "closed"}
+    found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
+    found |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
     for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
             found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)

@@ -12,6 +12,7 @@ import torch
 from lockstep.strategies import single
 
 ONE_DEVICE_ON = ("cpu",)
+ONE_PROCESS_ON = ("cpu", "cuda")
 OPTIONS = {
     "nodes": {
         "type": "integer",
@@ -20,25 +21,38 @@ OPTIONS = {
         "description": "nn.DataParallel is one process, and can't span machines.",
     },
 }
+PREFIX = "module.model."  # of what it saves
 
 
 class Strategy(single.Strategy):
-    def __init__(self, settings):
-        super().__init__(settings)
-        self.processes = 1  # for all devices
-
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         if self.world.device.type == "cuda":
-            self.model = torch.nn.DataParallel(model, device_ids=list(range(self.hardware["processes"])))
+            self.model = torch.nn.DataParallel(Replica(model, self.autocast), list(range(self.hardware["devices"])))
         else:
-            self.model = torch.nn.DataParallel(model)
+            self.model = torch.nn.DataParallel(Replica(model, self.autocast))
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
 
     def live(self):
-        return {"processes": max(1, len(self.model.device_ids))}
+        return {"devices": max(1, len(self.model.device_ids))}
 
     @staticmethod
     def to_state_dict(folder):
         state = single.Strategy.to_state_dict(folder)
-        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+        return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
+
+
+class Replica(torch.nn.Module):
+    """The model as each GPU's thread runs it.
+
+    Autocast holds for one thread. nn.DataParallel turns it on in the others, but in fp16, whatever is asked for
+    (torch/nn/parallel/parallel_apply.py).
+    """
+
+    def __init__(self, model, autocast):
+        super().__init__()
+        self.model, self.autocast = model, autocast
+
+    def forward(self, **inputs):
+        with self.autocast():
+            return self.model(**inputs)

@@ -10,6 +10,7 @@ On a CPU: all stages work through gloo and agree with ddp to rounding; slower th
 """
 
 import contextlib
+import io
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -47,7 +48,15 @@ OPTIONS = {
         "description": "keep the optimizer's state in the CPU's memory",
     },
 }
+NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
+SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
+LOSSY = [
+    (
+        {"native_precision": [True], "precision": ["bf16", "fp16"]},
+        "also what autocast keeps in fp32 is computed in the reduced precision",
+    ),
+]
 REFUSED = [
     ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
@@ -61,6 +70,8 @@ class Strategy(ddp.Strategy):
         import deepspeed  # here, because it chooses its accelerator while it is imported
 
         self.deepspeed = deepspeed
+        if self.hardware["device"] == "cpu":
+            self._load_collectives()
         deepspeed.init_distributed(
             self.hardware["backend"], verbose=False, timeout=timedelta(seconds=self.hardware["timeout"])
         )
@@ -76,6 +87,21 @@ class Strategy(ddp.Strategy):
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
+
+    def _load_collectives(self) -> None:
+        """Load DeepSpeed's collectives through shared memory, which it compiles when first used; without: gloo's alone.
+
+        They are an acceleration only, and DeepSpeed asks that table whether to take them.
+        """
+        builder = self.deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
+        try:
+            builder.load()
+        except Exception:  # without compiler, headers or room on the disk; each says it in its own way
+            self.deepspeed.ops.__compatible_ops__[builder.NAME] = False
+            self.notes.append(
+                "DeepSpeed's collectives through shared memory could not be compiled, so gloo's were used instead"
+                " (on Debian: apt install g++ python3-dev)"
+            )
 
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
@@ -142,6 +168,10 @@ class Strategy(ddp.Strategy):
         return state | {name: safe_get_full_fp32_param(weight) for name, weight in self.module.named_parameters()}
 
     def save(self, folder):
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+
+        # Python 3.11.0 to 3.11.3 pickle an enum's member as a call of getattr, which to_state_dict does not let in.
+        ZeroStageEnum.__reduce_ex__ = lambda stage, _: (type(stage), (stage.value,))
         self.model.save_checkpoint(str(folder), tag="final")
 
     @staticmethod
@@ -149,6 +179,34 @@ class Strategy(ddp.Strategy):
         if any(folder.glob("final/zero_pp_rank*")) or any(folder.glob("final/*zero*optim*")):
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-            return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
-        state = torch.load(folder / "final" / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-        return state["module"]
+            with (
+                weights_only(),
+                torch.serialization.safe_globals(its_classes()),
+                contextlib.redirect_stdout(io.StringIO()),  # it says what it does, in bars of progress too
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
+        file = folder / "final" / "mp_rank_00_model_states.pt"
+        return torch.load(file, map_location="cpu", weights_only=True)["module"]
+
+
+@contextlib.contextmanager
+def weights_only():
+    """DeepSpeed has PyTorch run what stands in a checkpoint's pickle; PyTorch's own switch forbids it."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def its_classes() -> list[type]:
+    """The classes of DeepSpeed's own that stand in its checkpoints. None of them does more than hold values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]

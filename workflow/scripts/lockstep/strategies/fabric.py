@@ -30,7 +30,7 @@ class Strategy(ddp.Strategy):
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
         self.fabric = Fabric(
             accelerator=self.hardware["device"],
-            devices=self.hardware["processes"],
+            devices=self.hardware["devices"],
             strategy=DDPStrategy(process_group_backend=self.hardware["backend"], broadcast_buffers=False, **options),
             precision=PRECISION[self.precision],
         )

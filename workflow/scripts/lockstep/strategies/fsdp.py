@@ -12,6 +12,7 @@ import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -30,6 +31,12 @@ OPTIONS = {
         "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which gathers in bf16 too",
     },
 }
+LOSSY = [
+    (
+        {"mixed_precision": ["policy"], "precision": ["bf16"]},
+        "also what autocast keeps in fp32 is computed in bf16",
+    ),
+]
 REFUSED = [
     ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
 ]
@@ -46,9 +53,8 @@ class Strategy(ddp.Strategy):
             "mp_policy": policy,
             "reshard_after_forward": self.options["reshard_after_forward"],
         }
-        for stack in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
-            for layer in stack:
-                fully_shard(layer, **sharding)
+        for layer in layers(model):
+            fully_shard(layer, **sharding)
         fully_shard(model, **sharding)
         self.optimizer = make_optimizer(model)  # of the shards
 
@@ -77,13 +83,37 @@ class Strategy(ddp.Strategy):
         return {name: tensor.full_tensor() for name, tensor in self.model.state_dict().items()}
 
     def save(self, folder):
-        dcp.save({"model": self.model.state_dict()}, checkpoint_id=folder)
+        # As safetensors, because what the writer by default says of its files is a pickle, which may run anything.
+        dcp.save(self.model.state_dict(), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     @staticmethod
     def to_state_dict(folder):
-        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        reader = HuggingFaceStorageReader(str(folder))
+        stored = reader.read_metadata().state_dict_metadata
         state = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in stored.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process loads it is meant
-            dcp.load(state, checkpoint_id=folder, no_dist=True)
-        return {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        return state
+
+
+def layers(model):
+    """The model's layers, which are sharded one by one; not those that a forward pass calls several times.
+
+    ALBERT's layers share one set of parameters, and FSDP2 expects one backward pass of a layer for each forward pass:
+    such a layer is sharded with the whole model.
+    """
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    calls = dict.fromkeys((layer for stack in stacks for layer in stack), 0)
+
+    def count(module, inputs):
+        calls[module] += 1
+
+    hooks = [layer.register_forward_pre_hook(count) for layer in calls]
+    model.eval()  # so that no random number is drawn
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device))
+    model.train()
+    for hook in hooks:
+        hook.remove()
+    return [layer for layer, times in calls.items() if times <= 1]

@@ -26,7 +26,7 @@ class Strategy:
         """`settings` is the row's settings (`config.Row.settings`): options, train, hardware, precision."""
         self.options = settings["options"]
         self.hardware = settings["hardware"]
-        self.processes = self.hardware["processes"]  # how many there are: one per device
+        self.processes = self.hardware["processes"]  # how many there are
         self.precision = settings["precision"]
         self.clip, self.accumulation = settings["train"]["clip"], settings["train"]["accumulation"]
         self.notes: list[str] = []  # what a reader of the table must know about this row
@@ -37,7 +37,10 @@ class Strategy:
         return self.world
 
     def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
-        """Move and wrap the model; build the optimizer by `make_optimizer(model)` when its parameters are final."""
+        """Move and wrap the model; build the optimizer by `make_optimizer(model)` when its parameters are final.
+
+        The proof calls it more than once in a process, each time on a copy that was made after `start`.
+        """
         self.module = self.model = model.to(self.world.device)
         self.optimizer = make_optimizer(self.model)
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")

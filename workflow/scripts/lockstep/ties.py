@@ -1,0 +1,139 @@
+"""What a run is tied to: its folder, which is one run's at a time, and the Snakemake that started it.
+
+The folder's launcher holds the kernel's lock (flock(2)) on a file in it, which goes when the launcher goes, however
+that ends. Its ranks wait for that lock, and go then too: launchers between them, such as DeepSpeed's or Horovod's,
+outlive their own parent and keep their ranks.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from lockstep.errors import BadInput
+
+LOCK = "lock"  # the file; it stays, and is never cleared
+PATIENCE = 5  # seconds: a run that was killed takes a moment to end
+# Environment variables: the process id of the launcher, for its ranks; which Snakemake started it, unless by hand.
+LAUNCHER, STARTER = "LOCKSTEP_LAUNCHER", "LOCKSTEP_STARTER"
+
+_held: set[Path] = set()
+
+
+@contextlib.contextmanager
+def hold(folder: Path):
+    """Keep other processes out of `folder` while the block runs; blocks of this process may be one inside the other.
+
+    Raises BadInput where another process holds it.
+    """
+    place = folder.resolve()
+    if place in _held:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+", encoding="utf-8") as stream:
+        _lock(stream, folder)
+        stream.truncate(0)
+        now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        json.dump({"pid": os.getpid(), "host": platform.node(), "since": now}, stream)
+        stream.flush()
+        _held.add(place)
+        try:
+            yield
+        finally:
+            _held.discard(place)
+
+
+def refuse_held(folders: list[Path]) -> None:
+    """Raises BadInput where another process holds one of `folders`."""
+    for folder in folders:
+        with (folder / LOCK).open(encoding="utf-8") as stream:  # which may be somebody else's, to read only
+            _lock(stream, folder, fcntl.LOCK_SH)
+
+
+def _lock(stream, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(stream, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise BadInput(f"{folder}: {_who(_holder(stream))}") from None
+            time.sleep(0.1)
+        except OSError as error:  # a network's file system may have none
+            what = f"{stream.name}: can't be locked ({error.strerror}); see to it that no second run uses this folder"
+            return print(what, file=sys.stderr)
+
+
+def _holder(stream) -> dict:
+    """What the last one to hold the lock on `stream` wrote there; nothing, if it is about to."""
+    stream.seek(0)
+    try:
+        return json.load(stream)
+    except ValueError:
+        return {}
+
+
+def _who(holder: dict) -> str:
+    if not holder:
+        return "another process works here. Wait for it, or end it."
+    who = f"process {holder['pid']}" + (f" on {holder['host']}" if holder["host"] != platform.node() else "")
+    return f"{who} has worked here since {holder['since']}. Wait for it, or end it: kill {holder['pid']}"
+
+
+def end_with_holder(folder: Path) -> None:
+    """Have this rank killed as soon as its launcher does not hold `folder` any more.
+
+    By a thread that sleeps in the kernel until then. Where this rank was slow to come, another may hold it by now.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as stream:
+            if _holder(stream).get("pid") == launcher:
+                fcntl.flock(stream, fcntl.LOCK_SH)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if launcher := int(os.environ.get(LAUNCHER, 0)):
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def name_starter() -> None:
+    """Tell all that this process starts, also in Apptainer's containers, that this is what started it."""
+    named = f"{_namespace()} {os.getpid()} {_began(os.getpid())}"
+    os.environ |= {STARTER: named, f"APPTAINERENV_{STARTER}": named}
+
+
+def starter_is_gone() -> bool:
+    """Whether the Snakemake that started this process has ended, which nothing else would tell: Bash is between them.
+
+    Not so where none did, as by hand; nor where its process id says nothing, as in a container that has its own.
+    """
+    named = os.environ.get(STARTER)
+    if not named:
+        return False
+    namespace, pid, began = named.split()
+    return namespace == _namespace() and _began(int(pid)) != began
+
+
+def _namespace() -> str:
+    """In which process ids mean the same (pid_namespaces(7))."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in the kernel's ticks since it started (proc_pid_stat(5)); None if it has ended."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else fields[18]

@@ -1,0 +1,53 @@
+"""What a Snakemake command line names, looked at before Snakemake does: a configuration is data, and no program.
+
+Snakemake hands every configuration file to YTE, which runs the Python in those that say `__use_yte__`: in a dry run
+too, and before the Snakefile is read. Only its profile is read earlier, so profiles/default/config.yaml calls this.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from lockstep import config
+from lockstep.errors import BadInput
+
+
+def check_command(words: list[str]) -> None:
+    """End the program with one message where a configuration that the command line names is none."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", default=[])
+    parser.add_argument("--config", "-C", nargs="*", default=[])
+    named, _ = parser.parse_known_args(words)
+    for entry in named.config:
+        key, _, value = entry.partition("=")
+        first, *inner = key.split(".")
+        if inner:
+            nested = "".join(f"{{{name}: " for name in inner) + value + "}" * len(inner)
+            _end(f"--config {entry}: Snakemake takes no dots in a key. Write: --config '{first}={nested}'")
+    check_files(named.configfile)
+
+
+def check_files(files: list) -> None:
+    """End the program with one message if one of the configuration `files` is a program, or can't be read."""
+    for file in files:
+        try:
+            config.load_yaml(Path(file))
+        except BadInput as error:
+            _end(str(error))
+
+
+def say_interrupted() -> None:
+    """Have Snakemake say a word where a second Ctrl-C meets it while it cleans up after the first, not a traceback."""
+
+    def shorten(entry: logging.LogRecord) -> bool:
+        if "Cannot close a running event loop" in str(entry.msg):
+            entry.msg = "interrupted"
+        return True
+
+    logging.getLogger("snakemake.logging").addFilter(shorten)
+
+
+def _end(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
