@@ -16,6 +16,8 @@ import pytest
 
 # Started in the background by a shell, this process ignores SIGINT, as would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# As lockstep.cli has it for the commands; here some test may import the libraries that read it before that.
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 PROJECT = Path(__file__).parents[1]
 HOROVOD = importlib.util.find_spec("horovod") is not None  # where it can't be built, its row is unavailable

@@ -277,29 +277,41 @@ def test_the_criterion_holds_for_other_models(prove, benchmark, tmp_path, shape)
     assert settings["dropout"] == [0.0]
 
 
-def test_a_row_whose_trial_fails_is_failed_and_not_unequal(benchmark):
-    """With the reason, in the table of verdicts and to a script's caller; and a missing reference is one line."""
-    benchmark.path("workflow/scripts/lockstep/strategies/raising.py").write_text(
-        "from lockstep.strategies import ddp\n"
-        "class Strategy(ddp.Strategy):\n"
-        "    def step(self):\n"
-        "        raise RuntimeError('no such step')\n"
-    )
-    benchmark.path("raising.yaml").write_text("rows: {raising: {strategy: raising}}")
-    asked = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "raising.yaml")]
-    finished = benchmark.script("parity", *asked, "--row", "raising")
+FAILING = {
+    "raising": (
+        "class Strategy(ddp.Strategy):\n    def step(self):\n        raise RuntimeError('no such step')\n",
+        r"failed: raising: rank \d, after step 0 of 12: RuntimeError: no such step",
+    ),
+    "unreadable": (
+        "class Strategy(ddp.Strategy):\n    pass\ndef to_state_dict(native):\n    raise ValueError('no such weights')\n",
+        r"failed: .*native: can't be read as a checkpoint of unreadable: no such weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", FAILING)
+def test_a_row_whose_trial_fails_is_failed_and_not_unequal(benchmark, row):
+    """With the reason, to a script's caller and in the table of verdicts."""
+    code, expected = FAILING[row]
+    strategy = benchmark.path(f"workflow/scripts/lockstep/strategies/{row}.py")
+    strategy.write_text("from lockstep.strategies import ddp\n" + code)
+    benchmark.path("failing.yaml").write_text(f"rows: {{{row}: {{strategy: {row}}}}}")
+    asked = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "failing.yaml")]
+    finished = benchmark.script("parity", *asked, "--row", row)
     assert finished.returncode == 1
-    said = r"failed: raising: rank \d, after step 0 of 12: RuntimeError: no such step"
-    assert re.match(said, finished.stderr.splitlines()[-1])
-    shown = benchmark.script("parity", *asked, "--show", "--row", "raising")
+    assert re.match(expected, finished.stderr.splitlines()[-1])
+    shown = benchmark.script("parity", *asked, "--show", "--row", row)
     assert shown.returncode == 1
     assert "failed" in shown.stdout
-    assert "no such step" in " ".join(shown.stdout.split())
+    assert expected.split(": ")[-1] in " ".join(shown.stdout.split())
+
+
+def test_without_its_reference_nothing_is_proven(benchmark):
     file = benchmark.path("results/parity/reference_fp64/n1/rep1/verdict.json")
     kept = file.read_text()
     try:
         file.unlink()
-        finished = benchmark.script("parity", *asked, "--row", "ddp")
+        finished = benchmark.script("parity", "--config=small.yaml", "--row", "ddp")
     finally:
         file.write_text(kept)
     assert finished.returncode == 2

@@ -7,6 +7,8 @@ non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8). That not
 nor is it one that two models are alike which have both learnt nothing.
 """
 
+import math
+
 import numpy as np
 from scipy.special import stdtrit
 
@@ -55,7 +57,8 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
         "gain_high": gain.high if gain.kind else None,
         "n": gain.n,
         "cold_seconds": cold,
-        "pays_after": max(0, int(np.ceil((cold - base_cold) / step))) if gain.kind and gain.low > 1 else None,
+        # Rounded first: a quotient of 400.0000000001 steps is one of 400.
+        "pays_after": max(0, math.ceil(round((cold - base_cold) / step, 6))) if gain.kind and gain.low > 1 else None,
     }
 
 

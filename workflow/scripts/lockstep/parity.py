@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep import checkpoint, record, runs, ties
 from lockstep.config import MISTAKES, OTHER_ORDERS, Config, Row
-from lockstep.errors import BadInput, OtherWork
+from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
 from lockstep.record import WEIGHTS
@@ -210,8 +210,13 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     for name in trial.variations:
         shutil.rmtree(folder / name, ignore_errors=True)
     try:
-        runs.run(config, trial, 1, results)
-        save_file(checkpoint.read(folder), folder / WEIGHTS)
+        finished = runs.run(config, trial, 1, results)
+        try:
+            save_file(checkpoint.read(folder), folder / WEIGHTS)
+        except RunFailed as error:  # it trained, and nothing can be said of what
+            record.write_run(folder / "failed.json", finished | {"status": "failed", "reason": str(error)})
+            (folder / "record.json").unlink()
+            raise
     finally:
         shutil.rmtree(folder / "native", ignore_errors=True)
     plan = Plan.load(results / "data" / "plan" / f"{trial.train.plan_name}.npz")
