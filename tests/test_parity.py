@@ -283,7 +283,7 @@ FAILING = {
         r"failed: raising: rank \d, after step 0 of 12: RuntimeError: no such step",
     ),
     "unreadable": (
-        "class Strategy(ddp.Strategy): pass\ndef to_state_dict(native): raise ValueError('no such weights')\n",
+        "class Strategy(ddp.Strategy):\n    def to_state_dict(native):\n        raise ValueError('no such weights')\n",
         r"failed: .*native: can't be read as a checkpoint of unreadable: no such weights",
     ),
 }
