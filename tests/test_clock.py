@@ -45,7 +45,7 @@ def test_every_figure_of_a_run(time):
     assert clock.step_seconds().tolist() == [5, 4, 2, 1, 1, 1, 3]
     reading = clock.reading()
     assert reading == {
-        "setup": {"imports": 12.0, "model": 3.0},  # imports count from the launch, at 90
+        "setup": {"imports": 12.0, "model": 3.0, "check": 1.0},  # imports count from the launch, at 90
         "first_step_seconds": 21.0,  # 100 + 2 + 3 + 1 + 5 - 90
         "train_seconds": 17.5,
         "stall_seconds": 0.0,

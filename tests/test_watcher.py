@@ -24,9 +24,9 @@ def sample(begin: float, others: float = 0.0, **changes) -> dict:
 
 
 def test_a_quiet_run():
-    found = watcher.judge([sample(at, 0.05) for at in range(10)], [2.0, 8.0], cores=2)
+    found = watcher.judge([sample(at, 0.03) for at in range(10)], [2.0, 8.0], cores=2, busy=2)
     assert found["disturbed"] == []
-    assert found["others_cores"] == pytest.approx(0.05)
+    assert found["others_cores"] == pytest.approx(0.03)
     assert found["samples"] == 6
     assert found["cpu_mhz"] == [2002, 2007]
     assert found["cpu_celsius"] is None
@@ -34,22 +34,32 @@ def test_a_quiet_run():
 
 def test_only_what_happens_in_the_window_counts():
     samples = [sample(at, 2.0 if at in (0, 1, 9) else 0.0) for at in range(10)]
-    assert watcher.judge(samples, [2.0, 9.0], cores=2)["disturbed"] == []
-    (reason,) = watcher.judge(samples, [1.5, 3.5], cores=2)["disturbed"]
-    assert reason == "other processes used 0.50 of 2 CPU cores"  # half of one second's sample, in two seconds
+    assert watcher.judge(samples, [2.0, 9.0], cores=2, busy=2)["disturbed"] == []
+    (reason,) = watcher.judge(samples, [1.5, 3.5], cores=2, busy=2)["disturbed"]
+    # Half of one second's sample, in two seconds.
+    assert reason == "other processes took 0.50 of the 2 CPU cores that it keeps busy"
+
+
+def test_others_that_fit_beside_the_run_do_not_disturb_it():
+    """A tenth of a core slows what fills both by more than it tells apart, and what fills one not at all."""
+    samples = [sample(at, 0.1) for at in range(10)]
+    assert watcher.judge(samples, [0.0, 10.0], cores=2, busy=2)["disturbed"]
+    assert not watcher.judge(samples, [0.0, 10.0], cores=2, busy=1)["disturbed"]
+    assert watcher.judge([sample(at, 1.1) for at in range(10)], [0.0, 10.0], cores=2, busy=1)["disturbed"]
+    # More threads than there are cores: it keeps no more busy than there are.
+    assert not watcher.judge([sample(at, 0.03) for at in range(10)], [0.0, 10.0], cores=2, busy=6)["disturbed"]
 
 
 def test_others_on_a_gpu_and_a_throttled_one():
     gpu = {"sm_mhz": 1200, "celsius": 91, "throttled": True}
-    found = watcher.judge([sample(0, gpus=[gpu], gpu_strangers=2)], [0.0, 1.0], cores=64)
+    found = watcher.judge([sample(0, gpus=[gpu], gpu_strangers=2)], [0.0, 1.0], cores=64, busy=4)
     assert found["disturbed"] == ["2 other processes were on the GPUs", "a GPU was throttled"]
     assert (found["gpu_mhz"], found["gpu_celsius"]) == ([1200, 1200], [91, 91])
 
 
 def test_without_samples_nothing_is_claimed():
-    assert watcher.judge([], [0.0, 5.0], cores=2) | {"samples": 0, "disturbed": []} == watcher.judge(
-        [], [0, 5], cores=2
-    )
+    judged = watcher.judge([], [0.0, 5.0], cores=2, busy=2)
+    assert (judged["samples"], judged["others_cores"], judged["disturbed"], judged["cpu_mhz"]) == (0, 0, [], None)
 
 
 RUN = """

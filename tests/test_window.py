@@ -105,7 +105,7 @@ def test_the_count_sees_what_it_must(session, monkeypatch, what):
 
 
 def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
-    """A strategy that sleeps in each step for a known time, and evaluates for long, which is no training."""
+    """A strategy that sleeps in each step for a known time; it evaluates and waits for others for long, untimed."""
     slept, evaluate = [], training.Development.evaluate
 
     def train(replay):
@@ -118,6 +118,11 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
         time.sleep(0.3)
         evaluate(self, step)
 
+    def wait_for_others(tensor):
+        time.sleep(0.2)
+        return tensor[None]
+
+    monkeypatch.setattr(session.strategy, "all_gather", wait_for_others)
     monkeypatch.setattr(session.strategy, "train", train)
     monkeypatch.setattr(training.Development, "evaluate", slow)
     training._train(session)
@@ -125,6 +130,7 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
+    assert clock["setup"]["check"] > 0.2
 
 
 def test_memory_is_read_where_the_kernel_says_it(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 ALIKE = 0.1  # how far apart losses may end, dropout and precision being what they are, and still be called alike
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
-SETUP = ("imports", "process_group", "model", "wrap", "data")
+SETUP = ("imports", "process_group", "model", "wrap", "data", "check")
 
 
 @dataclass

@@ -43,11 +43,18 @@ class Clock:
         if self.device is not None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def open(self) -> None:
-        """The timed window begins: at the first step, and again after an evaluation."""
+    def open(self, barrier: Callable[[], None] = lambda: None) -> None:
+        """The timed window begins: at the first step, and again after an evaluation.
+
+        `barrier` returns when every rank has come as far, and is the last thing before: the window of one that came
+        first would count its waiting for the others as training.
+        """
         gc.collect()
         gc.disable()  # a collection in the window would be timed as training
+        barrier()
         self.synchronize()
+        if not self._windows:
+            self.part("check")
         self._windows.append(len(self._ticks))
         self._opened.append(self.now())
         self.tick()

@@ -13,6 +13,7 @@ import numpy as np
 from lockstep import config, record, staleness, watcher
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
+from lockstep.hardware import busy_cores
 from lockstep.plan import Plan
 
 ENOUGH = 3  # repetitions
@@ -137,7 +138,8 @@ def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
     if not one["watch"]["samples"] and seconds > 2:
         yield "nothing watched the machine beside it"
     window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
-    seen = watcher.judge(watcher.read(folder), window, read_json(folder / "env.json")["cores"])["disturbed"]
+    cores, busy = read_json(folder / "env.json")["cores"], busy_cores(one["asked"]["hardware"])
+    seen = watcher.judge(watcher.read(folder), window, cores, busy)["disturbed"]
     for why in dict.fromkeys([*one["watch"]["disturbed"], *seen]):
         yield f"it was disturbed: {why}"
 

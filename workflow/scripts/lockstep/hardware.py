@@ -46,6 +46,14 @@ class Hardware:
     oversubscribe: bool
 
 
+def busy_cores(hardware: dict) -> int:
+    """How many cores of a machine a run on `hardware` (a Hardware as a dict) keeps busy.
+
+    On a GPU each process has one thread that launches kernels, whatever it may use besides.
+    """
+    return hardware["processes"] * (hardware["threads"] if hardware["device"] == "cpu" else 1)
+
+
 @dataclass(frozen=True)
 class World:
     """This process's place among those that train together, as its strategy's `start` found it."""

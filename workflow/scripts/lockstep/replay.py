@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from lockstep import models, readback
+from lockstep import checkpoint, models, readback
 from lockstep.development import Development
 from lockstep.plan import Plan
 from lockstep.session import Session
@@ -99,6 +99,7 @@ class Replay:
             self.session.meter.stop()
 
     def _open(self) -> None:
+        strategy = self.session.strategy
         if self.session.meter:
             self.session.meter.start()
-        self.session.clock.open()
+        self.session.clock.open(lambda: checkpoint.barrier(strategy))

@@ -6,13 +6,14 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import launchers, metrics, record, ties, watcher
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, lacking, read_json, write_json
-from lockstep.hardware import cpu_cores
+from lockstep.hardware import busy_cores, cpu_cores
 from lockstep.plan import Plan
 from lockstep.processes import Interrupted, supervise
 from lockstep.tokens import Tokens
@@ -137,7 +138,7 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
     return {
         "command": command,
         "wall_seconds": outcome.seconds,
-        "watch": watcher.judge(watcher.read(folder), window, cpu_cores()),
+        "watch": watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware))),
     } | _summary(ranks, plan, data)
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 INTERVAL = 1.0  # seconds
-# Others' share of all of the machine's CPU time above which a run counts as disturbed.
-OTHERS_ALLOWED = 0.05
+# What others may take of the cores that a run asks for. Of the rest of the machine they may take all.
+OTHERS_ALLOWED = 0.02
 # NVML's nvmlClocksEventReason: hardware slowdown, software and hardware thermal slowdown, hardware power brake.
 THROTTLING = 0x8 | 0x20 | 0x40 | 0x80
 FILE = "watch.jsonl"
@@ -131,18 +131,21 @@ def read(folder: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def judge(samples: list[dict], window: list[float], cores: int) -> dict:
+def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> dict:
     """What the samples say of the time between the two moments of `window` (perf_counter, seconds).
 
-    `disturbed` lists why the run's times can't be trusted; empty if they can.
+    The run keeps `busy` of the machine's `cores` busy (hardware.busy_cores): others that fit beside it take nothing
+    away. `disturbed` lists why the run's times can't be trusted; empty if they can.
     """
     inside = [sample for sample in samples if sample["end"] > window[0] and sample["begin"] < window[1]]
     # A sample counts by how much of it lies inside.
     weights = [min(sample["end"], window[1]) - max(sample["begin"], window[0]) for sample in inside]
     others = sum(w * sample["others_cores"] for w, sample in zip(weights, inside, strict=True)) / (sum(weights) or 1)
+    wanted = min(busy, cores)
+    taken = max(0.0, others - (cores - wanted))
     reasons = []
-    if others > OTHERS_ALLOWED * cores:
-        reasons.append(f"other processes used {others:.2f} of {cores} CPU cores")
+    if taken > OTHERS_ALLOWED * wanted:
+        reasons.append(f"other processes took {taken:.2f} of the {wanted} CPU cores that it keeps busy")
     if strangers := max((sample["gpu_strangers"] for sample in inside), default=0):
         reasons.append(f"{strangers} other processes were on the GPUs")
     if any(gpu["throttled"] for sample in inside for gpu in sample["gpus"]):
