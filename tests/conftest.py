@@ -32,6 +32,7 @@ hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: t
 predict: {count: 2, label: 高兴}
 profile: {steps: 0}
 repeats: 1
+retries: 0
 rows:
   exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}
 """
@@ -93,6 +94,8 @@ def copy_project(folder: Path) -> Workplace:
 @pytest.fixture(scope="session")
 def benchmark(tmp_path_factory) -> Workplace:
     """A copy of the project after `snakemake --cores all` over SMALL; `first_run` is how that went."""
+    if os.environ.get("REUSE"):
+        return Workplace(Path(os.environ["REUSE"]))
     place = copy_project(tmp_path_factory.mktemp("project"))
     place.path("small.yaml").write_text(SMALL, encoding="utf-8")
     place.path("more.yaml").write_text(MORE, encoding="utf-8")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from lockstep import config
@@ -318,24 +319,60 @@ def test_a_repetition_with_the_same_weights_takes_the_test_over(benchmark, tmp_p
     assert "the same weights" not in benchmark.script("evaluate", str(tmp_path / "ddp/n2/rep2")).stdout
 
 
-def test_again_repeats_the_disturbed_runs_only_and_with_their_own_configuration(benchmark, tmp_path):
+def test_again_repeats_whole_blocks_with_their_own_configuration(benchmark, tmp_path):
     place = Workplace(Path(shutil.copytree(benchmark.folder, tmp_path / "copy")))
-    before = {
-        file.parent: json.loads(file.read_text()) for file in place.path("results/runs").glob("*/*/*/record.json")
-    }
-    for folder, made in before.items():  # whatever else this machine did meanwhile
+    asked = place.path("results/config.yaml")
+    settings = yaml.safe_load(asked.read_text())
+    rows = {name: settings["rows"][name] for name in ("single", "ddp")}  # the others were dropped since
+    asked.write_text(yaml.safe_dump(settings | {"rows": rows, "profile": {"steps": 0}, "retries": 0}))
+    before = {}
+    for file in place.path("results/runs").glob("*/*/*/record.json"):
+        made = json.loads(file.read_text())
         watch = made["watch"] | {"disturbed": ["a GPU was throttled"] if made["row"] == "ddp" else []}
-        write_json(folder / "record.json", made | {"watch": watch, "wall_seconds": 99.0})
-    asked = place.path("results/config.yaml")  # of the profiles that were made last: eleven more would take minutes
-    asked.write_text(re.sub(r"(?m)^(profile:\n  steps:) \d+", r"\1 0", asked.read_text()))
+        before[file.parent] = made | {"watch": watch, "wall_seconds": 99.0}
+        write_json(file, before[file.parent])
     said = place.script("again")
-    assert "runs/ddp/n2/rep1: a GPU was throttled; it is repeated" in said.stdout
+    assert "runs/ddp/n2/rep1: a GPU was throttled\n" in said.stdout
+    assert f"1 of 1 blocks are repeated, which are 2 of {len(before)} runs" in said.stdout
     after = {folder: json.loads((folder / "record.json").read_text()) for folder in before}
-    (repeated,) = [folder for folder in after if after[folder]["wall_seconds"] != 99.0]
-    assert after[repeated]["row"] == "ddp"
-    assert after[repeated]["losses"] == before[repeated]["losses"]
+    repeated = [after[folder] for folder in after if after[folder]["wall_seconds"] != 99.0]
+    assert {run["row"] for run in repeated} == {"single", "ddp"}
+    assert len({run["session"] for run in repeated}) == 1
+    assert all(after[folder]["losses"] == before[folder]["losses"] for folder in after)
     report = json.loads(place.path("results/report/summary.json").read_text())
-    assert [row["row"] for row in report["rows"]][: len(ROWS)] == list(ROWS)
+    assert [row["row"] for row in report["rows"]] == ["single", "ddp"]
+
+
+def test_a_disturbed_run_is_repeated_at_once(benchmark):
+    """As often as is asked for; its record is of the last attempt, and tells of those before."""
+    attempts = benchmark.path("attempts.py")
+    attempts.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "sys.path.insert(0, 'workflow/scripts')\n"
+        "from lockstep import config, runs, watcher\n"
+        "verdicts = iter([['noise'], ['more noise'], []])\n"
+        "judge = watcher.judge\n"
+        "watcher.judge = lambda *a: judge(*a) | {'disturbed': next(verdicts)}\n"
+        "asked = config.read([Path('results/config.yaml')], ['retries=2', 'rows.thrice.strategy=single'])\n"
+        "runs.run(asked, asked.rows['thrice'], 1, Path('results'))\n"
+    )
+    said = benchmark.run("python", "attempts.py")
+    assert said.stdout == "thrice: noise; it is repeated\nthrice: more noise; it is repeated\n", said.stderr
+    made = json.loads(benchmark.path("results/runs/thrice/n1/rep1/record.json").read_text())
+    assert [attempt["disturbed"] for attempt in made["disturbed_before"]] == [["noise"], ["more noise"]]
+    assert made["watch"]["disturbed"] == []
+    assert made["started"] > made["disturbed_before"][-1]["started"]
+
+
+def test_ranks_open_their_windows_together(benchmark):
+    """The first to come waits for the others before its clock starts, not after."""
+    for row, processes in ROWS.items():
+        opened = [
+            json.loads((run_folder(benchmark, row) / "ranks" / f"{rank}.json").read_text())["clock"]["window"][0]
+            for rank in range(processes)
+        ]
+        assert max(opened) - min(opened) < 0.25, row
 
 
 def test_again_says_where_there_is_nothing(benchmark, tmp_path):

@@ -53,6 +53,19 @@ def test_without_a_common_block_there_is_no_ratio():
     assert stats.ratio({}, {2: 5}) is None
 
 
+def test_runs_of_another_session_are_in_another_block():
+    """A row that was trained alone, later, is compared with none; one of whose blocks are whole, with all."""
+    first, later = [{"repeat": 1, "session": session} for session in ("morning", "evening")]
+    seconds = {"a": {stats.block(first): 10.0}, "b": {stats.block(first): 5.0}, "c": {stats.block(later): 9.0}}
+    fit = stats.Fit(seconds)
+    assert fit.groups() == [["a", "b"], ["c"]]
+    assert fit.ratio("a", "c") is None
+    seconds["a"][stats.block(later)] = 18.0
+    fit = stats.Fit(seconds)
+    assert fit.groups() == [["a", "b", "c"]]
+    assert fit.ratio("a", "c").value == pytest.approx(2.0)
+
+
 def test_rows_without_a_common_block_are_compared_through_a_third():
     seconds = {"a": {1: 10.0}, "b": {1: 5.0, 2: 6.0}, "c": {2: 12.0}}
     assert stats.Fit(seconds).ratio("a", "c").value == pytest.approx(1.0)

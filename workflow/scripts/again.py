@@ -1,4 +1,7 @@
-"""Train the runs that were disturbed once more, with the configuration they were made with, and report again."""
+"""Repeat the blocks in which a run was disturbed, with the configuration they were made with, and report again.
+
+A whole block each time: a run of now, among others of hours ago, would be compared with another machine.
+"""
 
 import subprocess
 import sys
@@ -16,19 +19,30 @@ def main() -> int:
     folders = sorted(file.parent for file in arguments.results.glob("runs/*/*/*/record.json"))
     if not folders:
         raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
-    rules, made_with = [], arguments.results / "config.yaml"
+    made_with = arguments.results / "config.yaml"
     wanted = config.read([made_with])
+    blocks, runs = set(), {}
     for folder in folders:
         found = record.read_run(folder)
+        row, repeat = wanted.rows.get(found["row"]), found["repeat"]
+        known = row and repeat in wanted.repetitions and folder == arguments.results / row.folder(repeat)
+        if known:
+            runs.setdefault(repeat, {})[found["row"]] = found
         if not (reasons := found["watch"]["disturbed"]):
             continue
-        row = wanted.rows.get(found["row"])
-        if row and found["repeat"] in wanted.repetitions and folder == arguments.results / row.folder(found["repeat"]):
-            print(f"{folder}: {'; '.join(reasons)}; it is repeated")
-            rules.append(f"train_{found['row']}_{found['repeat']}")
+        if known:
+            print(f"{folder}: {'; '.join(reasons)}")
+            blocks.add(repeat)
         else:
             print(f"{folder}: {'; '.join(reasons)}; but {made_with} has no such run any more, so it is not repeated")
-    print(f"{len(rules)} of {len(folders)} runs are repeated", flush=True)
+    for repeat, several in runs.items():
+        if len({run.get("session") for run in several.values()}) > 1:
+            print(f"repetition {repeat}: its runs are of several sessions, in which the machine need not be the same")
+            blocks.add(repeat)
+    rules = [f"train_{row}_{repeat}" for repeat in sorted(blocks) for row in runs[repeat]]
+    print(
+        f"{len(blocks)} of {len(runs)} blocks are repeated, which are {len(rules)} of {len(folders)} runs", flush=True
+    )
     if not rules:
         return 0
     if arguments.results.resolve() != Path("results").resolve():

@@ -28,6 +28,9 @@ def main() -> None:
         differs = "; ".join(f"{kind}: {what}" for kind, what in line.differs.items())
         times = [f"{seconds:.3g}" for seconds in line.seconds]
         lines.append([line.row, *times, f"{ratio.value:.3g}", interval, verdict, differs])
+    print(
+        "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
+    )
     print_table(["row", "A s", "B s", "B/A", "interval", "difference", "not the same"], lines)
     for name in found.alone:
         print(f"{name}: only one of both has it")

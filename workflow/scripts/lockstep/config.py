@@ -275,6 +275,7 @@ class Config:
     containers: dict[str, str]  # the image of each family of strategies, or "auto"
     rows: dict[str, Row]
     repeats: int
+    retries: int
     vary_seed: bool
     source: dict  # the validated configuration as plain values, defaults filled in
 
@@ -443,6 +444,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         containers=values["containers"],
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
+        retries=values["retries"],
         vary_seed=values["vary_seed"],
         source=values,
     )

@@ -17,6 +17,7 @@ from lockstep.hardware import busy_cores
 from lockstep.plan import Plan
 
 ENOUGH = 3  # repetitions
+IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl")
 PROVENANCE = ("commit", "in_container")
@@ -46,7 +47,7 @@ def check(results: Path) -> Found:
     for folder, one in records.items():
         for rule in (_placed, _trained, _sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
-    for rule in (_together, _rows, _current):
+    for rule in (_together, _blocks, _rows, _current):
         breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
 
@@ -173,6 +174,20 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
         if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
             yield str(later), f"it ran beside {earlier}"
+
+
+def _blocks(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the runs of a block, which are compared with each other, were made one after the other."""
+    blocks: dict[int, list[dict]] = {}
+    for run in records.values():
+        blocks.setdefault(run["repeat"], []).append(run)
+    for repeat, runs in sorted(blocks.items()):
+        if len(sessions := {run.get("session") for run in runs}) > 1:
+            yield f"repetition {repeat}", f"its runs are of {len(sessions)} sessions, and compared within each only"
+        busy = sum(run["wall_seconds"] for run in runs)
+        spent = max(_began(run) + run["wall_seconds"] for run in runs) - min(map(_began, runs))
+        if spent - busy > max(IDLE, busy):
+            yield f"repetition {repeat}", f"its runs took {busy:.0f} s, over a time of {spent:.0f} s"
 
 
 def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:

@@ -43,7 +43,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
 
 
 def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict | None:
-    warm = [{run["repeat"]: _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
+    warm = [{stats.block(run): _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
     if not (gain := stats.ratio(*warm)):
         return None
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))

@@ -96,6 +96,11 @@ def notes(summary: dict) -> list[tuple[str, Text]]:
         said += [
             (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"]))) for run in done
         ]
+        said += [
+            (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))
+            for run in runs
+            for attempt in run.get("disturbed_before", ())
+        ]
     for what, reasons in summary["stale"].items():
         said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
     return list(dict.fromkeys(said))

@@ -27,6 +27,9 @@ LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trac
 def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     """Train `row` once, in processes of its own, and return its record, which is written as record.json.
 
+    A run that is timed and was disturbed is repeated at once, `config.retries` times at most; the last attempt counts,
+    and its record tells of those before it. Later would be too late: the runs that it is compared with are made now.
+
     Raises BadInput where it can't be started, as where another process runs in its folder; RunFailed, after
     failed.json was written, where it did not succeed.
     """
@@ -42,11 +45,28 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         raise BadInput(f"{gone[0]}{more} is gone or changed. Run workflow/scripts/prepare.py again, then plan.py.")
     plan = Plan.load(plan_file)
     check(row)
+    disturbed: list[dict] = []
     with ties.hold(folder):
-        return _run(config, row, repeat, folder, data, plan_file, plan)
+        while True:
+            finished = _run(config, row, repeat, folder, data, plan_file, plan, disturbed)
+            reasons = finished["watch"]["disturbed"]
+            if row.kind != "runs" or not reasons or len(disturbed) == config.retries:
+                return finished
+            told = {"started": finished["started"], "train_seconds": finished["clock"]["train_seconds"]}
+            disturbed.append(told | {"disturbed": reasons})
+            print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
 
-def _run(config: Config, row: Row, repeat: int, folder: Path, data: Path, plan_file: Path, plan: Plan) -> dict:
+def _run(
+    config: Config,
+    row: Row,
+    repeat: int,
+    folder: Path,
+    data: Path,
+    plan_file: Path,
+    plan: Plan,
+    disturbed_before: list[dict],
+) -> dict:
     settings = row.settings() | {
         "data": str(data),
         "plan_file": str(plan_file),
@@ -67,6 +87,8 @@ def _run(config: Config, row: Row, repeat: int, folder: Path, data: Path, plan_f
         "division": row.division,
         "world_size": row.hardware.devices,
         "repeat": repeat,
+        "session": ties.session(),
+        "disturbed_before": disturbed_before,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
         "asked": row.settings() | {"dropout": settings["dropout"]},

@@ -19,6 +19,17 @@ FEW = 3  # values that have no quartiles
 UNLIKE = 4  # times: rows' own spreads that differ by more are not one spread
 
 
+Block = tuple[int, str | None]
+
+
+def block(run: dict) -> Block:
+    """Which runs a run (its record) is paired with: those of its repetition that the same session made.
+
+    One that is repeated hours later meets another machine, in a way, and its row would gain or lose by that.
+    """
+    return run["repeat"], run.get("session")
+
+
 @dataclass(frozen=True)
 class Spread:
     """The median of n values between their quartiles; of three values or fewer, between the least and the greatest."""
@@ -62,9 +73,9 @@ class Fit:
     freedom: degrees of freedom of sigma: runs less what was fitted.
     """
 
-    def __init__(self, seconds: dict[str, dict[int, float]]):
+    def __init__(self, seconds: dict[str, dict[Block, float]]):
         self.seconds, self.rows = seconds, list(seconds)
-        blocks = sorted({block for times in seconds.values() for block in times})
+        blocks = list(dict.fromkeys(block for times in seconds.values() for block in times))
         runs = [(row, block) for row in self.rows for block in seconds[row]]
         design = np.zeros((len(runs), len(self.rows) + len(blocks)))
         for line, (row, block) in enumerate(runs):
@@ -88,6 +99,14 @@ class Fit:
         if not np.allclose(contrast @ self.estimable, contrast, atol=1e-6):
             return None  # no chain of blocks leads from one row to the other
         return float(contrast @ self.effects), float(np.sqrt(max(0.0, contrast @ self.inverse @ contrast)))
+
+    def groups(self) -> list[list[str]]:
+        """The rows that blocks connect with each other, and so can be compared; most often all are one group."""
+        groups: list[list[str]] = []
+        for row in self.rows:
+            group = next((group for group in groups if self.difference(row, group[0])), None)
+            group.append(row) if group else groups.append([row])
+        return groups
 
     def ratio(self, ours: str, theirs: str) -> Ratio | None:
         """Our seconds over theirs, with Student's t interval; None where no blocks tell."""
@@ -152,7 +171,7 @@ class Fit:
         return bool(levene(*each).pvalue < 1 - CONFIDENCE)
 
 
-def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Ratio | None:
+def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
     """Our seconds over theirs, each by block, from these two alone: a paired t test. None without a block of both."""
     return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
 

@@ -74,13 +74,14 @@ def gather(config: Config, results: Path) -> dict:
     }
     peak = _optional(results / "data" / "peak.json")
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
-    ratios, statistics = _compare(rows, runs, config)
+    ratios, statistics, apart = _compare(rows, runs, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
     return {
         "rows": rows,
         "runs": runs,
         "ratios": ratios,
         "statistics": statistics,
+        "apart": apart,
         "verdicts": verdicts,
         "ladder": ladder.climb(
             config,
@@ -263,32 +264,34 @@ def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
     return cores, rate / peak["cores"] if rate else None
 
 
-def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None]:
+def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None, list[str]]:
     """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
 
     And of the ranked rows (of the kind that has most of them) what they can show: `sigma`, the spread of a row's log
-    times; `resolution`, how much longer a row must take to be shown slower; whether rows have `unlike_spreads`.
+    times; `resolution`, how much longer a row must take to be shown slower; whether rows have `unlike_spreads`. And
+    the rows that no block connects with the rest.
 
     Rows are compared that do the same work on the same kind of device. One that was found to train another model is
     not. Of the rest, those are ranked that train by the same recipe, undisturbed. A row whose every run was disturbed
     is compared with the others, but is no part of what they are compared by.
     """
-    kinds: dict[tuple, dict[str, dict[int, float]]] = {}
+    kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
     for row in rows:
         if row["train_seconds"] is not None and row["proof"] not in ("unequal", "failed"):
             kind = (row["device"], config.rows[row["row"]].train.plan_name)
-            seconds = {run["repeat"]: run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
+            seconds = {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
-    most = None
+    most, apart = None, []
     for members in kinds.values():
         sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
         fit = stats.Fit(sound)
-        closed = stats.Fit({name: sound[name] for name in sound if by_name[name]["division"] == "closed"})
+        base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
+        closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, base)
+        apart += [name for name in sound if by_name[name]["division"] == "closed" and name not in closed.rows]
         ranked = closed.ranks()
         most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed
-        base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
         for name in members:
             row = by_name[name]
             row["rank"] = ranked.get(name)
@@ -300,12 +303,20 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
                 row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
     if not most or most.sigma is None:
-        return ratios, None
+        return ratios, None, apart
     names = ("sigma", "resolution", "unlike_spreads")
-    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True))
+    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
 
 
-def _ratio(fit: stats.Fit, members: dict[str, dict[int, float]], ours: str, theirs: str) -> stats.Ratio | None:
+def _together(seconds: dict[str, dict[stats.Block, float]], base: str | None) -> stats.Fit:
+    """The fit of the rows that blocks connect to the baseline's; without one, to those of the most rows."""
+    fit = stats.Fit(seconds)
+    groups = fit.groups()
+    largest = max(groups, key=lambda group: (base in group, len(group)), default=[])
+    return fit if len(groups) < 2 else stats.Fit({name: seconds[name] for name in largest})
+
+
+def _ratio(fit: stats.Fit, members: dict[str, dict[stats.Block, float]], ours: str, theirs: str) -> stats.Ratio | None:
     """The ratio of two rows by the `fit` of all undisturbed ones; a disturbed one is fitted beside those by itself."""
     disturbed = {name: members[name] for name in (ours, theirs) if name not in fit.seconds}
     return (stats.Fit(fit.seconds | disturbed) if disturbed else fit).ratio(ours, theirs)

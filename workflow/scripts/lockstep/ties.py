@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from lockstep.errors import BadInput
+from lockstep.files import hash_text
 
 LOCK = "lock"  # the file; it stays, and is never cleared
 PATIENCE = 5  # seconds: a run that was killed takes a moment to end
@@ -108,6 +109,17 @@ def name_starter() -> None:
     """Tell all that this process starts, also in Apptainer's containers, that this is what started it."""
     named = f"{_namespace()} {os.getpid()} {_began(os.getpid())}"
     os.environ |= {STARTER: named, f"APPTAINERENV_{STARTER}": named}
+
+
+def session() -> str:
+    """A name for what started this process: the Snakemake that did; by hand, all that one terminal (or script) starts.
+
+    Runs of other sessions lie hours apart as a rule, when the machine is not what it was.
+    """
+    leader = os.getsid(0)
+    named = os.environ.get(STARTER) or f"{_namespace()} {leader} {_began(leader)}"
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return hash_text(f"{boot.read_text() if boot.is_file() else ''} {named}")[:12]
 
 
 def starter_is_gone() -> bool:

@@ -163,6 +163,7 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
     warnings += named("warn_stale", [row["row"] for row in rows if row["status"] == "stale"])
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
     warnings += named("warn_only_disturbed", lost)
+    warnings += named("warn_apart", summary["apart"])
     if summary["statistics"] and summary["statistics"]["unlike_spreads"]:
         warnings.append(say("warn_spreads"))
     if disturbed:
