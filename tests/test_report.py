@@ -155,6 +155,29 @@ def test_rows_that_are_alike_share_the_first_place(results):
     assert found["headline"][0] == first
 
 
+def profiled(steps: float, communication: float, exposed: float) -> dict:
+    """One row's profile, in seconds; what is not communication is backward."""
+    parts = {"backward": steps - communication, "communication": communication}
+    return {"step_seconds": steps, "seconds": parts, "exposed_by_difference": exposed}
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        (profiled(0.050, 0.030, 0.024), "its step took 30 ms longer, 24 to 30 ms of them exposed communication"),
+        (profiled(0.050, 0.030, 0.009), ""),  # the two ways of finding it disagree
+        (profiled(0.050, 0.030, 0.002), ""),  # no more than where nothing is communicated
+        (profiled(0.050, 0.030, 0.024) | {"step_seconds": 0.022}, ""),  # recording it made it slower
+        (profiled(0.050, 0.002, 0.0), "its step took 30 ms longer, 28 ms of them backward"),
+        (None, ""),
+    ],
+)
+def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
+    profiles = {"slow": ours, "fast": profiled(0.020, 0.0, 0.0), "single": profiled(0.03, 0.0, -0.0026)}
+    text = verdict._because("slow", "fast", profiles)
+    assert text.en == (f"; in one profiled run of each, {said}" if said else "")
+
+
 def test_a_disturbed_run_is_shown_and_left_out(results):
     repeat(results, "ddp", [8.0, 30.0, 8.2])
     change(results / "runs/ddp/n2/rep2/record.json", disturbed=["other processes used 1.20 of 2 CPU cores"])

@@ -110,15 +110,21 @@ def step_parts(done: list[dict], summary: dict) -> Drawing:
     axes.set_xlabel(say("axis_ms").en)
     waiting = max(ordered, key=lambda name: found[name]["seconds"]["communication"])
     most = 1000 * found[waiting]["seconds"]["communication"]
-    difference = [
-        same(f"{name} {1000 * found[name]['exposed_by_difference']:.1f} ms")
-        for name in ordered
-        if found[name]["seconds"]["communication"] > 0
-    ]
+    talking, silent = (
+        [
+            same(f"{name} {1000 * found[name]['exposed_by_difference']:.1f} ms")
+            for name in ordered
+            if (found[name]["seconds"]["communication"] > 0) == talks
+        ]
+        for talks in (True, False)
+    )
+    each = {"difference": talking, "null": silent}
     return Drawing(
         figure,
         say("picture_steps", row=waiting, ms=f"{most:.3g}") if most else say("picture_steps_none"),
-        say("picture_steps_note", difference=join(difference, say("comma")) if difference else "–"),
+        say(
+            "picture_steps_note", **{name: join(texts, say("comma")) if texts else "–" for name, texts in each.items()}
+        ),
         [say("row"), *(say(f"phase_{phase}") for phase in PHASES)],
         [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(ordered, values, strict=True)],
         tips,

@@ -5,10 +5,12 @@
 
 from lockstep import summary as gathered
 from lockstep.fairness import other_versions
+from lockstep.hardware import busy_cores
 from lockstep.words import Text, join, listing, same, say
 
 LISTED, MANY = 4, 12  # names in a sentence, at most
 ENOUGH = 3  # repetitions
+AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
@@ -83,16 +85,38 @@ def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     )
 
 
+def _because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
+    """Where one profiled run of each has the difference; nothing where what was found in two ways disagrees.
+
+    A step's length is known as recorded and as timed; communication that nothing hides, as recorded and as what a step
+    takes more than the same work done alone. The latter's error is seen where nothing is communicated.
+    """
+    ours, theirs = profiles[slower], profiles[faster]
+    if not ours or not theirs:
+        return same("")
+    more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
+    phase = max(more, key=more.get)
+    total = [sum(more.values()), ours["step_seconds"] - theirs["step_seconds"]]
+    part, error = [more[phase]] * 2, 0.0
+    if phase == "communication":
+        part[1] = ours["exposed_by_difference"] - theirs["exposed_by_difference"]
+        silent = [found for found in profiles.values() if found and not found["seconds"]["communication"]]
+        error = max((abs(found["exposed_by_difference"]) for found in silent), default=0.0)
+    if min(total) <= 0 or min(part) <= error or any(max(pair) > AGREE * min(pair) for pair in (total, part)):
+        return same("")
+    spans = {"total": total, "part": [min(one, max(total)) for one in part]}
+    return say("because", phase=say(f"phase_{phase}"), **{name: _span(values) for name, values in spans.items()})
+
+
+def _span(seconds: list[float]) -> Text:
+    """Two values as milliseconds; one, where they are the same to two digits."""
+    low, high = (f"{1000 * value:.2g}" for value in sorted(seconds))
+    return same(low) if low == high else say("span", low=low, high=high)
+
+
 def _slowest(last: dict, best: dict, summary: dict) -> Text:
     percent = 100 * (1 / summary["ratios"][best["row"]][last["row"]]["value"] - 1)
-    ours, theirs = (summary["profiles"][row["row"]] for row in (last, best))
-    because = same("")
-    if ours and theirs:
-        more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
-        total, phase = sum(more.values()), max(more, key=more.get)
-        if total > 0:
-            parts = {"total": f"{1000 * total:.3g}", "ms": f"{1000 * min(more[phase], total):.3g}"}
-            because = say("because", phase=say(f"phase_{phase}"), **parts)
+    because = _because(last["row"], best["row"], summary["profiles"])
     if last["precision"] != best["precision"]:
         because += say("other_precision", ours=last["precision"], theirs=best["precision"])
     return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=because)
@@ -136,9 +160,16 @@ def _conditions(done: list[dict], summary: dict) -> Text:
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
     statistics = summary["statistics"]
+    base = next((row["row"] for row in done if row["strategy"] == gathered.BASELINE and row["device"] == "cpu"), None)
+    idle = same("")
+    if base:
+        busy = busy_cores(gathered.good_runs(summary["runs"][base])[0]["asked"]["hardware"])
+        if busy < summary["environment"]["cores"]:
+            idle = say("one_share", row=base, n=busy, cores=summary["environment"]["cores"])
     shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
     return say(
         "conditions",
+        idle=idle,
         resolution=shown,
         machine=machine(summary["environment"], done[0]["device"]),
         precision=each("precision"),
