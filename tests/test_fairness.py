@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep import comparison, fairness, files, reporting, summary
+from lockstep import comparison, fairness, files, journal, reporting, summary
 from lockstep.config import read
 from lockstep.errors import BadInput
 
@@ -26,10 +26,24 @@ def results(benchmark, tmp_path) -> Path:
             copy = folder / "runs" / row / run.parent.name / f"rep{repeat}"
             shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "watch.jsonl"))
             started = f"2026-01-01T00:{10 * repeat + place:02}:00+00:00"
-            change(copy, repeat=repeat, started=started, watch={"samples": 9, "others_cores": 0.0, "disturbed": []})
+            change(copy, repeat=repeat, started=started, watch={"samples": 0, "others_cores": 0.0, "disturbed": []})
             environment = files.read_json(copy / "env.json")
             files.write_json(copy / "env.json", environment | {"changed": False})
+    write_journal(folder)
+    shutil.copy(whole / "config.yaml", tmp_path / "config.yaml")  # not in the folder, where rows would be held to it
     return folder
+
+
+def write_journal(results: Path) -> None:
+    """Say of all that lies in `results` that it was made as it is now."""
+    (results / journal.FILE).unlink(missing_ok=True)
+    journal.note(results, "request", rows=list(ROWS))
+    journal.note(results, "preparation", results / "data", ("data.json",))
+    for file in sorted(results.glob("runs/*/*/*/record.json")):
+        journal.note(results, "run", file.parent, journal.OF_A_RUN)
+        journal.note_test(file.parent)
+    for file in sorted(results.glob("parity/*/*/*/verdict.json")):
+        journal.note(results, "proof", file.parent, ("verdict.json", "env.json"))
 
 
 def change(folder: Path, **values) -> None:
@@ -51,7 +65,7 @@ def test_an_empty_folder_is_told(tmp_path):
 
 
 def disturb(folder):
-    change(folder, watch={"samples": 9, "others_cores": 1.0, "disturbed": ["other processes used 1.00 of 2 CPU cores"]})
+    change(folder, watch={"samples": 0, "others_cores": 1.0, "disturbed": ["other processes used 1.00 of 2 CPU cores"]})
 
 
 def flip_a_byte(folder):
@@ -75,6 +89,28 @@ def change_environment(folder, name, value):
 
 def change_clock(folder, **values):
     change(folder, clock=files.read_json(folder / "record.json")["clock"] | values)
+
+
+def change_verdict(folder, **values):
+    (file,) = (folder.parents[3] / "parity" / "ddp").glob("n*/rep1/verdict.json")
+    files.write_json(file, files.read_json(file) | values)
+    write_journal(folder.parents[3])
+
+
+def prove_by_another_torch(folder):
+    (file,) = (folder.parents[3] / "parity" / "ddp").glob("n*/rep1/env.json")
+    environment = files.read_json(file)
+    files.write_json(file, environment | {"packages": environment["packages"] | {"torch": "1.0"}})
+    write_journal(folder.parents[3])
+
+
+def publish(folder, **values):
+    """A report that says something else of ddp than the records, and whose hash was noted all the same."""
+    results = folder.parents[3]
+    made = summary.gather(read([results.parent / "config.yaml"], ["repeats=3"]), results)
+    made["rows"] = [row | (values if row["row"] == "ddp" else {}) for row in made["rows"]]
+    files.write_json(results / "report" / "summary.json", made)
+    journal.note(results, "report", results / "report", ("summary.json",))
 
 
 def watched_others(folder):
@@ -118,6 +154,33 @@ def change_hash(folder, name):
         (watched_others, "it was disturbed: other processes took 1.50 of the 2 CPU cores"),
         (lambda folder: change(folder, session="another"), "repetition 2: its runs are of 2 sessions"),
         (lambda folder: change(folder, started="2026-01-01T02:00:00+00:00"), "repetition 2: its runs took "),
+        (
+            lambda folder: change(folder, losses=[0.1, *record(folder)["losses"][1:]]),
+            "record.json was changed after the run that left it",
+        ),
+        (lambda folder: (folder / "ranks" / "0.json").unlink(), "ranks/0.json, which the run left, is gone"),
+        (
+            lambda folder: files.write_json(folder / "test" / "report.json", {"accuracy": 0.99}),
+            "test/report.json was changed after the test that left it",
+        ),
+        (lambda folder: change_environment(folder, "variables", {"OMP_NUM_THREADS": "7"}), "OMP_NUM_THREADS was 7, "),
+        (watched_others, "its record tells of 0 samples of the machine, and 1 are there"),
+        (
+            lambda folder: change_verdict(folder, distances={"losses": 0.5, "norm": 0, "update": 0}),
+            "losses say otherwise",
+        ),
+        (
+            lambda folder: change_verdict(folder, fp64={"weights": 1e-6}),
+            "its verdict is equal, and its weights in fp64",
+        ),
+        (prove_by_another_torch, "ddp: it was proven with torch 1.0, and timed with "),
+        (lambda folder: shutil.rmtree(folder.parents[1]), "ddp: it was asked for, and no run of it has a record"),
+        (lambda folder: (folder.parents[3] / "journal.jsonl").unlink(), "is not there, so nothing tells"),
+        (
+            lambda folder: publish(folder, train_seconds=0.001),
+            "ddp: the report has train_seconds 0.001, and its records",
+        ),
+        (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, and its records"),
         (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
         (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not held against the reference"),
     ],
@@ -129,11 +192,12 @@ def test_every_breach_is_told(results, spoil, told):
 
 def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
     code, said, _ = run_script("check", str(results))
-    assert (code, said) == (0, "9 runs of 3 rows: no breaches\n")
+    assert (code, said.splitlines()[0]) == (0, "9 runs of 3 rows: no breaches")
+    assert "What files can't tell" in said
     disturb(run(results))
     code, said, _ = run_script("check", str(results))
     assert code == 1
-    assert "1 breaches" in said
+    assert "2 breaches" in said
 
 
 def test_records_of_other_settings_are_told(results, benchmark):
@@ -209,8 +273,10 @@ def test_runs_of_another_build_of_an_image_are_told(results):
     for folder in results.glob("runs/*/*/*"):
         change_environment(folder, "image", "lockstep/bench:cpu")
         change_environment(folder, "image_digest", "sha256:aaa")
+    write_journal(results)
     assert fairness.check(results).breaches == []
     change_environment(run(results), "image_digest", "sha256:bbb")
+    write_journal(results)
     ((where, what),) = fairness.check(results).breaches
     assert where == str(run(results))
     assert what.startswith("its build of the image lockstep/bench:cpu is sha256:bbb, and sha256:aaa in ")

@@ -13,6 +13,7 @@ def main() -> int:
     for where, what in found.breaches:
         print(f"{where}: {what}")
     print(f"{found.runs} runs of {found.rows} rows: {len(found.breaches) or 'no'} breaches")
+    print("What files can't tell: whether the journal was rewritten with them, and what no watcher sees.")
     return bool(found.breaches)
 
 

@@ -7,7 +7,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, journal
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_folder, read_json, verify
 
@@ -27,6 +27,7 @@ def main() -> None:
 
         checkpoint.convert(run, run / "model")
         scores = evaluation.test(run)
+    journal.note_test(run)
     print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
 
 

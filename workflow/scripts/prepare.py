@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import cli, data, files, metrics, models
+from lockstep import cli, data, files, journal, metrics, models
 
 PARTS = ("dataset", "tokenizer", "weights")
 
@@ -43,6 +43,7 @@ def main() -> None:
         }
         replace(folder, made)
     files.write_json(folder / "data.json", summary)
+    journal.note(arguments.results, "preparation", folder, ("data.json",))
     files.write_text(folder / "ready" / config.data_key, f"{summary['hash']}\n")
 
     texts = ", ".join(f"{part['texts']} {name}" for name, part in summary["splits"].items())

@@ -1,6 +1,6 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
-from lockstep import cli, reporting, summary, verdict
+from lockstep import cli, journal, reporting, summary, verdict
 from lockstep.terminal import print_table
 
 
@@ -9,6 +9,7 @@ def main() -> None:
     config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
     found = summary.gather(config, arguments.results)
     reporting.write(found, folder, arguments.results / "predict" / "predictions.csv")
+    journal.note(arguments.results, "report", folder, ("summary.json", "summary.csv"))
     print_table(*reporting.plain(found["rows"]))
     for row in found["rows"]:
         if row["status"] != "ok":

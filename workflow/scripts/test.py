@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli, evaluation
+from lockstep import cli, evaluation, journal
 
 
 def main() -> None:
@@ -11,6 +11,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     arguments = parser.parse_args()
     scores = evaluation.test(arguments.run)
+    journal.note_test(arguments.run)
     print((arguments.run / "test" / "report.txt").read_text(encoding="utf-8"))
     print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
 

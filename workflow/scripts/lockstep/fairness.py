@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import config, record, staleness, watcher
+from lockstep import config, journal, record, staleness, watcher
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.hardware import busy_cores
@@ -47,7 +47,7 @@ def check(results: Path) -> Found:
     for folder, one in records.items():
         for rule in (_placed, _trained, _sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
-    for rule in (_together, _blocks, _rows, _current):
+    for rule in (_together, _blocks, _rows, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
 
@@ -99,6 +99,9 @@ def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
         if one["hashes"][name] != wanted:
             yield f"it started from other {name} than those that are there now"
+    threads = read_json(folder / "env.json")["variables"].get("OMP_NUM_THREADS")
+    if threads != str(one["asked"]["hardware"]["threads"]):
+        yield f"OMP_NUM_THREADS was {threads}, where {one['asked']['hardware']['threads']} threads were asked for"
     asked, live = one["asked"], one["settings"]
     for name, wanted, found in (
         ("precision", asked["precision"], live["precision"]),
@@ -140,8 +143,10 @@ def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
         yield "nothing watched the machine beside it"
     window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
     cores, busy = read_json(folder / "env.json")["cores"], busy_cores(one["asked"]["hardware"])
-    seen = watcher.judge(watcher.read(folder), window, cores, busy)["disturbed"]
-    for why in dict.fromkeys([*one["watch"]["disturbed"], *seen]):
+    seen = watcher.judge(watcher.read(folder), window, cores, busy)
+    if seen["samples"] != one["watch"]["samples"]:
+        yield f"its record tells of {one['watch']['samples']} samples of the machine, and {seen['samples']} are there"
+    for why in dict.fromkeys([*one["watch"]["disturbed"], *seen["disturbed"]]):
         yield f"it was disturbed: {why}"
 
 
@@ -215,11 +220,69 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
         elif len(have) < ENOUGH:
             yield row, f"{len(have)} repetitions; at least {ENOUGH} are needed to tell a difference from chance"
-        proofs = [read_json(file)["proof"] for file in results.glob(f"parity/{row}/*/rep1/verdict.json")]
-        proofs += ["failed" for _ in results.glob(f"parity/{row}/*/rep1/failed.json")]
-        if not proofs:
-            yield row, "it was not held against the reference: snakemake --cores all parity"
-        elif "unequal" in proofs:
-            yield row, "it trains another model than the reference"
-        elif "failed" in proofs:
-            yield row, "its trial for the proof failed"
+        yield from ((row, what) for what in _proven(row, records, results))
+
+
+def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
+    """Whether a row was found to train the same model, by the code and packages that it was timed with."""
+    files = list(results.glob(f"parity/{row}/*/rep1/verdict.json"))
+    if not files and not list(results.glob(f"parity/{row}/*/rep1/failed.json")):
+        yield "it was not held against the reference: snakemake --cores all parity"
+    elif not files:
+        yield "its trial for the proof failed"
+    for file in files:
+        verdict = read_json(file)
+        if verdict["proof"] == "unequal":
+            yield "it trains another model than the reference"
+            continue
+        distances, exact = verdict["distances"], verdict["fp64"] or {}
+        over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
+        over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= config.EXACT]
+        if over:
+            yield f"its verdict is {verdict['proof']}, and its {' and '.join(over)} say otherwise"
+        timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / "env.json")
+        proven = read_json(file.parent / "env.json")
+        differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
+        for name, (before, now) in (differing | other_versions(proven, timed)).items():
+            if before != now:
+                yield f"it was proven with {name} {before}, and timed with {now}"
+
+
+def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether every file is as it was written, and every row that was asked for is there."""
+    lines = journal.read(results)
+    if not lines:
+        yield str(results / journal.FILE), "is not there, so nothing tells whether files were changed since"
+        return
+    yield from journal.changed(results, lines)
+    noted = {results / line["folder"] for line in lines if line["what"] == "run"}
+    for folder in records.keys() - noted:
+        yield str(folder), "no line of the journal tells of this run"
+    requests = [line for line in lines if line["what"] == "request"]
+    trained = {run["row"] for run in records.values()} | {
+        file.parts[-4] for file in results.glob("runs/*/*/*/failed.json")
+    }
+    for row in requests[-1]["rows"] if requests else ():
+        if row not in trained:
+            yield row, "it was asked for, and no run of it has a record"
+
+
+def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the report says what the records say, each row's median worked out from them once more."""
+    file = results / "report" / "summary.json"
+    if not file.is_file():
+        return
+    for line in read_json(file)["rows"]:
+        runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
+        good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
+        if line["train_seconds"] is None or not good:
+            continue
+        tests = [read_json(folder / "test" / "report.json") for folder in good]
+        medians = {
+            "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
+            "final_loss": [run["losses"][-1] for run in good.values()],
+            **{name: [test[name] for test in tests] for name in ("accuracy", "macro_f1")},
+        }
+        for name, values in medians.items():
+            if not math.isclose(line[name], float(np.median(values)), rel_tol=1e-9):
+                yield line["row"], f"the report has {name} {line[name]:.6g}, and its records {np.median(values):.6g}"

@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep import checkpoint, record, runs, ties
-from lockstep.config import MISTAKES, OTHER_ORDERS, Config, Row
+from lockstep import checkpoint, journal, record, runs, ties
+from lockstep.config import EXACT, MISTAKES, OTHER_ORDERS, Config, Row
 from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
@@ -52,7 +52,7 @@ class Distances:
 
 
 # In float64 rounding makes 1e-14 of these in 12 steps, and the mildest mistake 1e-4.
-FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), 1e-9)
+FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), EXACT)
 # How far above the measured floor a row may be. The floor of one order of sums is mostly within a factor of two of
 # another's, and was 11 below a row of three ranks once (ModernBERT). In fp32 the mildest mistakes are some ten thousand
 # times above the floor; in reduced precision a few times only, which leaves less room.
@@ -63,6 +63,7 @@ LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
 LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
 # A single weight is not held to the floor: where a gradient is small Adam makes whole steps of its rounding noise.
 MEASURED = ("losses", "norm", "update")
+OF_A_PROOF = ("verdict.json", "record.json", "env.json")
 # A key's bias adds the same to all scores of a query, which the softmax takes away again: its gradient is zero but for
 # rounding, of which Adam makes whole steps. What architectures call it.
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
@@ -94,6 +95,7 @@ def _prove_reference(config: Config, trial: Row, precision: str, results: Path) 
             name: {kind: getattr(distance, kind) for kind in MEASURED} for name, distance in mistakes.items()
         }
     write_json(folder / "verdict.json", verdict)
+    journal.note(results, "proof", folder, OF_A_PROOF)
     return verdict
 
 
@@ -128,6 +130,7 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         (folder / WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
     write_json(folder / "verdict.json", verdict)
+    journal.note(results, "proof", folder, OF_A_PROOF)
     return verdict
 
 

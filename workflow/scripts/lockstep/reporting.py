@@ -170,6 +170,7 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
         "notes": notes(summary),
         "pictures": drawn,
         "caption": _caption(summary),
+        "made": _made(summary),
         "predictions": texts,
         "tested": tested,
         "settings": settings(tested),
@@ -198,16 +199,22 @@ def _caption(summary: dict) -> Text:
     done = [row for row in summary["rows"] if row["train_seconds"] is not None]
     if not done:
         return same("")
-    manifest = summary["manifest"] or {"time": "", "commit": None}
+    manifest = summary["manifest"] or {"commit": None}
     return say(
         "caption",
         devices=verdict.machine(summary["environment"], done[0]["device"]),
         precision="/".join(dict.fromkeys(row["precision"] for row in done)),
         batch="/".join(dict.fromkeys(str(row["global_batch"]) for row in done)),
         n=max(row["repeats"] for row in done),
-        date=manifest["time"][:10],
+        date=" – ".join(dict.fromkeys(time[:10] for time in _made(summary))),
         commit=(manifest["commit"] or "?")[:10],
     )
+
+
+def _made(summary: dict) -> list[str]:
+    """When the first and the last run in the table were started: what was asked since need not have trained any."""
+    started = sorted(run["started"] for runs in summary["runs"].values() for run in runs if run["status"] == "ok")
+    return list(dict.fromkeys([*started[:1], *started[-1:]]))
 
 
 def _peak_text(peak: dict | None) -> Text:

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import launchers, metrics, record, ties, watcher
+from lockstep import journal, launchers, metrics, record, ties, watcher
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, lacking, read_json, write_json
@@ -48,7 +48,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     disturbed: list[dict] = []
     with ties.hold(folder):
         while True:
-            finished = _run(config, row, repeat, folder, data, plan_file, plan, disturbed)
+            finished = _run(config, row, repeat, results, data, plan_file, plan, disturbed)
             reasons = finished["watch"]["disturbed"]
             if row.kind != "runs" or not reasons or len(disturbed) == config.retries:
                 return finished
@@ -61,12 +61,13 @@ def _run(
     config: Config,
     row: Row,
     repeat: int,
-    folder: Path,
+    results: Path,
     data: Path,
     plan_file: Path,
     plan: Plan,
     disturbed_before: list[dict],
 ) -> dict:
+    folder = results / row.folder(repeat)
     settings = row.settings() | {
         "data": str(data),
         "plan_file": str(plan_file),
@@ -104,6 +105,8 @@ def _run(
         raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished
     record.write_run(folder / "record.json", finished)
+    if row.kind == "runs":
+        journal.note(results, "run", folder, journal.OF_A_RUN)
     return finished
 
 

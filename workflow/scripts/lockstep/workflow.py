@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import commands, config, containers, ties
+from lockstep import commands, config, containers, journal, ties
 from lockstep.errors import MAKE_ROOM, BadInput
 from lockstep.files import lacking, read_json, write_json, write_text
 
@@ -106,13 +106,22 @@ def write_manifest(checked: config.Config, command: list[str], contained: bool) 
         {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
-            "command": shlex.join(["snakemake", *command[1:]]),
+            "command": _from_here(command),
             "container": "apptainer" if contained else containers.kind(),
             "rows": list(checked.rows),
             "repeats": checked.repeats,
         }
         | commands.commit(),
     )
+    asked = {"command": _from_here(command), "session": ties.session(), "repeats": checked.repeats}
+    rows = [name for name, row in checked.rows.items() if contained or not row.unavailable]
+    journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=rows)
+
+
+def _from_here(command: list[str]) -> str:
+    """Snakemake's command line with paths as from this folder, as another clone would give them."""
+    here = f"{Path.cwd()}{os.sep}"
+    return shlex.join(["snakemake", *(word.replace(here, "") for word in command[1:])])
 
 
 def report_what_there_is(checked: config.Config) -> None:
@@ -126,6 +135,10 @@ def report_what_there_is(checked: config.Config) -> None:
     if not (RESULTS / "data" / "ready" / checked.data_key).is_file():
         for file, text in _before.items():
             write_text(file, text)
+        if _before:
+            requests = [line for line in journal.read(RESULTS) if line["what"] == "request"]
+            rows = requests[-2]["rows"] if len(requests) > 1 else []
+            journal.note(RESULTS, "request", RESULTS, ("config.yaml",), rows=rows, put_back=True)
         return
     if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
         _script("parity", "--show", "--exit-zero")

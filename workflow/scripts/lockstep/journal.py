@@ -1,0 +1,58 @@
+"""results/journal.jsonl: what was asked and made, when, with the hashes of its files. Appended to, never overwritten.
+
+`check.py` holds a results folder against it: a file that was changed afterwards has another hash than the line that was
+written when it was made. Whoever rewrites the journal as well is not found out.
+"""
+
+import datetime
+import json
+from pathlib import Path
+
+from lockstep.errors import BadInput
+from lockstep.files import hash_file
+
+FILE = "journal.jsonl"
+# What a run leaves that says how it went. Its checkpoint and its model are sealed by themselves.
+OF_A_RUN = ("record.json", "ledger.npz", "env.json", "settings.json", "watch.jsonl", "events.jsonl", "ranks/*.json")
+OF_A_TEST = ("test/report.json", "test/predictions.csv")
+
+
+def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[str, ...] = (), **about) -> None:
+    """Append a line: `what` was done in `folder`, which left the files that match `patterns`, whose hashes it holds."""
+    line = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "what": what} | about
+    if folder is not None:
+        files = sorted(file for pattern in patterns for file in folder.glob(pattern))
+        line["folder"] = folder.relative_to(results).as_posix()
+        line["files"] = {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
+    with (results / FILE).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def note_test(run: Path) -> None:
+    """Note the test of a run's model, where the run lies in a results folder."""
+    if len(run.resolve().parents) > 3 and run.resolve().parents[2].name == "runs":
+        note(run.resolve().parents[3], "test", run.resolve(), OF_A_TEST)
+
+
+def read(results: Path) -> list[dict]:
+    """All lines, the oldest first; none where there is no journal. Raises BadInput where one is no JSON."""
+    file = results / FILE
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise BadInput(f"{file}: is damaged ({error}).") from None
+
+
+def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
+    """Folders, and what of theirs is not as the last line on it says: each file that is gone or was changed."""
+    last = {(line["what"], line["folder"]): line["files"] for line in lines if "folder" in line}
+    found = []
+    for (what, folder), files in last.items():
+        for name, sha256 in files.items():
+            file = results / folder / name
+            if not file.is_file():
+                found.append((str(results / folder), f"{name}, which the {what} left, is gone"))
+            elif hash_file(file) != sha256:
+                found.append((str(results / folder), f"{name} was changed after the {what} that left it"))
+    return found
