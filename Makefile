@@ -1,5 +1,5 @@
 # make bench    set up, run the default benchmark, print its table (ARGS="..." hands more to snakemake)
-# make again    train the runs that were disturbed once more
+# make again    repeat the blocks in which a run was disturbed
 # make test     set up, run the tests (MARKED= all of them, also the slow ones; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
