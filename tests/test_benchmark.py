@@ -365,6 +365,11 @@ def test_a_disturbed_run_is_repeated_at_once(benchmark):
     assert made["started"] > made["disturbed_before"][-1]["started"]
 
 
+def test_the_optimizer_that_steps_is_the_fused_one(benchmark):
+    """As every row asks for: read from the live groups, as a framework's wrapper has defaults of its own."""
+    assert {row: record(benchmark, row)["settings"]["fused"] for row in ROWS} == dict.fromkeys(ROWS, True)
+
+
 def test_ranks_open_their_windows_together(benchmark):
     """The first to come waits for the others before its clock starts, not after."""
     for row, processes in ROWS.items():

@@ -231,15 +231,35 @@ def report(benchmark, folder: Path) -> None:
 def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
     for folder in two:
         report(benchmark, folder)
-    change_environment(run(two[1]), "changed", True)
-    found = comparison.compare(*two, allowed=set())
+    found = comparison.compare(*two, allowed={"rules"})  # clocks that contradict each other
     ratios = {line.row: line.ratio for line in found.lines}
     assert ratios["ddp"].value == pytest.approx(0.5)
     assert ratios["ddp"].distinct
     assert not ratios["single"].distinct
-    code, said, _ = run_script("compare", *map(str, two))
+    code, said, _ = run_script("compare", *map(str, two), "--across", "rules")
     assert code == 0
     assert "not distinguishable" in said
+    assert "not what differs between two" in said
+
+
+def test_a_folder_that_breaks_the_rules_is_not_compared(results, benchmark, run_script, tmp_path):
+    """As where one run of a row, not its first, was made on another machine: all are looked at."""
+    other = Path(shutil.copytree(results, tmp_path / "other"))
+    for folder in (results, other):
+        report(benchmark, folder)
+    code, said, wrong = run_script("compare", str(results), str(other))
+    assert (code, wrong) == (0, "")
+    assert "differs" not in said.replace("what differs between two", "")
+    change_environment(run(other, "single", 3), "cpu", "Z80")
+    write_journal(other)
+    code, _, wrong = run_script("compare", str(results), str(other))
+    assert code == 2
+    assert f"{other} breaks the rules of a fair run (" in wrong
+    assert "cpu is Z80" in wrong
+    shutil.rmtree(other / "runs")
+    code, _, wrong = run_script("compare", str(results), str(other))
+    assert code == 2
+    assert "has a report only, so that its runs can't be checked. To compare them all the same: --across rules" in wrong
 
 
 @pytest.mark.parametrize("kind", ["hardware", "precision", "plan", "weights"])
@@ -260,11 +280,11 @@ def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, k
         files.write_json(file, files.read_json(file) | {"weights": 64 * "0"})
     for folder in two:
         report(benchmark, folder)
-    code, _, said = run_script("compare", *map(str, two))
+    code, _, said = run_script("compare", *map(str, two), "--across", "rules")
     assert code == 2
     assert f"{kind} differs (ddp: " in said
     assert f"--across {kind}" in said
-    code, said, _ = run_script("compare", *map(str, two), "--across", kind)
+    code, said, _ = run_script("compare", *map(str, two), "--across", "rules", "--across", kind)
     assert code == 0
     assert f"{kind}: " in said
 
@@ -289,4 +309,5 @@ def test_packages_that_differ_are_told_and_not_refused(two, benchmark):
     found = json.loads(file.read_text())
     found["environment"]["packages"]["torch"] = "1.0"
     file.write_text(json.dumps(found))
-    assert any(what.startswith("packages.torch: ") for what in comparison.compare(*two, allowed=set()).environment)
+    differing = comparison.compare(*two, allowed={"rules"}).environment
+    assert any(what.startswith("packages.torch: ") for what in differing)

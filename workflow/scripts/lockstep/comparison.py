@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import stats
+from lockstep import fairness, stats
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.summary import good_runs, trusted
 
 # What makes two times answers to different questions. Each may be let through by its name.
-KINDS = ("hardware", "precision", "plan", "weights", "data")
+KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
 HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
 
 
@@ -31,8 +31,14 @@ class Comparison:
 
 
 def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
-    """Raises BadInput where the folders differ in a kind that is not `allowed`."""
+    """Raises BadInput where the folders differ in a kind that is not `allowed`, or one breaks a rule of a fair run.
+
+    All runs of both are checked first: a folder whose own runs are of several machines is comparable with none.
+    """
     ours, theirs = _read(first), _read(second)
+    unfair = [what for folder in (first, second) if (what := _breaches(folder))]
+    if unfair and "rules" not in allowed:
+        raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")
     rows = [
         {row["row"]: row for row in summary["rows"] if row["train_seconds"] is not None} for summary in (ours, theirs)
     ]
@@ -50,7 +56,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     if not lines:
         raise BadInput(f"{first} and {second} have no finished row in common.")
     differs = _environment(ours, theirs) + [what for line in lines for what in _asked(line.row, ours, theirs)]
-    return Comparison(lines, differs, sorted(rows[0].keys() ^ rows[1].keys()))
+    return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()))
 
 
 def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
@@ -75,6 +81,16 @@ def _read(folder: Path) -> dict:
     if not file.is_file():
         raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
     return read_json(file)
+
+
+def _breaches(folder: Path) -> str:
+    """What of a folder's own runs is not as the rules want it, in a line; empty where all is."""
+    if not any(folder.glob("runs/*/*/*/record.json")):
+        return f"{folder} has a report only, so that its runs can't be checked"
+    if not (breaches := fairness.check(folder).breaches):
+        return ""
+    more = f", and {len(breaches) - 1} more" if len(breaches) > 1 else ""
+    return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists that"
 
 
 def _differences(ours: dict, theirs: dict) -> dict[str, str]:

@@ -54,7 +54,9 @@ def read(strategy: Strategy) -> dict:
         "dropout": models.dropouts(strategy.module),
         "attention": getattr(strategy.module.config, "_attn_implementation", None),
         "optimizer": type(inner).__name__,
-        "fused": bool(inner.defaults.get("fused")),
+        "fused": all(
+            group.get("fused") for group in inner.param_groups
+        ),  # what steps; a wrapper has defaults of its own
         "groups": [
             {name: group[name] for name in ("initial_lr", "betas", "eps", "weight_decay")}
             | {"parameters": sum(parameter.numel() for parameter in group["params"])}
