@@ -104,6 +104,32 @@ def test_a_row_at_the_margin_is_rarely_called_as_good():
     assert trials.count("as_good") / len(trials) == pytest.approx(ladder.LEVEL, abs=0.015)
 
 
+def test_of_many_rows_at_the_margin_rarely_one_is_called_as_good():
+    """The chance of any false claim is that of one row alone, however many are tried."""
+    random = np.random.default_rng(1)
+    false = 0
+    for _ in range(1000):
+        rungs = [ladder.quality(random.normal(-ladder.MARGIN, 0.02, 5).tolist(), 5) for _ in range(8)]
+        alone = sum(rung["quality"] == "as_good" for rung in rungs)
+        ladder._choose(rungs)
+        chosen = sum(rung["quality"] == "as_good" for rung in rungs)
+        assert chosen <= alone
+        false += chosen > 0
+    assert false / 1000 < 0.07
+
+
+def test_how_many_seeds_would_show_it():
+    """At that many, rows without any loss are called as good about four times in five."""
+    random = np.random.default_rng(2)
+    for spread in (0.02, 0.04):
+        seeds = ladder.seeds_needed(spread)
+        trials = [ladder.quality(random.normal(0, spread, seeds).tolist(), seeds)["quality"] for _ in range(2000)]
+        assert 0.75 < trials.count("as_good") / len(trials) < 0.9
+    assert ladder.seeds_needed(0.0) == ladder.ENOUGH
+    assert ladder.seeds_needed(10.0) is None
+    assert ladder.quality([0.05, -0.06, 0.04, -0.05, 0.0], 5)["seeds_needed"] > 5
+
+
 def test_without_open_rows_there_is_no_ladder():
     asked = config.parse({})
     rows = [{"row": name, "strategy": row.strategy, "division": row.division} for name, row in asked.rows.items()]

@@ -61,6 +61,16 @@ def test_a_little_less_is_chance(search):
     assert tuning.winner(search(lambda recipe: (0.0097 if recipe["packed"] else 0.01, 0))[0]) == tuning.START
 
 
+def test_what_seems_to_pay_once_is_not_kept(search):
+    """A run that was quick by chance is not quick again; nor is what was compared with a recipe that was slow once."""
+    lucky = iter([0.005])
+    tries, said = search(lambda recipe: (next(lucky, 0.01) if recipe["packed"] else 0.01, 0))
+    assert tuning.winner(tries) == tuning.START
+    assert "packed: true: 0.50 of the time, 200 samples/s once warm, not kept" in said
+    unlucky = iter([0.02])
+    assert tuning.winner(search(lambda recipe: (next(unlucky, 0.01), 0))[0]) == tuning.START
+
+
 def test_what_a_machine_can_not_do_is_no_try(search):
     def cost(recipe):
         if recipe["tf32"]:

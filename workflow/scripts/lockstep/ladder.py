@@ -2,15 +2,16 @@
 
 Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
 Quality is macro-F1 on the test split, held against the base row's of the same repetition, which has the same seed. As
-good is a row of which it is shown, by a one-sided t test at 5 %, that it is not worse by MARGIN or more (a test for
-non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8). That nothing was shown is no proof of quality,
+good is a row of which it is shown, by a one-sided t test, that it is not worse by MARGIN or more (a test for
+non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is
+of other seeds, not of other texts: all runs are tested on the same. That nothing was shown is no proof of quality,
 nor is it one that two models are alike which have both learnt nothing.
 """
 
 import math
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtr, stdtr, stdtrit
 
 from lockstep import stats
 from lockstep.config import Config
@@ -19,6 +20,7 @@ BASE = "single"  # the strategy of the row that all others are held against
 MARGIN = 0.02  # of macro-F1
 LEVEL = 0.05
 ENOUGH = 5  # repetitions, each with a seed of its own
+POWER, MOST_SEEDS = 0.8, 99
 
 
 def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: dict[str, list[dict]]) -> dict | None:
@@ -37,6 +39,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
             judged = quality(*_paired(runs[name], runs[base]))
             empty = not learnt and judged["quality"] != "too_few"
             rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
+    _choose(rungs)
     good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain_low"] and rung["gain_low"] > 1]
     best = max(good, key=lambda rung: rung["gain"], default=None)
     return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
@@ -64,16 +67,50 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
 
 def quality(differences: list[float], seeds: int) -> dict:
     """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences."""
-    found = np.array(differences)
-    verdict = {"macro_f1_difference": float(found.mean()), "macro_f1_bound": None}
-    if len(found) < ENOUGH or seeds < ENOUGH:
-        return verdict | {"quality": "too_few"}
-    half = float(stdtrit(len(found) - 1, 1 - LEVEL) * found.std(ddof=1) / np.sqrt(len(found)))
-    low, high = found.mean() - half, found.mean() + half
-    return verdict | {
-        "macro_f1_bound": float(low),
-        "quality": "as_good" if low > -MARGIN else "worse" if high < -MARGIN else "not_shown",
+    paired = np.array(differences)
+    mean, spread = float(paired.mean()), float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
+    verdict = {
+        "macro_f1_difference": mean,
+        "macro_f1_bound": None,
+        "chance": None,
+        "seeds": seeds,
+        "seeds_needed": None,
     }
+    if len(paired) < ENOUGH or seeds < ENOUGH:
+        return verdict | {"quality": "too_few"}
+    error = spread / np.sqrt(len(paired))
+    half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
+    judged = "as_good" if mean - half > -MARGIN else "worse" if mean + half < -MARGIN else "not_shown"
+    above = mean + MARGIN
+    return verdict | {
+        "macro_f1_bound": mean - half,
+        "chance": float(stdtr(len(paired) - 1, -above / error)) if error else float(above <= 0),
+        "quality": judged,
+        "seeds_needed": seeds_needed(spread) if judged == "not_shown" else None,
+    }
+
+
+def seeds_needed(spread: float) -> int | None:
+    """How many seeds show with probability POWER that a row without any loss is as good; None above MOST_SEEDS.
+
+    spread: the standard deviation of the paired differences. Power is taken from the normal distribution, at Student's
+    quantile.
+    """
+    for seeds in range(ENOUGH, MOST_SEEDS + 1):
+        reach = MARGIN * np.sqrt(seeds) / spread if spread else np.inf
+        if ndtr(reach - stdtrit(seeds - 1, 1 - LEVEL)) >= POWER:
+            return seeds
+    return None
+
+
+def _choose(rungs: list[dict]) -> None:
+    """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
+    tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
+    shown = True
+    for place, rung in enumerate(tested):
+        shown = shown and rung["chance"] <= LEVEL / (len(tested) - place)
+        if rung["quality"] == "as_good" and not shown:
+            rung["quality"] = "not_shown"
 
 
 def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
