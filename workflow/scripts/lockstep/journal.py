@@ -24,8 +24,8 @@ def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[s
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
         line["folder"] = folder.relative_to(results).as_posix()
         line["files"] = {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
-    with (results / FILE).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+    with (results / FILE).open("ab", buffering=0) as stream:  # in one piece, as two trials may end at once
+        stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 
 def note_test(run: Path) -> None:

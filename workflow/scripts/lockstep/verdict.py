@@ -38,9 +38,21 @@ def _times(done: list[dict], summary: dict) -> list[Text]:
     base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
     if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
         said.append(_ratio(best, base, ratio))
+    said += _control(done, base, summary["ratios"])
     if found := summary["ladder"]:
         said.append(_open(found))
     return said
+
+
+def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
+    """What two rows that are one program came to: on a CPU `nn.DataParallel` hands everything to the plain model."""
+    alias = next((row for row in done if row["strategy"] == "dataparallel" and row["device"] == "cpu"), None)
+    ratio = ratios.get(alias["row"], {}).get(base["row"]) if alias and base else None
+    if not ratio or not ratio["kind"]:
+        return []
+    figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
+    told = {name: f"{value:.3g}" for name, value in figures.items()}
+    return [say("control", row=alias["row"], base=base["row"], **told)]
 
 
 def _open(found: dict) -> Text:
@@ -205,6 +217,8 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
         warnings.append(say("warn_synthetic"))
     if all(row["device"] == "cpu" for row in done):
         warnings.append(say("warn_cpu"))
+    if len(done) > 1 and not summary["config"]["vary_seed"]:
+        warnings.append(say("warn_seed"))
     warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < ENOUGH])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))

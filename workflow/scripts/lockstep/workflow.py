@@ -4,6 +4,7 @@ Imports nothing heavy, because Snakemake reads the Snakefile at every start.
 """
 
 import ast
+import contextlib
 import datetime
 import os
 import platform
@@ -135,10 +136,11 @@ def report_what_there_is(checked: config.Config) -> None:
     if not (RESULTS / "data" / "ready" / checked.data_key).is_file():
         for file, text in _before.items():
             write_text(file, text)
-        if _before:
+        with contextlib.suppress(BadInput):  # a damaged journal is told of by check.py
             requests = [line for line in journal.read(RESULTS) if line["what"] == "request"]
-            rows = requests[-2]["rows"] if len(requests) > 1 else []
-            journal.note(RESULTS, "request", RESULTS, ("config.yaml",), rows=rows, put_back=True)
+            if len(requests) > 1:
+                rows = requests[-2]["rows"]
+                journal.note(RESULTS, "request", RESULTS, ("config.yaml",), rows=rows, put_back=True)
         return
     if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
         _script("parity", "--show", "--exit-zero")
