@@ -32,17 +32,18 @@ def change(file: Path, **watched) -> None:
     files.write_json(file, found | {"watch": found["watch"] | watched})
 
 
-def made(results: Path, **changes) -> tuple[dict, dict[str, dict], str]:
-    """The report of what is in `results`: the summary, its rows by name, and the page."""
+def gathered(results: Path, **changes) -> tuple[dict, dict[str, dict]]:
+    """What the report says of what is in `results`: the summary with its headline, and its rows by name."""
     raw = config.read([results / "config.yaml"]).source
     found = summary.gather(config.parse(copy.deepcopy(raw) | changes), results)
+    return found | {"headline": [line.en for line in verdict.lines(found)]}, {row["row"]: row for row in found["rows"]}
+
+
+def made(results: Path, **changes) -> tuple[dict, dict[str, dict], str]:
+    """The same, and the page, whose pictures take seconds to draw."""
+    found, rows = gathered(results, **changes)
     reporting.write(found, results / "report", results / "predict" / "predictions.csv")
-    page = (results / "report" / "report.html").read_text(encoding="utf-8")
-    return (
-        found | {"headline": [line.en for line in verdict.lines(found)]},
-        {row["row"]: row for row in found["rows"]},
-        page,
-    )
+    return found, rows, (results / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_table_of_several_builds_says_so_at_once_and_lists_them(results):
@@ -74,7 +75,7 @@ def test_without_data_it_says_what_to_do(results):
 
 def test_a_row_that_was_not_tested_yet_is_not_compared(results):
     shutil.rmtree(results / "runs/ddp/n2/rep1/test")
-    found, rows, _ = made(results)
+    found, rows = gathered(results)
     assert rows["ddp"]["status"] == "skipped"
     assert rows["ddp"]["reason"] == "trained, but not converted and tested yet"
     assert rows["ddp"]["speedup"] is None
@@ -84,7 +85,7 @@ def test_a_row_that_was_not_tested_yet_is_not_compared(results):
 
 def test_without_the_baseline_there_is_no_speed_up(results):
     shutil.rmtree(results / "runs/single")
-    found, rows, _ = made(results)
+    found, rows = gathered(results)
     assert all(row["speedup"] is None for row in rows.values())
     assert "of single's time" not in " ".join(found["headline"])
 
@@ -108,7 +109,7 @@ def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
     files.write_json(run / "rep2/record.json", record)
     (run / "rep3/record.json").unlink()
     files.write_json(run / "rep3/failed.json", record | {"status": "failed", "reason": "rank 1 died"})
-    _, rows, _ = made(results, repeats=3)
+    _, rows = gathered(results, repeats=3)
     assert rows["ddp"]["train_seconds"] == pytest.approx(2 * first)
     assert (rows["ddp"]["repeats"], rows["ddp"]["status"], rows["ddp"]["reason"]) == (2, "failed", "rank 1 died")
 
@@ -131,7 +132,7 @@ def test_rows_are_compared_block_by_block(results):
     repeat(results, "fsdp", [10.1, 19.0, 11.5])
     shutil.rmtree(results / "profile")  # it would say why fsdp is slower
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
-    found, rows, _ = made(results, repeats=3, rows=three)
+    found, rows = gathered(results, repeats=3, rows=three)
     assert rows["ddp"]["speedup"] == pytest.approx(1.25)
     # The spread is that of all three rows, though ddp and single alone would agree to the last digit.
     assert (rows["ddp"]["speedup_low"], rows["ddp"]["speedup_high"]) == pytest.approx((1.173, 1.332), abs=1e-3)
@@ -149,7 +150,7 @@ def test_rows_that_are_alike_share_the_first_place(results):
     repeat(results, "fsdp", [8.1, 8.0, 8.2])
     shutil.rmtree(results / "profile")
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
-    found, rows, _ = made(results, repeats=3, rows=three)
+    found, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
     first = "On this machine (2 CPU processes), ddp and fsdp are fastest; which of them is open."
     assert found["headline"][0] == first
@@ -194,7 +195,7 @@ def test_runs_of_another_machine_are_warned_of(results):
     environment = json.loads(file.read_text())
     for there, told in ((environment["packages"] | {"deepspeed": None}, False), ({"torch": "1.0"}, True)):
         file.write_text(json.dumps(environment | {"packages": there}))
-        found, _, _ = made(results)
+        found, _ = gathered(results)
         assert any("not all runs come from the same torch" in line for line in found["headline"]) == told
     file.write_text(json.dumps(environment | {"cpu": "Z80"}))
     found, _, page = made(results)
@@ -203,7 +204,7 @@ def test_runs_of_another_machine_are_warned_of(results):
 
 
 def test_one_run_a_row_is_no_verdict(results):
-    found, _, _ = made(results)
+    found, _ = gathered(results)
     assert "had the shortest time" in found["headline"][0]
     assert "one run a row can't tell that from chance" in found["headline"][0]
 
@@ -263,10 +264,10 @@ def test_results_of_other_data_are_shown_as_such(results):
     file = results / "data" / "data.json"
     about = files.read_json(file)
     files.write_json(file, about | {"hash": 64 * "0"})
-    _, rows, _ = made(results)
+    _, rows = gathered(results)
     assert rows["ddp"]["reason"] == "made with other settings: data that have changed since"
     files.write_json(file, about)
-    _, rows, _ = made(results, data=config.read([results / "config.yaml"]).source["data"] | {"limit": 5})
+    _, rows = gathered(results, data=config.read([results / "config.yaml"]).source["data"] | {"limit": 5})
     assert rows["ddp"]["reason"] == "made with other settings: data.limit 700, now 5"
 
 
@@ -274,14 +275,14 @@ def test_what_decides_no_result_makes_none_stale(results):
     """A timeout, a port, and what else stands in the table."""
     asked = config.read([results / "config.yaml"]).source
     hardware = asked["hardware"] | {"timeout": 7, "port": 29600}
-    _, rows, _ = made(results, hardware=hardware, rows=asked["rows"] | {"more": {"strategy": "ddp", "clip": 0}})
+    _, rows = gathered(results, hardware=hardware, rows=asked["rows"] | {"more": {"strategy": "ddp", "clip": 0}})
     assert rows["ddp"]["status"] == "ok"
     assert rows["more"]["status"] == "skipped"
 
 
 def test_a_row_with_another_recipe_is_not_ranked(results):
     ask(results, "ddp", train={"learning_rate": 100.0})
-    found, rows, _ = made(results, rows={"ddp": {"strategy": "ddp", "learning_rate": 100.0}})
+    found, rows = gathered(results, rows={"ddp": {"strategy": "ddp", "learning_rate": 100.0}})
     assert (rows["ddp"]["division"], rows["ddp"]["rank"]) == ("open", None)
     assert any("train by another recipe" in line for line in found["headline"])
 
@@ -315,7 +316,7 @@ def test_a_damaged_record_costs_its_row_only(results, text):
 def test_a_damaged_file_of_a_run_costs_its_row_only(results, file):
     (results / "runs/ddp/n2/rep1" / file).unlink()
     (results / "runs/ddp/n2/rep1" / file).mkdir()
-    _, rows, _ = made(results)
+    _, rows = gathered(results)
     assert rows["ddp"]["status"] == ("skipped" if file == "test/report.json" else "failed")
     assert rows["single"]["status"] == "ok"
 
@@ -342,17 +343,17 @@ def test_what_all_rows_share_is_noted(results):
 
 def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
     change(results / "runs/ddp/n2/rep1/record.json", disturbed=["a GPU was throttled"])
-    found, rows, _ = made(results)
+    found, rows = gathered(results)
     assert rows["ddp"]["rank"] is None
     assert rows["ddp"]["train_seconds"] > 0
     assert any("no undisturbed run, so no trustworthy times: ddp" in line for line in found["headline"])
 
 
 def test_figures_that_no_device_tells_are_not_guessed(results):
-    _, rows, _ = made(results)
+    _, rows = gathered(results)
     assert rows["ddp"]["energy_joules"] is None or rows["ddp"]["energy_joules"] > 0
     (results / "data" / "peak.json").unlink()
-    _, rows, _ = made(results)
+    _, rows = gathered(results)
     assert rows["ddp"]["mfu"] is None
 
 

@@ -28,6 +28,7 @@ train: {epochs: 400, max_steps: 1500, global_batch: 31, eval_every: 0, checkpoin
 hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
 profile: {steps: 0}
 repeats: 1
+retries: 0
 """
 LONG_CONFIG = ["--config=config/config.yaml", "--config=long.yaml"]
 HOLD = "import sys, time; from pathlib import Path; from lockstep import ties"

@@ -110,7 +110,8 @@ def test_without_a_first_run_there_is_nothing_to_search(search):
 def test_a_search_leaves_a_row_that_can_be_included(tmp_path):
     place: Workplace = copy_project(tmp_path)
     small = ["data={limit: 700}", "model={hidden_size: 32, layers: 1}", "train={epochs: 1}", "profile={steps: 0}"]
-    small += ["tune={steps: 8, seconds: 12}", "hardware={device: cpu, processes: 2, oversubscribe: true}", "repeats=1"]
+    small += ["tune={steps: 8, seconds: 12}", "hardware={device: cpu, processes: 2, oversubscribe: true}"]
+    small += ["repeats=1", "retries=0"]
     found = place.snakemake("--cores", "all", "tune", "--config", *small)
     assert found.returncode == 0, found.stderr
     row = yaml.safe_load(place.path("results/tune/tuned.yaml").read_text())["rows"]["tuned"]
