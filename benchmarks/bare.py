@@ -1,6 +1,6 @@
 """What one would write by hand over the plan's batches, and nothing else: the least that training this way takes.
 
-python -m benchmarks.bare RESULTS trains a prepared results folder's plan, and prints the most memory it took, in MiB.
+python -m benchmarks.bare RESULTS trains a prepared results folder's plan, and prints the most memory that took, in MiB.
 """
 
 import sys
@@ -36,9 +36,12 @@ def main() -> None:
     model = BertForSequenceClassification.from_pretrained(data / "weights").train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, plan.steps // 10, plan.steps)
+    gauge = memory.Gauge(torch.device("cpu"))
+    gauge.start()
     train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
+    gauge.stop()
     torch.save(model.state_dict(), data.parent / "bare.pt")
-    print(memory.read(torch.device("cpu"))["peak_mb"])
+    print(gauge.found["peak_mb"])
 
 
 if __name__ == "__main__":

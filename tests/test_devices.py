@@ -46,7 +46,9 @@ def main(folder):
         progress.step()
     now = time.perf_counter()
     if rank == 0:
-        write_json(folder / "env.json", {"cores": 2, "packages": {}, "gpus": ["GPU"] * 2, "image": None, "mpi": None})
+        machine = {"cores": 2, "packages": {}, "gpus": ["GPU"] * 2, "image": None, "mpi": None}
+        variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}
+        write_json(folder / "env.json", machine | {"variables": variables})
     optimizer = {"initial_lr": settings["train"]["learning_rate"], "betas": [0.9, 0.999], "eps": 1e-8}
     live = {"world_size": size, "threads": settings["hardware"]["threads"], "precision": settings["precision"]}
     live |= {"groups": [optimizer | {"weight_decay": 0.0}], "optimizer": "AdamW", "dropout": [], "matmul": "highest"}
@@ -79,7 +81,7 @@ def two_gpus(monkeypatch):
 
 def parse(**rows) -> config.Config:
     """The configuration that the data are prepared with, with these rows alone."""
-    source = config.read([DEFAULT], [*KEYS, "repeats=1"]).source
+    source = config.read([DEFAULT], [*KEYS, "repeats=1", "retries=0"]).source
     return config.parse(source | {"rows": rows})
 
 

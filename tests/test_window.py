@@ -30,8 +30,8 @@ class Counting(TorchDispatchMode):
     def watch(self, clock: Clock, patch) -> None:
         opened, ticked, closed, said = clock.open, clock.tick, clock.close, builtins.print
 
-        def open_window():
-            opened()
+        def open_window(barrier):
+            opened(barrier)
             self.open = True
 
         def close_window():
@@ -131,6 +131,31 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
     assert clock["setup"]["check"] > 0.2
+
+
+def test_memory_is_that_of_the_window(session, monkeypatch):
+    """What was freed before the first step, and what is gathered after the last, is in no peak."""
+
+    def take(megabytes: int) -> None:
+        torch.ones(megabytes * 2**18).sum()  # float32, freed at once
+
+    step, state_dict = session.strategy.step, session.strategy.state_dict
+
+    def stepping():
+        take(100)
+        step()
+
+    def gathering():
+        take(900)
+        return state_dict()
+
+    monkeypatch.setattr(session.strategy, "step", stepping)
+    monkeypatch.setattr(session.strategy, "state_dict", gathering)
+    take(900)
+    training._train(session)
+    found = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
+    assert 95 < found["peak_mb"] - found["before_mb"] < 500
+    assert found["proportional_mb"] <= found["peak_mb"]
 
 
 def test_memory_is_read_where_the_kernel_says_it(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 ALIKE = 0.1  # how far apart losses may end, dropout and precision being what they are, and still be called alike
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
+MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
 SETUP = ("imports", "process_group", "model", "wrap", "data", "check")
 
 
@@ -192,19 +193,22 @@ def quality(done: list[dict], summary: dict) -> Drawing:
 def memory(done: list[dict], summary: dict) -> Drawing:
     ordered = sorted(done, key=lambda row: row["peak_memory_mb"])
     figure, axes = bars([row["row"] for row in ordered])
-    values = [[row["peak_memory_mb"]] for row in ordered]
-    tips = stack(axes, [row["row"] for row in ordered], values, [say("peak_memory_mb")], "memory", "MiB", legend=False)
+    # Of a row that was measured by an earlier version only the peak is known.
+    before = [row["memory_before_mb"] or 0.0 for row in ordered]
+    values = [[had, max(0.0, row["peak_memory_mb"] - had)] for had, row in zip(before, ordered, strict=True)]
+    parts = [say("memory_before_mb"), say("memory_window_mb")]
+    tips = stack(axes, [row["row"] for row in ordered], values, parts, "memory", "MiB")
     axes.set_xlabel(say("axis_memory").en)
     least = ordered[0]
     table = [
         [
             row["row"],
-            *("" if row[key] is None else f"{row[key]:.0f}" for key in ("peak_memory_mb", "proportional_memory_mb")),
+            *("" if row[key] is None else f"{row[key]:.0f}" for key in MEMORY),
         ]
         for row in ordered
     ]
     title = say("picture_memory", row=least["row"], mb=f"{least['peak_memory_mb']:.0f}")
-    header = [say("row"), say("peak_memory_mb"), say("proportional_memory_mb")]
+    header = [say("row"), *map(say, MEMORY)]
     return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
 
 
@@ -309,7 +313,7 @@ def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:
     return figure, axes
 
 
-def stack(axes, names, values, labels: list[Text], prefix: str, unit: str, legend: bool = True) -> dict[str, str]:
+def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> dict[str, str]:
     """Horizontal bars made of parts; returns what each part says."""
     tips, starts = {}, np.zeros(len(names))
     for part, label in enumerate(labels):
@@ -326,9 +330,7 @@ def stack(axes, names, values, labels: list[Text], prefix: str, unit: str, legen
             label=label.en,
         )
         for bar, name, length in zip(drawn, names, lengths, strict=True):
-            if (
-                length > 0.06 * max(map(sum, values)) and legend
-            ):  # said in the part too, so that colour alone says nothing
+            if length > 0.06 * max(map(sum, values)):  # said in the part too, so that colour alone says nothing
                 axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, three(length), **INSIDE)
             bar.set_gid(f"{prefix}-{name}-{part}")
             tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"
@@ -336,6 +338,5 @@ def stack(axes, names, values, labels: list[Text], prefix: str, unit: str, legen
     for place, total in enumerate(starts):
         axes.text(total + 0.01 * starts.max(), place, f"{three(total)} {unit}", va="center", fontsize=10)
     axes.set_xlim(0, starts.max() * 1.14)
-    if legend:
-        axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
+    axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
     return tips

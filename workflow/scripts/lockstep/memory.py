@@ -1,5 +1,6 @@
 """How much memory a process of a run took."""
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -26,6 +27,37 @@ def read(device: torch.device) -> dict[str, float | None]:
         "reserved_mb": None,
         "proportional_mb": _kilobytes(PROC / "smaps_rollup", "Pss") / 2**10,
     }
+
+
+class Gauge:
+    """What this process takes in the timed windows, between `start` and `stop`: the most of all of them, as by `read`.
+
+    before_mb: what it had when the first window opened: on a CPU mostly imports, on a GPU model and optimizer. What
+    comes after, as a model that is gathered to be saved, is in none of it.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.found: dict[str, float | None] = {}
+
+    def start(self) -> None:
+        """A window is about to open: from here on the peak is counted anew."""
+        if self.device.type == "cuda":
+            numbers = range(torch.cuda.device_count())
+            now = sum(map(torch.cuda.memory_allocated, numbers)) / 2**20
+            for number in numbers:
+                torch.cuda.reset_peak_memory_stats(number)
+        else:
+            now = _kilobytes(PROC / "status", "VmRSS") / 2**10
+            with contextlib.suppress(OSError):  # where this may not be written, the peak is that since the launch
+                (PROC / "clear_refs").write_text("5")  # proc_pid_clear_refs(5): the peak is what is resident now
+        self.found.setdefault("before_mb", now)
+
+    def stop(self) -> None:
+        """A window has closed."""
+        for kind, value in read(self.device).items():
+            known = [each for each in (value, self.found.get(kind)) if each is not None]
+            self.found[kind] = max(known, default=None)
 
 
 def _kilobytes(file: Path, key: str) -> int:

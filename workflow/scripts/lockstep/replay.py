@@ -97,9 +97,13 @@ class Replay:
         self.session.clock.close()
         if self.session.meter:
             self.session.meter.stop()
+        if self.session.gauge:
+            self.session.gauge.stop()
 
     def _open(self) -> None:
         strategy = self.session.strategy
+        if self.session.gauge:
+            self.session.gauge.start()
         if self.session.meter:
             self.session.meter.start()
         self.session.clock.open(lambda: checkpoint.barrier(strategy))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lockstep.clock import Clock
 from lockstep.energy import Meter
+from lockstep.memory import Gauge
 from lockstep.record import Progress, RankFiles
 from lockstep.strategies.single import Strategy
 
@@ -18,6 +19,7 @@ class Session:
     files: RankFiles
     progress: Progress
     meter: Meter | None = None  # on one rank of each machine
+    gauge: Gauge | None = None  # where memory is read: not where the same is trained once more
     profiler: "Profiler | None" = None  # noqa: F821 - in a run of that kind only, lockstep/profiling.py
 
     @property

@@ -51,6 +51,7 @@ COLUMNS = [
     "proportional_memory_mb",
     "reserved_memory_mb",
     "energy_joules",
+    "memory_before_mb",
 ]
 
 
@@ -245,6 +246,7 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
         "macro_f1": run["test"]["macro_f1"],
         "final_loss": run["losses"][-1],
         "peak_memory_mb": memory["peak_mb"],
+        "memory_before_mb": memory.get("before_mb"),
         "reserved_memory_mb": memory["reserved_mb"],
         "proportional_memory_mb": memory["proportional_mb"],
         "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),

@@ -82,6 +82,7 @@ def _train(session: Session) -> None:
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
         session.meter = Meter()
+    session.gauge = memory.Gauge(strategy.world.device)
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
@@ -97,7 +98,7 @@ def _train(session: Session) -> None:
     files.write(
         {
             "clock": clock.reading(),
-            "memory": memory.read(strategy.world.device),
+            "memory": session.gauge.found,
             "energy": session.meter.joules if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},
