@@ -65,6 +65,21 @@ def test_labels_are_taken_from_the_data_where_none_are_given(tmp_path):
     assert split(tmp_path, rows, labels=None)[1]["labels"] == ["froh", "traurig"]
 
 
+def test_where_names_are_numbers_numbers_are_names(tmp_path):
+    """Not positions: 0 would be taken for the first name, and mixed with its texts."""
+    rows = [[f"文{number}", number % 3] for number in range(60)]
+    with pytest.raises(BadInput, match=r"row 1: label 0 is not one of 1, 2\. Mend the row"):
+        split(tmp_path, rows, labels=["1", "2"])
+    assert split(tmp_path, rows, labels=["0", "1", "2"])[1]["splits"]["test"]["labels"] == {"0": 2, "1": 2, "2": 2}
+
+
+def test_a_label_without_a_text_is_noted(tmp_path):
+    rows = [[f"文{number}", number % 2] for number in range(60)]
+    assert split(tmp_path, rows, labels=["a", "b", "c"])[1]["notes"] == [
+        "no text has the label c, which counts as 0 in every macro-F1"
+    ]
+
+
 def test_duplicates_under_another_label_are_counted(tmp_path):
     rows = [[f"文{number}", number % 2] for number in range(60)] + [["文0", 1], ["文 1", 1]]
     summary = split(tmp_path, rows, labels=["a", "b"])[1]
@@ -80,7 +95,7 @@ def test_duplicates_under_another_label_are_counted(tmp_path):
         ([["文", -1]], "rows.json, row 1: label -1 is not one of"),
         ([["文", True]], "rows.json, row 1: label True is not one of"),
         ([[f"文{n}", int(n == 0)] for n in range(50)], "too few texts with the label b"),
-        ([[f"文{n}", n % 2] for n in range(8)], "8 texts can't be split as data.splits says"),
+        ([[f"文{n}", n % 2] for n in range(8)], "8 texts (4 a, 4 b) can't be split as data.splits says"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(tmp_path, rows, message):

@@ -13,7 +13,7 @@ from lockstep.errors import BadInput
 from .test_data import scratch
 
 TRAIN = {"learning_rate": 0.1, "weight_decay": 0.01, "schedule": "constant", "warmup": 0}
-TEXTS = ["今天真开心", "好难过"]
+TEXTS = ["今天真开心", "好难过"] * 2  # a character that comes once is not in the vocabulary
 LABELS = ["a", "b", "c"]
 
 
@@ -64,12 +64,52 @@ def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
     pretrained = built()  # for three labels
     pretrained.save_pretrained(tmp_path)
     wanted, notes = scratch(name=str(tmp_path)), []
-    first, same, other = (models.initialise(wanted, None, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
+    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
+    first, same, other = (models.initialise(wanted, tokenizer, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
     assert notes[0] == f"{tmp_path} ends in a head of 3 classes, and the data has 2: a new head replaces it"
     assert torch.equal(first.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
     assert first.classifier.weight.shape == (2, 8)
     assert models.hash_weights(first.state_dict()) == models.hash_weights(same.state_dict())
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_a_model_that_does_not_fit_its_tokenizer_or_the_texts_is_refused(tmp_path):
+    """Before any row fails on it, on a GPU without a word that helps."""
+    built().save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    large = models.character_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 2], 16)
+    with pytest.raises(BadInput, match=r"has embeddings for \d+ tokens, and its tokenizer has 261"):
+        models.initialise(wanted, large, LABELS, 16, 0)
+    with pytest.raises(BadInput, match=r"can't take a text of 99 tokens .*Lower data\.max_length"):
+        models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 99), LABELS, 99, 0)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    """transformers makes one up, to which every word is unknown."""
+    built().save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"holds no tokenizer|can't be loaded"):
+        models.make_tokenizer(scratch(name=str(tmp_path)), TEXTS, 16)
+
+
+def test_code_that_comes_with_a_model_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
+    """Whatever stands at the terminal: transformers would ask, and take a y."""
+    built().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": classes}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tok", None]}}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    wanted = scratch(name=str(tmp_path))
+    for attempt in (
+        lambda: models.make_tokenizer(wanted, TEXTS, 16),
+        lambda: models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 16), LABELS, 16, 0),
+    ):
+        with pytest.raises(BadInput, match="can't be loaded"):
+            attempt()
+    with pytest.raises(ValueError, match=r"trust_remote_code|does not recognize"):
+        models.load(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_body_of_another_size_is_refused(tmp_path):

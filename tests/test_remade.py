@@ -37,7 +37,7 @@ def test_a_lost_file_is_made_again_and_no_row_is_trained_for_it(place, part):
     configs = [f"--config={file}" for file in ("small.yaml", "more.yaml")]
     refused = place.script("launch", *configs, "--row", "single_fp16")
     assert refused.returncode == 2
-    assert refused.stderr == f"error: {name} is gone or changed. Run workflow/scripts/prepare.py again, then plan.py.\n"
+    assert refused.stderr == f"error: {name} is gone or changed. {runs.MAKE_DATA}\n"
     assert jobs(place.snakemake("-n", "ddp", *CONFIGURED)) == {"prepare": 1, "plan": 1, "ddp": 1}
     made = place.snakemake("ddp", *CONFIGURED)
     assert made.returncode == 0, made.stderr
@@ -45,6 +45,32 @@ def test_a_lost_file_is_made_again_and_no_row_is_trained_for_it(place, part):
     assert read_json(place.path("results/data/data.json")) == about
     after = place.snakemake("-n", "ddp", *CONFIGURED)
     assert NOTHING in after.stdout + after.stderr
+
+
+def test_a_damaged_file_is_told_before_anything_starts(place):
+    """It is there, so Snakemake would make nothing; and a row that is trained on it would fail, its last run gone."""
+    (file,) = place.path("results/data").glob("dataset/train/*.arrow")
+    file.write_bytes(file.read_bytes()[:100])
+    refused = place.snakemake("single", *CONFIGURED, "-R", "train_single_1")
+    assert refused.returncode != 0
+    said = (
+        f"error: {file.relative_to(place.folder)}: has changed since it was written. Remove it, and it is made again."
+    )
+    assert said in refused.stderr
+    assert place.path("results/runs/single/n1/rep1/record.json").is_file()
+    planned = place.script("plan", "--config=small.yaml")
+    assert (planned.returncode, planned.stderr.count("\n")) == (2, 1)
+    assert "is damaged" in planned.stderr
+
+
+def test_what_a_failure_reported_is_made_again_when_all_is_well(place):
+    """Its report is of settings that may be gone by then, and newer than all that Snakemake would make it from."""
+    stamps = [place.path(f"results/{part}/.complete") for part in ("predict", "report")]
+    for stamp in stamps:
+        stamp.touch()
+    failed = place.snakemake("--config", "train={global_batch: 5000}", *CONFIGURED)
+    assert failed.returncode == 1
+    assert not any(stamp.exists() for stamp in stamps)
 
 
 def test_a_prepare_that_fails_leaves_everything_as_it_was(place):

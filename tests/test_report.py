@@ -321,6 +321,52 @@ def test_a_damaged_file_of_a_run_costs_its_row_only(results, file):
     assert rows["single"]["status"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("file", "status"),
+    [("runs/ddp/n2/rep1/env.json", "failed"), ("runs/ddp/n2/rep1/test/report.json", "failed")]
+    + [(file, "ok") for file in ("data/peak.json", "manifest.json", "parity/ddp/n2/rep1/verdict.json")],
+)
+@pytest.mark.parametrize("text", ["{}", "[]", '{"proof": "equal"}', '{"x": '])
+def test_a_file_that_is_not_as_it_was_written_costs_no_more_than_it_holds(results, file, status, text):
+    (results / file).write_text(text)
+    found, rows = gathered(results)
+    assert rows["ddp"]["status"] == status
+    assert rows["single"]["status"] == "ok"
+    told = [rows["ddp"]["reason"], *found["damaged"], (found["verdicts"]["ddp"] or {}).get("reason", "")]
+    assert any(f"{results / file}: is damaged" in reason for reason in told)
+    if "verdict" in file:
+        assert (rows["ddp"]["proof"], rows["ddp"]["rank"]) == ("failed", None)
+
+
+def test_what_is_damaged_beside_the_runs_is_noted_on_the_page(results):
+    (results / "data/peak.json").write_text("{}")
+    (results / "predict/predictions.csv").write_bytes("text,truth\n好,坏\n".encode("gbk"))
+    _, _, page = made(results)
+    assert "peak.json: is damaged" in page
+    assert "predictions.csv: is damaged" in page
+
+
+def test_a_row_that_can_not_be_converted_says_why(results):
+    shutil.rmtree(results / "runs/ddp/n2/rep1/test")
+    files.write_json(results / "runs/ddp/n2/rep1/untested.json", {"reason": "can't be read as a checkpoint of ddp"})
+    _, rows = gathered(results)
+    assert (rows["ddp"]["status"], rows["ddp"]["reason"]) == ("failed", "can't be read as a checkpoint of ddp")
+
+
+@pytest.mark.parametrize("disturbed", [[], ["a GPU was throttled"]])
+def test_a_row_of_another_session_is_compared_with_none(results, disturbed):
+    """Trained alone, later, it would gain or lose by what the machine has become since."""
+    file = results / "runs/ddp/n2/rep1/record.json"
+    change(file, disturbed=disturbed)
+    files.write_json(file, files.read_json(file) | {"session": "later"})
+    found, rows = gathered(results)
+    assert found["apart"] == ["ddp"]
+    assert (rows["ddp"]["speedup"], rows["ddp"]["rank"]) == (None, None)
+    assert rows["fsdp"]["speedup"]
+    said = "timed in another session than the rest, so compared with none of it until `make again` has repeated"
+    assert said in found["headline"][-1]
+
+
 def test_where_every_run_was_disturbed_no_winner_is_named(results):
     for file in (results / "runs").glob("*/*/*/record.json"):
         change(file, disturbed=["other processes used 1.20 of 2 CPU cores"])

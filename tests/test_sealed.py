@@ -97,6 +97,11 @@ def test_a_model_that_lockstep_did_not_make_needs_no_seal(script, tmp_path):
     assert said.startswith(f"error: {tmp_path / 'theirs'}: can't be read as a model: ")
 
 
+def test_a_place_that_can_not_be_written_is_named(run_script):
+    code, _, said = run_script("prepare", "--results", "config/config.yaml/x")
+    assert (code, said) == (2, "error: config/config.yaml/x: Not a directory. Name a folder that can be written.\n")
+
+
 @pytest.mark.parametrize("name", ["convert", "prepare"])
 def test_without_room_on_the_disk_the_file_is_named(script, name):
     """In a process of its own, whose files may grow to 2,000 bytes, and no further."""

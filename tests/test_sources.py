@@ -60,6 +60,8 @@ def test_columns_by_name_and_by_position(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("id,stimmung,inhalt\n1,froh,'ja, sehr'\n".replace("'", '"'), encoding="utf-8")
     assert read(tmp_path, path=str(file), text="inhalt", label="stimmung", join_blanks=False) == [("ja, sehr", "froh")]
+    file.write_text("text,source,label\nja,app,froh\nnein,web,traurig\n", encoding="utf-8")
+    assert read(tmp_path, path=str(file), text=0, label="label", labels=None) == [("ja", "froh"), ("nein", "traurig")]
     file.write_text("1\tfroh\tja\n", encoding="utf-8")
     assert read(tmp_path, path=str(file), format="tsv", text=2, label=1) == [("ja", "froh")]
 

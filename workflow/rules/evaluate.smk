@@ -47,6 +47,7 @@ rule predict:
             category="Report",
             labels={"what": "the same texts through every model"},
         ),
+        touch("results/predict/.complete"),
     log:
         "results/logs/predict.log",
     benchmark:

@@ -22,6 +22,7 @@ rule report:
             labels={"what": "the page"},
         ),
         "results/report/report.md",
+        touch("results/report/.complete"),
         report(
             "results/report/summary.csv",
             caption="../report/captions/table.rst",

@@ -9,26 +9,36 @@ from pathlib import Path
 
 from lockstep import cli, journal
 from lockstep.errors import RunFailed
-from lockstep.files import atomic_folder, read_json, verify
+from lockstep.files import atomic_folder, read_json, verify, write_json
+from lockstep.record import UNTESTED
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     run = parser.parse_args().run
+    try:
+        scores = evaluate(run)
+    except RunFailed as error:
+        write_json(run / UNTESTED, {"reason": str(error)})
+        raise
+    (run / UNTESTED).unlink(missing_ok=True)
+    journal.note_test(run)
+    print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
+
+
+def evaluate(run: Path) -> dict:
+    """Convert and test, and return the scores. Raises RunFailed."""
     if twin := tested_twin(run):
         for part in ("model", "test"):
             with atomic_folder(run / part) as temporary:
                 shutil.copytree(twin / part, temporary, dirs_exist_ok=True)
-        scores = read_json(run / "test" / "report.json")
         print(f"the same weights, to the last bit, as {twin}")
-    else:
-        from lockstep import checkpoint, evaluation  # here, because to import PyTorch takes longer than to copy
+        return read_json(run / "test" / "report.json")
+    from lockstep import checkpoint, evaluation  # here, because to import PyTorch takes longer than to copy
 
-        checkpoint.convert(run, run / "model")
-        scores = evaluation.test(run)
-    journal.note_test(run)
-    print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
+    checkpoint.convert(run, run / "model")
+    return evaluation.test(run)
 
 
 def tested_twin(run: Path) -> Path | None:

@@ -51,6 +51,8 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
         number_of[codes[kept[at]]] = _label_number(known[codes[kept[at]]], labels, f"{name}, row {row}")
     numbers = number_of[codes]
     everything = everything.add_column("label", numbers)
+    if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
+        notes.append(f"no text has the label {_some(absent)}, which counts as 0 in every macro-F1")
     parts = {part: kept[places] for part, places in _stratified(numbers[kept], labels, data, name).items()}
     summary = {
         "source": name,
@@ -94,19 +96,22 @@ def texts(part: Dataset) -> Iterator[str]:
 
 
 def _label_number(label, labels: list[str], where: str) -> int:
-    """A label's number: by its name, or the number as which it stands in the data."""
+    """A label's number: by its name, or the number as which it stands in the data, where no name is a number."""
     if str(label) in labels:
         return labels.index(str(label))
+    numbered = not any(name.isdecimal() for name in labels)
     if (
-        isinstance(label, (int, str))
+        numbered
+        and isinstance(label, (int, str))
         and not isinstance(label, bool)
         and str(label).isdecimal()
         and len(str(label)) < 10  # Python refuses to read some thousand digits
         and int(label) < len(labels)
     ):
         return int(label)
+    numbers = f" or a number from 0 to {len(labels) - 1}" if numbered else ""
     raise BadInput(
-        f"{where}: label {_short(label)} is not one of {', '.join(labels)} or a number from 0 to {len(labels) - 1}."
+        f"{where}: label {_short(label)} is not one of {', '.join(labels)}{numbers}."
         " Mend the row, or set data.labels (null takes the labels from the data)."
     )
 
@@ -132,10 +137,11 @@ def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -
         dev, test = train_test_split(
             rest, test_size=data.splits["test"] / held_out, stratify=labels[rest], random_state=data.seed
         )
-    except ValueError as error:
+    except ValueError:  # scikit-learn tells numbers of labels, not their names
+        counts = ", ".join(f"{count} {name}" for name, count in _counts(labels, names).items() if count)
         raise BadInput(
-            f"{source}: {len(labels)} texts can't be split as data.splits says: {error}"
-            " Give more data, or other shares in data.splits."
+            f"{source}: {len(labels)} texts ({counts}) can't be split as data.splits says, with each label in every"
+            " part. Give more data, or other shares in data.splits."
         ) from None
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
 

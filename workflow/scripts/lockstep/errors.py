@@ -7,6 +7,7 @@ import re
 import sys
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or what one file may take
+NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 MAKE_ROOM = "Make room, and start again."
 
 
@@ -59,4 +60,7 @@ def exit_code(main, *arguments) -> int:
         if why := no_room(error):
             print(f"failed: {getattr(error, 'filename', None) or 'a file'}: {why}. {MAKE_ROOM}", file=sys.stderr)
             return 1
+        if isinstance(error, OSError) and error.errno in NOT_OURS and error.filename:
+            print(f"error: {error.filename}: {error.strerror}. Name a folder that can be written.", file=sys.stderr)
+            return 2
         raise

@@ -107,6 +107,15 @@ def read_json(path: Path):
         raise BadInput(f"{path}: is damaged ({error}). Remove it, and make it again.") from None
 
 
+def read_object(path: Path, keys: tuple[str, ...]) -> dict:
+    """The JSON object in a file. Raises BadInput where it is none, or lacks one of `keys`."""
+    found = read_json(path)
+    if not isinstance(found, dict) or (missing := [key for key in keys if key not in found]):
+        what = f"lacks {', '.join(missing)}" if isinstance(found, dict) else "is no object"
+        raise BadInput(f"{path}: is damaged ({what}). Remove it, and make it again.")
+    return found
+
+
 def _no_number(word: str):
     raise ValueError(f"{word} is no number of JSON")
 

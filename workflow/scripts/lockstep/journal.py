@@ -37,11 +37,16 @@ def note_test(run: Path) -> None:
 def read(results: Path) -> list[dict]:
     """All lines, the oldest first; none where there is no journal. Raises BadInput where one is no JSON."""
     file = results / FILE
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise BadInput(f"{file}: is damaged ({error}).") from None
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # no JSON, or no text
+            found.append(None)
+        if not isinstance(found[-1], dict) or "what" not in found[-1]:
+            raise BadInput(f"{file}, line {number}: is damaged, so nothing tells whether files were changed since.")
+    return found
 
 
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """The model: built or loaded, its tokenizer, its initial weights, its optimizer and learning-rate schedule.
 
 Knows nothing of strategies. Foreign bytes: weights come from safetensors, or from torch.load(weights_only=True),
-which is what transformers does since torch 2.6; code that comes with a model is never run (trust_remote_code stays
-off).
+which is what transformers does since torch 2.6; code that comes with a model is never run, nor asked for (left to
+its default, trust_remote_code asks whoever is at the terminal).
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
 
     if model.name != "scratch":
         with _explained(model):
-            return AutoTokenizer.from_pretrained(model.name, revision=model.revision, model_max_length=max_length)
+            tokenizer = AutoTokenizer.from_pretrained(
+                model.name, revision=model.revision, model_max_length=max_length, trust_remote_code=False
+            )
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise BadInput(f"model.name: {model.name}: holds no tokenizer. Save the one that the model was made with.")
+        return tokenizer
     return character_tokenizer(texts, max_length)
 
 
@@ -92,6 +97,7 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
             pretrained, report = AutoModelForSequenceClassification.from_pretrained(
                 model.name,
                 revision=model.revision,
+                trust_remote_code=False,
                 num_labels=len(labels),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
@@ -105,6 +111,7 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
             classes = next(iter(others.values()))[0]
             said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
             notes.append(f"{said}: a new head replaces it")
+        _require_fit(pretrained, model, len(tokenizer), max_length)
         return pretrained
     if model.hidden_size % model.heads:
         raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
@@ -127,18 +134,33 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     _require_weights(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if dropout is not None:
         for name in _dropout_keys(config):
             setattr(config, name, dropout)
     model = AutoModelForSequenceClassification.from_pretrained(
-        folder, config=config, local_files_only=True, dtype=torch.float32
+        folder, config=config, local_files_only=True, trust_remote_code=False, dtype=torch.float32
     )
     if dropout is not None:
         for module in model.modules():
             if isinstance(module, DROPOUT):
                 module.p = dropout
     return model
+
+
+def _require_fit(pretrained: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
+    """Raises BadInput where a model can't take the tokenizer's last token, or as many as a text may have."""
+    longest = torch.full((1, max_length), tokens - 1)
+    try:
+        with torch.no_grad():
+            pretrained.eval()(input_ids=longest, attention_mask=torch.ones_like(longest))
+    except (RuntimeError, IndexError, ValueError) as error:
+        have = pretrained.get_input_embeddings().num_embeddings
+        if have < tokens:
+            why = f"has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its own tokenizer."
+        else:
+            why = f"can't take a text of {max_length} tokens ({brief(error)}). Lower data.max_length."
+        raise BadInput(f"model.name: {model.name}: {why}") from None
 
 
 @contextlib.contextmanager
@@ -207,7 +229,7 @@ def _explained(model: Model):
         from lockstep import containers
 
         at = f" at revision {model.revision}" if model.revision else ""
-        why = containers.outside(model.name) or containers.offline()
+        why = "" if Path(model.name).exists() else containers.outside(model.name) or containers.offline()
         raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}{why}") from None
 
 

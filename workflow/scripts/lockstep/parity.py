@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from lockstep import checkpoint, journal, record, runs, ties
 from lockstep.config import EXACT, MISTAKES, OTHER_ORDERS, Config, Row
 from lockstep.errors import BadInput, OtherWork, RunFailed
-from lockstep.files import read_json, write_json
+from lockstep.files import read_json, read_object, write_json
 from lockstep.plan import Plan
 from lockstep.record import WEIGHTS
 
@@ -249,15 +249,19 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     trial = config.trial(row)
     folder = results / trial.folder(1)
     if (folder / "verdict.json").is_file():
-        return read_json(folder / "verdict.json")
+        return read_object(folder / "verdict.json", ("proof", "reason", "distances", "steps", "world_size"))
     if (folder / "failed.json").is_file():
-        failed = read_json(folder / "failed.json")
-        return dict.fromkeys(("distances", "fp64", "steps"), None) | {
-            "row": row.name,
-            "world_size": trial.hardware.devices,
-            "proof": "failed",
-            "reason": failed["reason"],
-            "lossy": row.lossy,
-            "no_fp64": row.no_fp64,
-        }
+        return failed(config, row, read_object(folder / "failed.json", ("reason",))["reason"])
     return None
+
+
+def failed(config: Config, row: Row, reason: str) -> dict:
+    """The verdict on a row whose trial did not come to one."""
+    return dict.fromkeys(("distances", "fp64", "steps"), None) | {
+        "row": row.name,
+        "world_size": config.trial(row).hardware.devices,
+        "proof": "failed",
+        "reason": reason,
+        "lossy": row.lossy,
+        "no_fp64": row.no_fp64,
+    }

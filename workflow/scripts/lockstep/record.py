@@ -16,6 +16,7 @@ from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.plan import Plan
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
+UNTESTED = "untested.json"  # why a run that trained could not be converted and tested
 WEIGHTS = "weights.safetensors"  # what a trial for the proof, or a variation of it, ended with
 
 

@@ -12,6 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from lockstep import pictures, verdict
+from lockstep.errors import brief
 from lockstep.files import write_json, write_text
 from lockstep.summary import COLUMNS, good_runs
 from lockstep.words import Text, same, say
@@ -90,6 +91,7 @@ def plain(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
 def notes(summary: dict) -> list[tuple[str, Text]]:
     """What a reader must know about a row, or about the data and the model of all: (row, note), each once."""
     said = [(say("all_rows").en, same(note)) for note in summary["data"].get("notes", ())]
+    said += [(say("all_rows").en, same(what)) for what in summary["damaged"]]
     for name, runs in summary["runs"].items():
         said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
         done = [run for run in runs if run["status"] == "ok" and run["watch"]["disturbed"]]
@@ -151,11 +153,12 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
     drawn = pictures.draw(summary, folder / "plots")
     write_text(folder / "summary.csv", pd.DataFrame(summary["rows"], columns=COLUMNS).to_csv(index=False))
     write_json(folder / "summary.json", {"headline": [line.en for line in headline]} | summary)
-    texts = (
-        pd.read_csv(predictions, keep_default_na=False, dtype=str, encoding="utf-8-sig")
-        if predictions.is_file()
-        else None
-    )
+    texts, damaged = None, list(summary["damaged"])
+    if predictions.is_file():
+        try:
+            texts = pd.read_csv(predictions, keep_default_na=False, dtype=str, encoding="utf-8-sig")
+        except (ValueError, pd.errors.ParserError) as error:
+            damaged.append(f"{predictions}: is damaged ({brief(error)}). Remove it, and predict again.")
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     tested = [
         (row["row"], good_runs(summary["runs"][row["row"]])[0])
@@ -167,7 +170,7 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
         "headline": headline,
         "mind": verdict.warning(summary),
         "cells": table(summary["rows"]),
-        "notes": notes(summary),
+        "notes": notes(summary | {"damaged": damaged}),
         "pictures": drawn,
         "caption": _caption(summary),
         "made": _made(summary),

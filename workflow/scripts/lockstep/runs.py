@@ -18,10 +18,21 @@ from lockstep.plan import Plan
 from lockstep.processes import Interrupted, supervise
 from lockstep.tokens import Tokens
 
+MAKE_DATA = "Remove it: Snakemake makes it again, or by hand prepare.py and plan.py with the same configuration."
 SCRIPTS = Path(__file__).parents[1]
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = ("record.json", "failed.json", "verdict.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
-LEFT += ("native", "model", "test", "ranks", "profile.json", "trace.json", "trace.json.gz", "weights.safetensors")
+LEFT += (
+    record.UNTESTED,
+    "native",
+    "model",
+    "test",
+    "ranks",
+    "profile.json",
+    "trace.json",
+    "trace.json.gz",
+    "weights.safetensors",
+)
 
 
 def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
@@ -42,7 +53,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
             raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
     if gone := lacking(data, read_json(data / "data.json").get("files", {})):
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-        raise BadInput(f"{gone[0]}{more} is gone or changed. Run workflow/scripts/prepare.py again, then plan.py.")
+        raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
     plan = Plan.load(plan_file)
     check(row)
     disturbed: list[dict] = []

@@ -172,12 +172,15 @@ def _csv(file: Path, data: Data, kind: str, notes: list[str]):
     if not first:
         return
     header = [name.strip() for name in first[0][1]]
+    if any("\0" in name for name in header):
+        raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 as it seems. Convert it to UTF-8.")
     if by_name and len(set(header)) < len(header):
         raise BadInput(f"{file}, row 1: two columns have one name. Rename one, or set data.text to a number.")
     if by_name or _is_header([row for _, row in first], data):
         if not by_name:
             notes.append(f"row 1 of {file} ({', '.join(header)[:80]}) is taken for its header, and not for data")
         del first[0]
+        by_name = by_name or data.label in header  # of one that was found, the text's column may be a position
     for number, row in itertools.chain(first, rows):
         if len(row) != len(header):
             raise BadInput(f"{file}, row {number}: has {len(row)} columns; the first has {len(header)}.")
@@ -217,6 +220,8 @@ def _is_header(rows: list[list[str]], data: Data) -> bool:
 
     Where the labels are not known, the others must be numbers or come again and again, for the first to stand out.
     """
+    if data.label in [name.strip() for name in rows[0]]:
+        return True
     at = data.label if isinstance(data.label, int) else 1
     first, *others = [row[at].strip() if at < len(row) else "" for row in rows]
     if data.labels:

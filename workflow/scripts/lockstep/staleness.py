@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.config import NOT_DECIDING, Config, Row
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.files import read_json, read_object
 
 LISTED = 4  # settings in a reason, at most
 
@@ -42,7 +42,7 @@ def differences(made: dict, now: dict) -> list[str]:
 def _read(file: Path) -> dict:
     """What a file says; nothing where it is missing or damaged, which is told elsewhere."""
     try:
-        return read_json(file) if file.is_file() else {}
+        return read_object(file, ()) if file.is_file() else {}
     except BadInput:
         return {}
 

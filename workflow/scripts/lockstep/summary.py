@@ -9,10 +9,18 @@ from pathlib import Path
 from lockstep import ladder, metrics, parity, record, staleness, stats
 from lockstep.config import Config, Row
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.files import read_json, read_object
 
 BASELINE = ladder.BASE
 LOG_LINES = 15
+# What is read of files that others may have changed.
+PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
+PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
+TEST, ENVIRONMENT = (
+    ("accuracy", "macro_f1", "support", "confusion_matrix", "labels"),
+    ("cpu", "cores", "gpus", "packages", "image"),
+)
+DATA = ("hash", "weights", "splits", "labels")
 # summary.csv: users script against these names, so add freely and rename never.
 COLUMNS = [
     "row",
@@ -60,20 +68,23 @@ def gather(config: Config, results: Path) -> dict:
     data_file = results / "data" / "data.json"
     if not data_file.is_file():
         raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
+    read_object(data_file, DATA)
     runs = {
         row.name: [_run(config, config.repetition(row, repeat), repeat, results) for repeat in config.repetitions]
         for row in config.rows.values()
     }
-    verdicts = {row.name: parity.read(config, row, results) for row in config.rows.values()}
-    profiles = {
-        row.name: _optional(results / config.profiled(row).folder(1) / "profile.json") if config.profile.steps else None
-        for row in config.rows.values()
-    }
+    damaged: list[str] = []
+    verdicts = {row.name: _verdict(config, row, results) for row in config.rows.values()}
+    profiles = {row.name: None for row in config.rows.values()}
+    if config.profile.steps:
+        files = {row.name: results / config.profiled(row).folder(1) / "profile.json" for row in config.rows.values()}
+        profiles = {name: _optional(file, PROFILE, damaged) for name, file in files.items()}
     stale = {
         "proof": _stale(config, verdicts, config.trial, results),
         "profile": _stale(config, profiles, config.profiled, results),
     }
-    peak = _optional(results / "data" / "peak.json")
+    peak = _optional(results / "data" / "peak.json", PEAK, damaged)
+    manifest = _optional(results / "manifest.json", MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
     ratios, statistics, apart = _compare(rows, runs, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
@@ -92,7 +103,7 @@ def gather(config: Config, results: Path) -> dict:
         ),
         "profiles": profiles,
         "stale": stale,
-        "data": read_json(data_file),
+        "data": read_object(data_file, DATA),
         "peak": peak,
         "plans": {
             name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
@@ -100,7 +111,8 @@ def gather(config: Config, results: Path) -> dict:
             if (results / "data" / "plan" / f"{name}.json").is_file()
         },
         "environment": _merged(environments),
-        "manifest": _optional(results / "manifest.json"),
+        "manifest": manifest,
+        "damaged": damaged,
         "config": config.source,
     }
 
@@ -143,8 +155,21 @@ def _each(values) -> str | None:
     return " / ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
 
 
-def _optional(file: Path) -> dict | None:
-    return read_json(file) if file.is_file() else None
+def _optional(file: Path, keys: tuple[str, ...], damaged: list[str]) -> dict | None:
+    """What a file says that the table can do without; None without it. What can't be read is added to `damaged`."""
+    try:
+        return read_object(file, keys) if file.is_file() else None
+    except BadInput as error:
+        damaged.append(str(error))
+        return None
+
+
+def _verdict(config: Config, row: Row, results: Path) -> dict | None:
+    """The verdict on a row; where it can't be read, the row is not proven."""
+    try:
+        return parity.read(config, row, results)
+    except BadInput as error:
+        return parity.failed(config, row, str(error))
 
 
 def _without_ids(plan: dict) -> dict:
@@ -170,10 +195,15 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
     if found["status"] == "ok":
         tested = folder / "test" / "report.json"
         if not tested.is_file():
+            if (folder / record.UNTESTED).is_file():
+                return found | {
+                    "status": "failed",
+                    "reason": read_object(folder / record.UNTESTED, ("reason",))["reason"],
+                }
             return found | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
-        found["test"] = read_json(tested)
+        found["test"] = read_object(tested, TEST)
         found["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
-        found["environment"] = read_json(folder / "env.json")
+        found["environment"] = read_object(folder / "env.json", ENVIRONMENT)
     elif found["status"] == "failed" and Path(found["log"]).is_file():
         log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
         found["log_end"] = log.splitlines()[-LOG_LINES:]
@@ -291,7 +321,6 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
         fit = stats.Fit(sound)
         base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
         closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, base)
-        apart += [name for name in sound if by_name[name]["division"] == "closed" and name not in closed.rows]
         ranked = closed.ranks()
         most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed
         for name in members:
@@ -299,6 +328,8 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
             row["rank"] = ranked.get(name)
             against = {other: _ratio(fit, members, name, other) for other in members}
             ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
+            if name not in closed.rows and not any(against[other] for other in closed.rows or members if other != name):
+                apart += [name] * (len(members) > 1)
             if base and (ratio := against[base]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
@@ -311,10 +342,10 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
 
 
 def _together(seconds: dict[str, dict[stats.Block, float]], base: str | None) -> stats.Fit:
-    """The fit of the rows that blocks connect to the baseline's; without one, to those of the most rows."""
+    """The fit of the most rows that blocks connect; of two groups as large, of the baseline's."""
     fit = stats.Fit(seconds)
     groups = fit.groups()
-    largest = max(groups, key=lambda group: (base in group, len(group)), default=[])
+    largest = max(groups, key=lambda group: (len(group), base in group), default=[])
     return fit if len(groups) < 2 else stats.Fit({name: seconds[name] for name in largest})
 
 

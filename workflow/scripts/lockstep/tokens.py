@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, brief
 from lockstep.files import read_json
 
 
@@ -63,7 +63,10 @@ class Tokens:
         Nothing is copied: the whole file is seen as one array of numbers, in which the tokens lie here and there.
         """
         file = _mapped(folder)
-        columns = pa.ipc.open_stream(file).read_all()
+        try:
+            columns = pa.ipc.open_stream(file).read_all()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadInput(f"{folder}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None
         lists = columns.column("input_ids").chunks
         number = lists[0].values.type.to_pandas_dtype()
         size = np.dtype(number).itemsize

@@ -24,6 +24,7 @@ from lockstep.files import lacking, read_json, write_json, write_text
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
 ASKED = (RESULTS / "config.yaml", RESULTS / "manifest.json")  # what write_manifest writes
+STAMPS = tuple(RESULTS / part / ".complete" for part in ("predict", "report"))  # left by the rules of these names
 _before: dict[Path, str] = {}  # and what stood there when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
 
@@ -36,8 +37,9 @@ def configuration(raw: dict, files: list) -> config.Config:
             row.refuse()
             checked.trial(row).refuse()
         if checked.data.path and not Path(checked.data.path).is_file():
+            wrong = "is a folder" if Path(checked.data.path).is_dir() else "does not exist"
             raise BadInput(
-                f"data.path: {checked.data.path} does not exist. Name an existing file."
+                f"data.path: {checked.data.path} {wrong}. Name an existing file."
                 + containers.outside(checked.data.path)
             )
         return checked
@@ -147,6 +149,8 @@ def report_what_there_is(checked: config.Config) -> None:
     if (RESULTS / "data" / "data.json").is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
         _script("predict")  # without any model there is nothing to predict
         _script("report")
+        for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be
+            stamp.unlink(missing_ok=True)
 
 
 def _script(name: str, *arguments: str) -> None:
@@ -166,7 +170,13 @@ def missing_data(checked: config.Config) -> list[str]:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    return [str(file) for file in lacking(folder, listed) if not file.exists()]
+    gone = lacking(folder, listed)
+    if changed := [file for file in gone if file.exists()]:
+        print(
+            f"error: {changed[0]}: has changed since it was written. Remove it, and it is made again.", file=sys.stderr
+        )
+        sys.exit(2)
+    return [str(file) for file in gone]
 
 
 def data_files(checked: config.Config) -> list[str]:
