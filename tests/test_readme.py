@@ -84,6 +84,10 @@ def run(place: Workplace, words: list[str]) -> None:
             check(finished)
     elif program == "python" and "check.py" in rest[0]:
         check(place.run(*words), 0, 1)  # 1: there are breaches, of which one run a row is one
+    elif program == "python" and "compare.py" in rest[0]:
+        finished = place.run(*words)
+        check(finished, 0, 2)
+        assert finished.returncode == 0 or "breaks the rules of a fair run" in finished.stderr  # a row that failed
     elif program in ("snakemake", "python"):
         check(place.run(*words))
     elif words[:2] == ["docker", "compose"]:

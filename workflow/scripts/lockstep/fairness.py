@@ -17,6 +17,7 @@ from lockstep.hardware import busy_cores
 from lockstep.plan import Plan
 
 ENOUGH = 3  # repetitions
+DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
 IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl")
@@ -50,6 +51,11 @@ def check(results: Path) -> Found:
     for rule in (_together, _blocks, _rows, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
+
+
+def is_counted(what: str) -> bool:
+    """Whether a breach is one that medians and intervals count: runs that are left out, or too few of them."""
+    return what.startswith(DISTURBED) or TOO_FEW in what
 
 
 def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
@@ -147,7 +153,7 @@ def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
     if seen["samples"] != one["watch"]["samples"]:
         yield f"its record tells of {one['watch']['samples']} samples of the machine, and {seen['samples']} are there"
     for why in dict.fromkeys([*one["watch"]["disturbed"], *seen["disturbed"]]):
-        yield f"it was disturbed: {why}"
+        yield f"{DISTURBED}{why}"
 
 
 def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
@@ -219,7 +225,7 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         if missing := sorted(every - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
         elif len(have) < ENOUGH:
-            yield row, f"{len(have)} repetitions; at least {ENOUGH} are needed to tell a difference from chance"
+            yield row, f"{len(have)} {TOO_FEW} {ENOUGH} are needed to tell a difference from chance"
         yield from ((row, what) for what in _proven(row, records, results))
 
 
