@@ -23,6 +23,7 @@ SCRIPTS = PROJECT / "workflow" / "scripts"
 DEFAULT = PROJECT / "config" / "config.yaml"
 KEYS = ["train.global_batch=31", "train.max_steps=9", "train.epochs=1", "data.limit=700"]
 KEYS += ["model.hidden_size=32", "model.layers=1"]
+TESTED = {"accuracy": 0.5, "macro_f1": 0.5, "support": 2, "labels": ["a", "b"], "confusion_matrix": [[1, 0], [1, 0]]}
 # Takes the place of lockstep/training.py, which every launcher calls in the end.
 RANK = """
 import os, sys, time
@@ -46,7 +47,7 @@ def main(folder):
         progress.step()
     now = time.perf_counter()
     if rank == 0:
-        machine = {"cores": 2, "packages": {}, "gpus": ["GPU"] * 2, "image": None, "mpi": None}
+        machine = {"cpu": "Z80", "cores": 2, "packages": {}, "gpus": ["GPU"] * 2, "image": None, "mpi": None}
         variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]}
         write_json(folder / "env.json", machine | {"variables": variables})
     optimizer = {"initial_lr": settings["train"]["learning_rate"], "betas": [0.9, 0.999], "eps": 1e-8}
@@ -138,7 +139,7 @@ def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts,
     told = [what for what in told if "it was disturbed" not in what]  # by other tests
     assert told == []
 
-    write_json(folder / "test" / "report.json", {"accuracy": 0.5, "macro_f1": 0.5})
+    write_json(folder / "test" / "report.json", TESTED)
     (folder / "test" / "report.txt").write_text("")
     (line,) = summary.gather(checked, results)["rows"]
     assert (line["status"], line["world_size"], line["device"]) == ("ok", devices, "cuda")
@@ -154,7 +155,7 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
         made = runs.run(checked, row, 1, results)
         seconds = {"single": 2.0, "dataparallel": 1.25}[row.name]
         write_json(folder / "record.json", made | {"clock": made["clock"] | {"train_seconds": seconds}})
-        write_json(folder / "test" / "report.json", {"accuracy": 0.5, "macro_f1": 0.5})
+        write_json(folder / "test" / "report.json", TESTED)
         (folder / "test" / "report.txt").write_text("")
     alone, both = summary.gather(checked, results)["rows"]
     assert both["speedup"] == pytest.approx(1.6)
