@@ -7,6 +7,7 @@ too, and before the Snakefile is read. Only its profile is read earlier, so prof
 import argparse
 import logging
 import sys
+import warnings
 from pathlib import Path
 
 from lockstep import config
@@ -43,6 +44,7 @@ def say_interrupted() -> None:
     def shorten(entry: logging.LogRecord) -> bool:
         if "Cannot close a running event loop" in str(entry.msg):
             entry.msg = "interrupted"
+            warnings.simplefilter("ignore", RuntimeWarning)  # that a coroutine, which was cut off, was never awaited
         return True
 
     logging.getLogger("snakemake.logging").addFilter(shorten)
