@@ -43,6 +43,8 @@ rule all:
     input:
         "results/report/report.html",
         "results/predict/predictions.csv",
+        # Left by the rules that make these two, and not by what stands in for them after a failure.
+        [f"results/{part}/.complete" for part in ("predict", "report")],
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],

@@ -1,6 +1,7 @@
 """What is made again, and what is not: settings that decide nothing, lost files, a `prepare` that fails."""
 
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,9 @@ def test_what_a_failure_reported_is_made_again_when_all_is_well(place):
     failed = place.snakemake("--config", "train={global_batch: 5000}", *CONFIGURED)
     assert failed.returncode == 1
     assert not any(stamp.exists() for stamp in stamps)
+    planned = place.snakemake("-n", *CONFIGURED)
+    (inputs,) = re.findall(r"rule all:\n    input: (.*)", planned.stdout + planned.stderr)
+    assert {"results/predict/.complete", "results/report/.complete"} <= set(inputs.split(", "))
 
 
 def test_a_prepare_that_fails_leaves_everything_as_it_was(place):
