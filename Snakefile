@@ -44,7 +44,7 @@ rule all:
         "results/report/report.html",
         "results/predict/predictions.csv",
         # Left by the rules that make these two, and not by what stands in for them after a failure.
-        [f"results/{part}/.complete" for part in ("predict", "report")],
+        [str(stamp) for stamp in lockstep.STAMPS],
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         [run_files(row, "test/report.json") for row in ROWS.values()],
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
@@ -54,7 +54,7 @@ rule all:
 
 onstart:
     lockstep.refuse_beside_others()
-    lockstep.write_manifest(CONFIG, sys.argv, CONTAINED)
+    lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
 
 
 # A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.

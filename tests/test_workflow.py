@@ -77,7 +77,7 @@ def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_scrip
 
 def test_the_configuration_that_is_kept_gives_the_same_rows_over_the_default_one(run_script, tmp_path):
     """Whatever was dropped, and whatever the default one says by now."""
-    workflow.write_manifest(config.parse({"rows": {"mine": {"strategy": "ddp"}}}), ["snakemake"], False)
+    workflow.write_manifest(config.parse({"rows": {"mine": {"strategy": "ddp"}}}), ["mine"], ["snakemake"], False)
     kept, default = tmp_path / "results" / "config.yaml", tmp_path / "config" / "config.yaml"
     assert list(config.read([default, kept]).rows) == ["mine"]
     asked = yaml.safe_load(default.read_text(encoding="utf-8"))

@@ -70,14 +70,11 @@ def convert(run: Path, destination: Path) -> str:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     state, data = read(run), Path(read_json(run / "settings.json")["data"])
-    model = AutoModelForSequenceClassification.from_config(
-        AutoConfig.from_pretrained(data / "weights", local_files_only=True, trust_remote_code=False)
-    )
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(data / "weights", **models.LOCAL))
     model.load_state_dict(state, strict=True)
     with atomic_folder(destination) as temporary:
         model.save_pretrained(temporary)
-        tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer", local_files_only=True, trust_remote_code=False)
-        tokenizer.save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(data / "tokenizer", **models.LOCAL).save_pretrained(temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
         _must_be(converted, read_json(run / "native" / MANIFEST), run)
         seal(temporary, {"weights": converted})

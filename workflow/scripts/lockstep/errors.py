@@ -1,5 +1,6 @@
 """The two ways a command can end badly, and how it says so."""
 
+import contextlib
 import errno
 import os
 import pickle
@@ -39,6 +40,19 @@ def no_room(error: BaseException) -> str | None:
     said = re.search(r"(?:Errno |os error )(\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(said[1]) if said else None
     return os.strerror(number) if number in FULL else None
+
+
+@contextlib.contextmanager
+def exit_on_bad_input():
+    """End the program with one message and exit code 2 where the block, or the function below this, raises BadInput.
+
+    For what runs inside of Snakemake, whose own words would be a traceback.
+    """
+    try:
+        yield
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def exit_code(main, *arguments) -> int:

@@ -121,7 +121,7 @@ def predict(model_folder: Path, texts: list[str]) -> list[tuple[str, float]]:
 
     model = load_model(model_folder)
     with readable(model_folder):
-        tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model_folder, **models.LOCAL)
     token_ids = tokenizer(texts, truncation=True)["input_ids"]
     lengths = np.array([len(ids) for ids in token_ids])
     tokens = Tokens(

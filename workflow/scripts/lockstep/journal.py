@@ -30,23 +30,26 @@ def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[s
 
 def note_test(run: Path) -> None:
     """Note the test of a run's model, where the run lies in a results folder."""
-    if len(run.resolve().parents) > 3 and run.resolve().parents[2].name == "runs":
-        note(run.resolve().parents[3], "test", run.resolve(), OF_A_TEST)
+    run = run.resolve()
+    if len(run.parents) > 3 and run.parents[2].name == "runs":
+        note(run.parents[3], "test", run, OF_A_TEST)
 
 
 def read(results: Path) -> list[dict]:
     """All lines, the oldest first; none where there is no journal. Raises BadInput where one is no JSON."""
     file = results / FILE
     lines = file.read_bytes().splitlines() if file.is_file() else []
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(json.loads(line))
-        except ValueError:  # no JSON, or no text
-            found.append(None)
-        if not isinstance(found[-1], dict) or "what" not in found[-1]:
-            raise BadInput(f"{file}, line {number}: is damaged, so nothing tells whether files were changed since.")
-    return found
+    return [_entry(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _entry(line: bytes, where: str) -> dict:
+    try:
+        entry = json.loads(line)
+    except ValueError:  # no JSON, or no text
+        entry = None
+    if not isinstance(entry, dict) or "what" not in entry:
+        raise BadInput(f"{where}: is damaged, so nothing tells whether files were changed since.")
+    return entry
 
 
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:

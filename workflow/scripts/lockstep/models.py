@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # training needs no configuration, and starts sooner without 
 DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BETAS, EPS = (0.9, 0.999), 1e-8  # of AdamW
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -134,13 +135,11 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     _require_weights(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, **LOCAL)
     if dropout is not None:
         for name in _dropout_keys(config):
             setattr(config, name, dropout)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, config=config, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-    )
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
     if dropout is not None:
         for module in model.modules():
             if isinstance(module, DROPOUT):

@@ -59,7 +59,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     disturbed: list[dict] = []
     with ties.hold(folder):
         while True:
-            finished = _run(config, row, repeat, results, data, plan_file, plan, disturbed)
+            finished = _run(config, row, repeat, results, plan, disturbed)
             reasons = finished["watch"]["disturbed"]
             if row.kind != "runs" or not reasons or len(disturbed) == config.retries:
                 return finished
@@ -68,20 +68,11 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
             print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
 
-def _run(
-    config: Config,
-    row: Row,
-    repeat: int,
-    results: Path,
-    data: Path,
-    plan_file: Path,
-    plan: Plan,
-    disturbed_before: list[dict],
-) -> dict:
-    folder = results / row.folder(repeat)
+def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, disturbed_before: list[dict]) -> dict:
+    folder, data = results / row.folder(repeat), results / "data"
     settings = row.settings() | {
         "data": str(data),
-        "plan_file": str(plan_file),
+        "plan_file": str(data / "plan" / f"{row.train.plan_name}.npz"),
         "dropout": 0 if row.kind == "parity" else config.model.dropout,
         "kind": row.kind,
         "profile": {"steps": config.profile.steps, "trace": config.profile.trace},

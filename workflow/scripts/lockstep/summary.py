@@ -68,7 +68,7 @@ def gather(config: Config, results: Path) -> dict:
     data_file = results / "data" / "data.json"
     if not data_file.is_file():
         raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
-    read_object(data_file, DATA)
+    data = read_object(data_file, DATA)
     runs = {
         row.name: [_run(config, config.repetition(row, repeat), repeat, results) for repeat in config.repetitions]
         for row in config.rows.values()
@@ -103,7 +103,7 @@ def gather(config: Config, results: Path) -> dict:
         ),
         "profiles": profiles,
         "stale": stale,
-        "data": read_object(data_file, DATA),
+        "data": data,
         "peak": peak,
         "plans": {
             name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
@@ -328,8 +328,9 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
             row["rank"] = ranked.get(name)
             against = {other: _ratio(fit, members, name, other) for other in members}
             ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
-            if name not in closed.rows and not any(against[other] for other in closed.rows or members if other != name):
-                apart += [name] * (len(members) > 1)
+            alone = not any(against[other] for other in closed.rows or members if other != name)
+            if alone and len(members) > 1 and name not in closed.rows:
+                apart.append(name)
             if base and (ratio := against[base]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:

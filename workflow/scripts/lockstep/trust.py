@@ -6,14 +6,14 @@ too, and before the Snakefile is read. Only its profile is read earlier, so prof
 
 import argparse
 import logging
-import sys
 import warnings
 from pathlib import Path
 
 from lockstep import config
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, exit_on_bad_input
 
 
+@exit_on_bad_input()
 def check_command(words: list[str]) -> None:
     """End the program with one message where a configuration that the command line names is none."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -25,17 +25,15 @@ def check_command(words: list[str]) -> None:
         first, *inner = key.split(".")
         if inner:
             nested = "".join(f"{{{name}: " for name in inner) + value + "}" * len(inner)
-            _end(f"--config {entry}: Snakemake takes no dots in a key. Write: --config '{first}={nested}'")
+            raise BadInput(f"--config {entry}: Snakemake takes no dots in a key. Write: --config '{first}={nested}'")
     check_files(named.configfile)
 
 
+@exit_on_bad_input()
 def check_files(files: list) -> None:
     """End the program with one message if one of the configuration `files` is a program, or can't be read."""
     for file in files:
-        try:
-            config.load_yaml(Path(file))
-        except BadInput as error:
-            _end(str(error))
+        config.load_yaml(Path(file))
 
 
 def say_interrupted() -> None:
@@ -48,8 +46,3 @@ def say_interrupted() -> None:
         return True
 
     logging.getLogger("snakemake.logging").addFilter(shorten)
-
-
-def _end(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)

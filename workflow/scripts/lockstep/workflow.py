@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from lockstep import commands, config, containers, journal, ties
-from lockstep.errors import MAKE_ROOM, BadInput
+from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
 
 SCRIPTS = Path("workflow/scripts")
@@ -29,31 +29,27 @@ _before: dict[Path, str] = {}  # and what stood there when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
 
 
+@exit_on_bad_input()
 def configuration(raw: dict, files: list) -> config.Config:
     """Check Snakemake's merged configuration and every row's hardware; end the program with one message if wrong."""
-    try:
-        checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
-        for row in checked.rows.values():
-            row.refuse()
-            checked.trial(row).refuse()
-        if checked.data.path and not Path(checked.data.path).is_file():
-            wrong = "is a folder" if Path(checked.data.path).is_dir() else "does not exist"
-            raise BadInput(
-                f"data.path: {checked.data.path} {wrong}. Name an existing file."
-                + containers.outside(checked.data.path)
-            )
-        return checked
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
+    for row in checked.rows.values():
+        row.refuse()
+        checked.trial(row).refuse()
+    if checked.data.path and not Path(checked.data.path).is_file():
+        wrong = "is a folder" if Path(checked.data.path).is_dir() else "does not exist"
+        raise BadInput(
+            f"data.path: {checked.data.path} {wrong}. Name an existing file." + containers.outside(checked.data.path)
+        )
+    return checked
 
 
+@exit_on_bad_input()
 def require_own_folder(folder: str) -> None:
     """Ends the program where Snakemake works elsewhere than in Lockstep's `folder`, to which its paths are relative."""
     if not Path(folder).samefile("."):
-        here = f"error: Snakemake works in {Path.cwd()}, where Lockstep's files are not."
-        print(f"{here} Start it in their folder: cd {folder}", file=sys.stderr)
-        sys.exit(2)
+        here = f"Snakemake works in {Path.cwd()}, where Lockstep's files are not."
+        raise BadInput(f"{here} Start it in their folder: cd {folder}")
 
 
 def available_rows(checked: config.Config, contained: bool) -> dict[str, config.Row]:
@@ -72,15 +68,13 @@ def use_this_python() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
+@exit_on_bad_input()
 def refuse_beside_others() -> None:
     """End the program where a run that something else started is under way: Snakemake would remove its files."""
-    try:
-        ties.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{ties.LOCK}")))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    ties.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{ties.LOCK}")))
 
 
+@exit_on_bad_input()
 def contain(checked: config.Config, settings) -> bool:
     """Whether rules run in containers (`settings` is Snakemake's deployment settings), which are then set up.
 
@@ -88,16 +82,12 @@ def contain(checked: config.Config, settings) -> bool:
     """
     if not any(method.name == "APPTAINER" for method in settings.deployment_method):
         return False
-    try:
-        arguments = containers.arguments(checked, containers.check(checked))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = containers.arguments(checked, containers.check(checked))
     settings.apptainer_args = f"{arguments} {settings.apptainer_args or ''}".strip()
     return True
 
 
-def write_manifest(checked: config.Config, command: list[str], contained: bool) -> None:
+def write_manifest(checked: config.Config, available: list[str], command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
     # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.
     rows = dict.fromkeys(config.configuration_schema()["properties"]["rows"]["default"]) | checked.source["rows"]
@@ -117,8 +107,7 @@ def write_manifest(checked: config.Config, command: list[str], contained: bool) 
         | commands.commit(),
     )
     asked = {"command": _from_here(command), "session": ties.session(), "repeats": checked.repeats}
-    rows = [name for name, row in checked.rows.items() if contained or not row.unavailable]
-    journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=rows)
+    journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=available)
 
 
 def _from_here(command: list[str]) -> str:
@@ -158,6 +147,7 @@ def _script(name: str, *arguments: str) -> None:
     subprocess.run(command, check=False)
 
 
+@exit_on_bad_input()
 def missing_data(checked: config.Config) -> list[str]:
     """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
     folder = RESULTS / "data"
@@ -165,17 +155,9 @@ def missing_data(checked: config.Config) -> list[str]:
         return []  # then all of it is made
     if not (folder / "data.json").is_file():
         return [str(folder / "data.json")]
-    try:
-        listed = read_json(folder / "data.json").get("files", {})
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    gone = lacking(folder, listed)
+    gone = lacking(folder, read_json(folder / "data.json").get("files", {}))
     if changed := [file for file in gone if file.exists()]:
-        print(
-            f"error: {changed[0]}: has changed since it was written. Remove it, and it is made again.", file=sys.stderr
-        )
-        sys.exit(2)
+        raise BadInput(f"{changed[0]}: has changed since it was written. Remove it, and it is made again.")
     return [str(file) for file in gone]
 
 
