@@ -31,6 +31,7 @@ report: "workflow/report/captions/workflow.rst"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/parity.smk"
+include: "workflow/rules/blocks.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/profile.smk"
 include: "workflow/rules/tune.smk"
@@ -46,7 +47,7 @@ rule all:
         # Left by the rules that make these two, and not by what stands in for them after a failure.
         [str(stamp) for stamp in lockstep.STAMPS],
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
-        [run_files(row, "test/report.json") for row in ROWS.values()],
+        all_runs("test/report.json"),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
         MISSING,
@@ -55,6 +56,7 @@ rule all:
 onstart:
     lockstep.refuse_beside_others()
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
+    lockstep.tell_blocks(CONFIG, ROWS)
 
 
 # A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.

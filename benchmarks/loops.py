@@ -155,7 +155,7 @@ class Planned(Loop):
 
     def prepare(self):
         super().prepare()
-        self.whole = Plan.load(self.results / "data" / "plan" / f"{ROW.train.plan_name}.npz")
+        self.whole = Plan.load(self.results / "data" / "plan" / f"{ROW.plan_name}.npz")
         self.tokens = Tokens.load(self.results / "data" / "dataset" / "train")
 
     def part(self, first: int, steps: int) -> Plan:

@@ -34,6 +34,7 @@ profile: {steps: 0}
 repeats: 1
 retries: 0
 rows:
+  all_threads: null
   exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}
 """
 # More rows over the same data and plan, trained one by one.

@@ -38,7 +38,7 @@ def table() -> str:
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, (default, description) in dotted(config.configuration_schema()["properties"]).items():
         shown = (
-            "the published comparison's nine rows, `fabric` and `fsdp`"
+            "the published comparison's nine rows, `all_threads`, `fabric` and `fsdp`"
             if key == "rows"
             else f"`{json.dumps(default, ensure_ascii=False)}`"
         )
@@ -53,18 +53,8 @@ def test_every_key_is_described_in_the_readme():
 @pytest.mark.parametrize("name", ["config.yaml", "emotion.yaml"])
 def test_shipped_configurations_are_valid(name):
     checked = config.read([DEFAULT, PROJECT / "config" / name])
-    published = [
-        "single",
-        "dataparallel",
-        "ddp",
-        "ddp_spawn",
-        "ddp_amp",
-        "horovod",
-        "deepspeed",
-        "accelerate",
-        "trainer",
-    ]
-    assert list(checked.rows) == [*published, "fabric", "fsdp"]
+    published = ["dataparallel", "ddp", "ddp_spawn", "ddp_amp", "horovod", "deepspeed", "accelerate", "trainer"]
+    assert list(checked.rows) == ["single", "all_threads", *published, "fabric", "fsdp"]
 
 
 @pytest.mark.parametrize("rank", [8, "8", 8.0])
@@ -256,7 +246,7 @@ def test_a_trial_does_the_same_for_every_row():
     trial, reference = checked.trial(checked.rows["x"]), checked.reference("fp32")
     assert (trial.hardware.processes, trial.train.accumulation) == (2, 2)
     assert (reference.hardware.processes, reference.precision) == (1, "fp32")
-    assert trial.train.plan_name == reference.train.plan_name
+    assert trial.plan_name == reference.plan_name
     assert trial.train.learning_rate == reference.train.learning_rate
     assert trial.folder(1) == "parity/x/n2/rep1"
 
@@ -354,6 +344,30 @@ def test_no_gpu_is_no_traceback(monkeypatch):
     checked = config.parse({"hardware": {"device": "cuda"}, "rows": {"x": {"strategy": "ddp"}}})
     with pytest.raises(BadInput, match="device: cuda is asked for, but no GPU can be used here"):
         checked.rows["x"].settings()
+
+
+def test_a_row_may_have_all_cores_in_one_process(monkeypatch):
+    rows = {"single": {"strategy": "single"}, "every": {"strategy": "single", "threads": "all"}}
+    rows |= {"both": {"strategy": "ddp", "threads": "all"}, "ddp": {"strategy": "ddp"}}
+    asked = {"device": "cpu", "processes": 2}
+    monkeypatch.setattr("lockstep.hardware.cpu_cores", lambda: 8)
+    monkeypatch.setattr("lockstep.config.cpu_cores", lambda: 8)
+    checked = config.parse({"rows": rows, "hardware": asked})
+    used = {name: (row.hardware.processes, row.hardware.threads) for name, row in checked.rows.items()}
+    assert used == {"single": (1, 4), "every": (1, 8), "both": (2, 4), "ddp": (2, 4)}
+    assert not checked.rows["every"].unavailable
+    monkeypatch.setattr("lockstep.hardware.visible_gpus", lambda: 2)
+    on_gpus = config.parse({"rows": rows}).rows
+    assert on_gpus["every"].unavailable == "threads: all gives a row all cores of a CPU, and here GPUs train"
+    assert not on_gpus["single"].unavailable
+
+
+def test_repetitions_that_are_decided_on_follow_the_same_order():
+    rows = {name: {"strategy": "single"} for name in ("a", "b", "c", "d", "e")}
+    auto, three = (config.parse({"rows": rows, "repeats": repeats}) for repeats in ("auto", 3))
+    first = [(row.name, repeat) for row, repeat in auto.order[:15]]
+    assert first == [(row.name, repeat) for row, repeat in three.order]
+    assert (list(auto.first_repetitions), auto.repetitions[-1]) == ([1, 2], config.MOST_BLOCKS)
 
 
 def test_trainings_come_in_blocks_that_more_repetitions_leave_as_they_are():

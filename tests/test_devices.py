@@ -28,6 +28,7 @@ TESTED = {"accuracy": 0.5, "macro_f1": 0.5, "support": 2, "labels": ["a", "b"], 
 RANK = """
 import os, sys, time
 from pathlib import Path
+import numpy as np
 from lockstep.files import read_json, write_json
 from lockstep.plan import Plan
 from lockstep.record import Progress, RankFiles
@@ -62,7 +63,8 @@ def main(folder):
             "memory": {"peak_mb": 10.0, "reserved_mb": 10.0, "proportional_mb": None},
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
-        }
+        },
+        np.full(plan.steps, 0.01),
     )
 """
 

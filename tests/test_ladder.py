@@ -13,6 +13,7 @@ def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, seed: 
         "clock": {"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
         "work": {"samples": 6400},
         "test": {"macro_f1": macro_f1, "confusion_matrix": [[30, 10], [10, 50]]},
+        "watch": {"disturbed": []},
         "asked": {"train": {"seed": repeat if seed is None else seed}},
     }
 
@@ -70,6 +71,20 @@ def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
     runs = {name: [run(k, seconds, 0.375) for k in range(1, 6)] for name, seconds in (("single", 9.0), ("fast", 5.0))}
     found = ladder.climb(*two_rows, runs, runs)
     assert (found["rungs"][0]["quality"], found["best"]) == ("untrained", None)
+
+
+def test_a_rung_that_was_always_disturbed_is_marked_and_not_the_best(two_rows):
+    runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
+    for one in runs["fast"]:
+        one["watch"] = {"disturbed": ["a neighbour"]}
+    found = ladder.climb(*two_rows, runs, runs)
+    assert (found["rungs"][0]["disturbed"], found["rungs"][0]["quality"], found["best"]) == (True, "as_good", None)
+
+
+def test_a_rung_without_a_block_in_common_with_the_base_keeps_its_line(two_rows):
+    runs = {"single": [run(1, 10.0, 0.5)], "fast": [run(2, 5.0, 0.5)]}
+    (rung,) = ladder.climb(*two_rows, runs, runs)["rungs"]
+    assert (rung["gain"], rung["n"], rung["macro_f1_difference"], rung["quality"]) == (None, 0, None, "too_few")
 
 
 def test_a_run_that_was_disturbed_counts_for_quality(two_rows):

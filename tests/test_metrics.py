@@ -82,6 +82,7 @@ def test_energy_is_summed_over_windows_and_counters_begin_anew(tmp_path):
     rapl(tmp_path, 5_250_000)
     meter.stop()
     assert meter.joules["cpu"] == pytest.approx(2.75)
+    assert meter.counters == ["intel-rapl:0 (RAPL)"]
 
 
 def test_energy_is_not_guessed(tmp_path):
@@ -89,6 +90,7 @@ def test_energy_is_not_guessed(tmp_path):
     meter.start()
     meter.stop()
     assert meter.joules["cpu"] is None
+    assert meter.counters == []
 
 
 def test_memory_on_a_cpu():

@@ -100,3 +100,21 @@ def test_a_plan_is_the_same_after_saving(tmp_path):
     made = plan.make(np.arange(3, 60), global_batch=5, epochs=2, seed=3, batching="bucketed")
     made.save(tmp_path / "plan.npz")
     assert plan.Plan.load(tmp_path / "plan.npz").hash == made.hash
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_an_excerpt_stands_for_the_whole_plan(batches, count, seed):
+    """Twice the same steps, whose widths are spread as those of all steps are, after as many as warm up."""
+    lengths = np.random.default_rng(seed).integers(3, 100, batches * 4)
+    whole = plan.make(lengths, global_batch=4, epochs=1, seed=seed, batching="bucketed")
+    part = whole.excerpt(3, count)
+    assert part.steps == 3 + 2 * count
+    for step in range(part.steps):
+        assert any(np.array_equal(part.step_ids(step), whole.step_ids(other)) for other in range(whole.steps))
+        assert part.widths[step] == lengths[part.step_ids(step)].max()
+    assert np.array_equal(part.widths[3 : 3 + count], part.widths[3 + count :])
+    shares = (np.arange(count) + 0.5) / count
+    quantiles = np.quantile(whole.widths, shares, method="inverted_cdf")
+    assert (
+        np.abs(np.sort(part.widths[3 : 3 + count]) - quantiles).max() <= np.diff(np.sort(whole.widths), prepend=0).max()
+    )

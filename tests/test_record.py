@@ -20,8 +20,16 @@ def written(tmp_path, shares):
         for step in range(PLAN.steps):
             rank_files.consume(step, np.asarray(shares(step, PLAN.step_ids(step), rank)))
         rank_files.event("run_stop")
-        rank_files.write({"seed": rank})
+        rank_files.write({"seed": rank}, np.full(PLAN.steps, 0.5 + rank))
     return record.gather_ledger(tmp_path, 2)
+
+
+def test_the_seconds_of_each_step_are_kept_by_rank(tmp_path):
+    written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
+    record.write_steps(tmp_path / record.STEPS, record.gather_steps(tmp_path, 2))
+    kept = np.load(tmp_path / record.STEPS)
+    assert (kept.dtype, kept.shape) == (np.float32, (2, PLAN.steps))
+    assert kept[:, 0].tolist() == [0.5, 1.5]
 
 
 def test_a_ledger_that_follows_the_plan_is_accepted(tmp_path):

@@ -95,7 +95,7 @@ def test_what_can_not_be_written_removes_no_older_result(tmp_path):
     row = config.parse({"rows": {"x": {"strategy": "single"}}}).rows["x"]
     odd = replace(row, train=replace(row.train, clip=math.nan))
     plan.make(np.array([3, 4]), global_batch=1, epochs=1, seed=0, batching="plain").save(
-        tmp_path / "data" / "plan" / f"{row.train.plan_name}.npz"
+        tmp_path / "data" / "plan" / f"{row.plan_name}.npz"
     )
     write_json(tmp_path / "data" / "data.json", {})
     older = tmp_path / row.folder(1) / "record.json"

@@ -160,3 +160,27 @@ def test_times_of_two_machines_have_no_blocks():
     assert not unpaired([4.0, 6.0, 5.0], [4.1, 5.9, 5.2]).distinct
     many = unpaired([4.0, 6.0, 5.0, 5.0, 5.1], [2.0, 2.5, 2.0, 2.1, 2.0])
     assert 1.6 <= many.low <= many.value <= many.high <= 3.0
+
+
+def test_variance_between_launches_is_told_from_that_between_steps():
+    """Simulated: 4 % between launches, 10 % from step to step, around steps that do unlike work."""
+    random = np.random.default_rng(3)
+    work = random.uniform(0.02, 0.08, 100)
+    rows = [work * np.exp(random.normal(0, 0.04, (6, 1)) + random.normal(0, 0.1, (6, 100))) for _ in range(12)]
+    found = stats.variance(rows)
+    assert found.launch == pytest.approx(0.04, rel=0.2)
+    assert found.step == pytest.approx(0.1, rel=0.05)
+    # A launch that costs 16 steps: 4 times .1 over .04.
+    assert found.best_steps(0.8, 0.05) == pytest.approx(4 * found.step / found.launch)
+
+
+def test_where_launches_are_alike_a_longer_window_is_always_better():
+    random = np.random.default_rng(4)
+    found = stats.variance([np.exp(random.normal(0, 0.1, (5, 50))) for _ in range(8)])
+    assert found.launch < 0.01
+    assert stats.Variance(launch=0.0, step=0.1).best_steps(3.0, 0.05) == np.inf
+
+
+def test_one_run_tells_nothing_of_variance():
+    assert stats.variance([np.ones((1, 20))]) is None
+    assert stats.variance([]) is None

@@ -68,7 +68,7 @@ class Counting(TorchDispatchMode):
 def session(benchmark, tmp_path) -> Session:
     """`single`, about to train the small benchmark's plan in this process."""
     row = config.read([benchmark.path("results/config.yaml")]).rows["single"]
-    data, plan = benchmark.path("results/data"), row.train.plan_name
+    data, plan = benchmark.path("results/data"), row.plan_name
     settings = row.settings() | {"data": str(data), "plan_file": str(data / "plan" / f"{plan}.npz")}
     settings |= {"dropout": 0, "kind": "runs", "config_hash": ""}
     (tmp_path / "ranks").mkdir()

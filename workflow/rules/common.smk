@@ -15,6 +15,7 @@ wildcard_constraints:
     n=r"\d+",
     rep=r"\d+",
     plan=r"[\w-]+",
+    block=r"\d+",
 
 
 def code(script, strategy=None):
@@ -24,7 +25,7 @@ def code(script, strategy=None):
 
 def training_input(row):
     """What was made before a row is trained. Made anew after a file was lost it is the same, so no row is repeated."""
-    plan = f"results/data/plan/{row.train.plan_name}"
+    plan = f"results/data/plan/{row.plan_name}"
     return [ancient(file) for file in (DATA, f"{plan}.npz", f"{plan}.json")]
 
 
@@ -40,8 +41,8 @@ def image(row):
 
 
 def run_files(row, file):
-    """A file of every repetition of a row."""
-    return [f"results/{row.folder(rep)}/{file}" for rep in CONFIG.repetitions]
+    """A file of those repetitions of a row that it has in any case."""
+    return [f"results/{row.folder(rep)}/{file}" for rep in CONFIG.first_repetitions]
 
 
 def run_folder(wildcards):

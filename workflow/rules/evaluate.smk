@@ -25,6 +25,9 @@ rule evaluate:
         f"{RUN}/evaluate.log",
     benchmark:
         "results/benchmarks/evaluate_{row}_n{n}_rep{rep}.tsv"
+    # After all trainings, beside each other; where seeds vary, quality is what it is about, and a benchmark that is
+    # interrupted after hours is to show it.
+    priority: 10 + 2 * len(CONFIG.order) if CONFIG.vary_seed else 0
     container:
         lambda wildcards: image(ROWS[wildcards.row])
     params:

@@ -3,11 +3,7 @@
 
 rule report:
     input:
-        [
-            run_files(row, file)
-            for row in ROWS.values()
-            for file in ("record.json", "test/report.json")
-        ],
+        all_runs("record.json", "test/report.json"),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
         "results/data/peak.json",

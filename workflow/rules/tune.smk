@@ -5,7 +5,7 @@ TRIED = CONFIG.tried("base", {"strategy": "recipe"})
 rule tune:
     input:
         DATA,
-        plan=f"results/data/plan/{TRIED.train.plan_name}.npz",
+        plan=f"results/data/plan/{TRIED.plan_name}.npz",
         code=code("tune", "recipe"),
     output:
         "results/tune/tuned.yaml",

@@ -1,6 +1,7 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
 from lockstep import cli, plan
+from lockstep.config import WARMUP_STEPS
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.tokens import Tokens
@@ -19,12 +20,13 @@ def main() -> None:
         config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]
-    wanted = {row.train.plan_name: row.train for row in rows}
+    wanted = {row.plan_name: row for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
     tokens = Tokens.load(folder / "dataset" / "train")
-    for name, train in wanted.items():
+    for name, row in wanted.items():
         if arguments.plan in (None, name):
+            train = row.train
             made = plan.make(
                 tokens.lengths,
                 global_batch=train.global_batch,
@@ -34,6 +36,8 @@ def main() -> None:
                 max_steps=train.max_steps,
                 longest=config.data.max_length,
             )
+            if row.excerpt:
+                made = made.excerpt(WARMUP_STEPS, row.excerpt)
             made.save(folder / "plan" / f"{name}.npz")
             efficiency = made.padding_efficiency(tokens.lengths)
             summary = {

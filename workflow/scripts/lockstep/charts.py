@@ -81,12 +81,15 @@ def times(done: list[dict], summary: dict) -> Drawing:
             tips[gid] = f"{row['row']} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
             table.append([row["row"], str(run["repeat"]), f"{seconds:.3f}", "; ".join(disturbed)])
             longest = max(longest, seconds)
+        # Above the mark that it is the value of, not beside a dot that may be another's.
         axes.annotate(
             f"{row['train_seconds']:.3g} s",
-            (max(run["clock"]["train_seconds"] for run in runs), place),
-            xytext=(9, 0),
+            (row["train_seconds"], place),
+            xytext=(0, 11),
             textcoords="offset points",
-            va="center",
+            ha="center",
+            va="bottom",
+            fontsize=9,
         )
     axes.set_xlim(0, longest * 1.15)
     axes.set_xlabel(say("axis_train").en)

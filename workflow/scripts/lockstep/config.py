@@ -16,11 +16,24 @@ import yaml
 from lockstep import commands, schema, strategies
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
-from lockstep.hardware import Hardware, resolve
+from lockstep.hardware import Hardware, cpu_cores, resolve
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "config.schema.yaml"
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
-RESERVED = ("all", "prepare", "plan", "peak", "evaluate", "predict", "report", "parity", "reference", "profile", "tune")
+RESERVED = (
+    "all",
+    "prepare",
+    "plan",
+    "peak",
+    "decide",
+    "evaluate",
+    "predict",
+    "report",
+    "parity",
+    "reference",
+    "profile",
+    "tune",
+)
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
@@ -36,6 +49,9 @@ MISTAKES = {
 # What decides, besides strategy and precision, which model a row ends with.
 RECIPE = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
 RECIPE += ("clip", "seed")
+# With `repeats: auto`: the blocks that hold every row, how many there may be, and the width of an interval (its upper
+# end over its lower one, less 1) at which they end (lockstep/blocks.py).
+FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe")
 PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # in which ~ is the user's home
@@ -96,7 +112,7 @@ class Train:
 
     @property
     def plan_name(self) -> str:
-        """Names the plan by all that shapes it; rows that share it do the same work in the same order."""
+        """Names the plan by all of this that shapes it."""
         cut = f"-max{self.max_steps}" if self.max_steps else ""
         return f"{self.batching}-b{self.global_batch}-e{self.epochs}{cut}-s{self.seed}"
 
@@ -155,19 +171,28 @@ class Row:
     kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
     # Of a trial: how the same processes train the same steps again, by name: what changes (training.py).
     variations: dict[str, dict] = field(default_factory=dict)
+    excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
+
+    @property
+    def plan_name(self) -> str:
+        """Names the row's plan; rows that share it do the same work in the same order."""
+        return self.train.plan_name + (f"-excerpt{self.excerpt}" if self.excerpt else "")
 
     @cached_property
     def hardware(self) -> Hardware:
         """What the row runs on. Raises BadInput where this machine does not have it.
 
-        A process has as many threads in every row, also in one that asks for another number of devices.
+        A process has as many threads in every row, also in one that asks for another number of devices, unless it asks
+        for all.
         """
         asked = self.asked
-        if asked.threads == "auto":
+        if asked.threads in ("auto", "all"):
             asked = replace(asked, threads=resolve(self.base.hardware).threads)
         found, literals = resolve(asked, self.name), strategies.literals(self.strategy)
         devices = 1 if found.device in literals["ONE_DEVICE_ON"] else found.devices
-        return replace(found, devices=devices, processes=1 if found.device in literals["ONE_PROCESS_ON"] else devices)
+        processes = 1 if found.device in literals["ONE_PROCESS_ON"] else devices
+        threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else found.threads
+        return replace(found, devices=devices, processes=processes, threads=threads)
 
     @property
     def precision(self) -> str:
@@ -193,7 +218,7 @@ class Row:
             "options": self.options,
             "division": self.division,
             "precision": self.precision,
-            "plan": self.train.plan_name,
+            "plan": self.plan_name,
             "train": asdict(self.train),
             "hardware": asdict(self.hardware),
         } | ({"variations": self.variations} if self.variations else {})
@@ -235,6 +260,8 @@ class Row:
                 return f"{package} {version} is not installed; to install it: {command}"
             if found != version:
                 return f"{package} is {found} here, and {version} is what Lockstep was tested with: {command}"
+        if self.asked.threads == "all" and self.hardware.device == "cuda":
+            return "threads: all gives a row all cores of a CPU, and here GPUs train"
         if self.options.get("controller") == "mpi" and not commands.horovod_has_mpi():
             return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""
@@ -275,7 +302,8 @@ class Config:
     tune: Tune
     containers: dict[str, str]  # the image of each family of strategies, or "auto"
     rows: dict[str, Row]
-    repeats: int
+    repeats: int | str
+    budget: float
     retries: int
     vary_seed: bool
     source: dict  # the validated configuration as plain values, defaults filled in
@@ -292,7 +320,13 @@ class Config:
 
     @property
     def repetitions(self) -> range:
-        return range(1, self.repeats + 1)
+        """Every repetition of a row that there may be."""
+        return range(1, (MOST_BLOCKS if self.repeats == "auto" else self.repeats) + 1)
+
+    @property
+    def first_repetitions(self) -> range:
+        """Those that every row has; with `repeats: auto` some get more."""
+        return range(1, FIRST_BLOCKS + 1) if self.repeats == "auto" else self.repetitions
 
     def repetition(self, row: Row, repeat: int) -> Row:
         """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
@@ -355,11 +389,9 @@ class Config:
         return replace(row, train=train, asked=asked, kind="parity")
 
     def profiled(self, row: Row) -> Row:
-        """The row's run in which a step's time is taken apart: a few steps as in its timed runs, without evaluation."""
-        steps = WARMUP_STEPS + 2 * self.profile.steps
-        # An epoch has one step at least, so there are enough of them, however few the texts.
-        train = replace(row.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
-        return replace(row, train=train, kind="profile")
+        """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
+        train = replace(row.train, eval_every=0, checkpoint="last")
+        return replace(row, train=train, kind="profile", excerpt=self.profile.steps)
 
     def tried(self, name: str, recipe: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
@@ -445,6 +477,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         containers=values["containers"],
         rows={name: _row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
+        budget=values["budget"],
         retries=values["retries"],
         vary_seed=values["vary_seed"],
         source=values,

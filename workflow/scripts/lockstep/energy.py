@@ -13,10 +13,12 @@ class Meter:
 
     gpu: the GPUs that this process sees (NVML's nvmlDeviceGetTotalEnergyConsumption, since Volta).
     cpu: all CPU packages (RAPL). Each is None where the device does not tell, or this user may not ask.
+    counters: the names of the counters that are in these sums.
     """
 
     def __init__(self, powercap: Path = POWERCAP):
         self.joules: dict[str, float | None] = {"gpu": None, "cpu": None}
+        self.counters: list[str] = []
         self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and its like are parts of these
         self.gpus = []
         with contextlib.suppress(Exception):  # no driver, no library, an older GPU: all mean that nothing is told
@@ -31,6 +33,11 @@ class Meter:
             if before is not None and now[kind] is not None:
                 used = sum((b - a) % wrap for (a, wrap), (b, _) in zip(before, now[kind], strict=True))
                 self.joules[kind] = (self.joules[kind] or 0.0) + used
+        self.counters = []
+        if self.joules["gpu"] is not None:
+            self.counters += [f"GPU {number} (NVML)" for number in range(len(self.gpus))]
+        if self.joules["cpu"] is not None:
+            self.counters += [f"{package.name} (RAPL)" for package in self.packages]
 
     def _gpus(self) -> list[tuple[float, float]] | None:
         """Of each GPU: joules since the driver was loaded, and infinity, at which they begin anew."""

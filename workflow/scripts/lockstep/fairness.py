@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import config, journal, record, staleness, watcher
+from lockstep import blocks, config, journal, record, staleness, watcher
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.hardware import busy_cores
@@ -221,11 +221,19 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for one in records.values():
         repeats.setdefault(one["row"], set()).add(one["repeat"])
     every = set().union(*repeats.values())
+    wanted, enough = dict.fromkeys(repeats, every), dict.fromkeys(repeats, ENOUGH)
+    if (results / "config.yaml").is_file() and (
+        decided := blocks.last(now := config.read([results / "config.yaml"]), results)
+    ):
+        for row in repeats.keys() & now.rows.keys():
+            wanted[row] = set(blocks.repetitions(now, now.rows[row], results))
+            if row not in decided["contending"]:
+                enough[row] = min(ENOUGH, len(wanted[row]))
     for row, have in repeats.items():
-        if missing := sorted(every - have):
+        if missing := sorted(wanted[row] - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
-        elif len(have) < ENOUGH:
-            yield row, f"{len(have)} {TOO_FEW} {ENOUGH} are needed to tell a difference from chance"
+        elif len(have) < enough[row]:
+            yield row, f"{len(have)} {TOO_FEW} {enough[row]} are needed to tell a difference from chance"
         yield from ((row, what) for what in _proven(row, records, results))
 
 

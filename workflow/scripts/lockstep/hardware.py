@@ -111,7 +111,7 @@ def resolve(asked, row: str = "") -> Hardware:
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not (device == "cpu" and asked.oversubscribe):
         raise BadInput(f"{where}.processes: {devices}, but there are {most} {kind} here. Ask for at most {most}.")
-    threads = max(1, cores // devices) if asked.threads == "auto" else asked.threads
+    threads = max(1, cores // devices) if asked.threads in ("auto", "all") else asked.threads
     if devices * threads > cores and not asked.oversubscribe:
         raise BadInput(
             f"{where}.threads: {devices} processes of {threads} threads need more than the {cores} CPU cores here."

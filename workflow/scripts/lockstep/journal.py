@@ -13,7 +13,8 @@ from lockstep.files import hash_file
 
 FILE = "journal.jsonl"
 # What a run leaves that says how it went. Its checkpoint and its model are sealed by themselves.
-OF_A_RUN = ("record.json", "ledger.npz", "env.json", "settings.json", "watch.jsonl", "events.jsonl", "ranks/*.json")
+OF_A_RUN = ("record.json", "ledger.npz", "steps.npy", "env.json", "settings.json", "watch.jsonl", "events.jsonl")
+OF_A_RUN += ("ranks/*.json",)
 OF_A_TEST = ("test/report.json", "test/predictions.csv")
 
 

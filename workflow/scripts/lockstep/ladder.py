@@ -35,26 +35,34 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         return None
     rungs, learnt = [], _learnt(runs[base])
     for name in names:
-        if rung := _rung(config, name, timed[name], timed[base]):
-            judged = quality(*_paired(runs[name], runs[base]))
-            empty = not learnt and judged["quality"] != "too_few"
-            rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
+        rung = _rung(config, name, timed[name], timed[base])
+        judged = quality(*_paired(runs[name], runs[base]))
+        empty = not learnt and judged["quality"] != "too_few"
+        rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
     _choose(rungs)
-    good = [rung for rung in rungs if rung["quality"] == "as_good" and rung["gain_low"] and rung["gain_low"] > 1]
+    sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
+    good = [rung for rung in sure if rung["quality"] == "as_good"]
     best = max(good, key=lambda rung: rung["gain"], default=None)
     return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
 
 
-def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict | None:
+def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict:
+    """What a row gains. Its times are None where no block holds runs of both that count.
+
+    disturbed: whether all of its runs, or of the base's, were; then times are of those, and no gain is to be relied on.
+    """
+    about = {
+        "row": name,
+        "changes": _changes(config, name),
+        "disturbed": any(all(run["watch"]["disturbed"] for run in several) for several in (ours, theirs)),
+    }
     warm = [{stats.block(run): _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
     if not (gain := stats.ratio(*warm)):
-        return None
+        return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
     # Of the base's steps: so many fewer seconds each takes in this row.
     step = theirs[0]["global_batch"] * float(np.median(list(warm[0].values()))) * (1 - 1 / gain.value)
-    return {
-        "row": name,
-        "changes": _changes(config, name),
+    return about | {
         "gain": gain.value,
         "gain_low": gain.low if gain.kind else None,
         "gain_high": gain.high if gain.kind else None,
@@ -68,7 +76,8 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
 def quality(differences: list[float], seeds: int) -> dict:
     """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences."""
     paired = np.array(differences)
-    mean, spread = float(paired.mean()), float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
+    mean = float(paired.mean()) if differences else None
+    spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
     verdict = {
         "macro_f1_difference": mean,
         "macro_f1_bound": None,

@@ -222,7 +222,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
             raise
     finally:
         shutil.rmtree(folder / "native", ignore_errors=True)
-    plan = Plan.load(results / "data" / "plan" / f"{trial.train.plan_name}.npz")
+    plan = Plan.load(results / "data" / "plan" / f"{trial.plan_name}.npz")
     for name in trial.variations:
         record.check_ledger(record.gather_ledger(folder / name, trial.hardware.processes), plan)
     return folder

@@ -46,6 +46,24 @@ class Plan:
         """Real tokens over padded tokens, 0 to 1."""
         return float(lengths[self.ids].sum() / (np.diff(self.starts) * self.widths).sum())
 
+    def excerpt(self, warmup: int, count: int) -> "Plan":
+        """The first `warmup` steps, and then twice the same `count` steps, whose widths stand for those of all steps.
+
+        A step of each of as many equal parts of the steps, from the narrowest to the widest; one that has fewer steps
+        than are asked for has them several times.
+        """
+        middles = (np.arange(count) + 0.5) * self.steps / count
+        chosen = np.sort(np.argsort(self.widths, kind="stable")[middles.astype(int)])
+        steps = np.concatenate([np.arange(warmup) % self.steps, chosen, chosen])
+        sizes = np.diff(self.starts)[steps]
+        return Plan(
+            ids=np.concatenate([self.step_ids(step) for step in steps]),
+            starts=np.concatenate([[0], np.cumsum(sizes)]),
+            widths=self.widths[steps],
+            epochs=self.epochs[steps],
+            dropped=self.dropped,
+        )
+
     def save(self, path: Path) -> None:
         with atomic_file(path) as temporary, temporary.open("wb") as stream:
             np.savez(stream, **vars(self))

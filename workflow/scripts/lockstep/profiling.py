@@ -1,6 +1,6 @@
 """Where a step's time goes: a run of its own, not timed, of which some steps are recorded by torch.profiler.
 
-Its first steps warm up; the next are timed as they are; the last ones are recorded. Then each rank trains the same
+Its first steps warm up; the next are timed as they are; then the same ones are recorded. Then each rank trains the same
 shares once more (where it drives several devices, those of the first) on a plain model that talks to nobody: how much
 longer the row's own steps take is what its communication costs beyond what computing hides, found a second way.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -66,28 +67,30 @@ class Profiler:
             self.profile.stop()
 
     def write(self, replay: Replay, keep_trace: bool) -> None:
-        """Write profile.json, from rank 0's point of view; every rank calls this."""
+        """Write profile.json: what the ranks found, and their mean. Every rank calls this."""
         own = replay.session.clock.step_seconds()[WARMUP_STEPS : self.begin]
         alone = _alone(replay)[WARMUP_STEPS : self.begin]
-        if self.session.strategy.world.rank != 0:
-            return
-        file = self.session.folder / TRACE
+        world = self.session.strategy.world
+        file = self.session.folder / "ranks" / f"{world.rank}.{TRACE}"
         self.profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-        if keep_trace:
-            with gzip.open(file.with_suffix(".json.gz"), "wt", encoding="utf-8") as stream:
+        if keep_trace and world.rank == 0:
+            with gzip.open(self.session.folder / f"{TRACE}.gz", "wt", encoding="utf-8") as stream:
                 stream.write(file.read_text(encoding="utf-8"))
         file.unlink()
-        write_json(
-            self.session.folder / "profile.json",
-            {
-                "steps": self.steps,
-                "seconds": split(trace),
-                "step_seconds": float(np.median(own)),
-                "alone_step_seconds": float(np.median(alone)),
-                "exposed_by_difference": float(np.median(own - alone)),
-            },
-        )
+        found = split(trace) | {
+            "step_seconds": float(np.mean(own)),
+            "alone_step_seconds": float(np.mean(alone)),
+            "exposed_by_difference": float(np.median(own - alone)),
+        }
+        values = torch.tensor(list(found.values()), dtype=torch.float64, device=world.device)
+        ranks = [dict(zip(found, line, strict=True)) for line in self.session.strategy.all_gather(values).tolist()]
+        if world.rank == 0:
+            mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in found}
+            parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
+            write_json(
+                self.session.folder / "profile.json", {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks}
+            )
 
 
 def _alone(replay: Replay) -> np.ndarray:

@@ -16,6 +16,7 @@ from lockstep.files import atomic_file, read_json, write_json, write_text
 from lockstep.plan import Plan
 
 SCHEMA_FILE = Path(__file__).parents[2] / "schemas" / "record.schema.yaml"
+STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank's clock
 UNTESTED = "untested.json"  # why a run that trained could not be converted and tested
 WEIGHTS = "weights.safetensors"  # what a trial for the proof, or a variation of it, ended with
 
@@ -64,11 +65,11 @@ class RankFiles:
         """One line of events.jsonl, in the spirit of MLPerf's log (github.com/mlcommons/logging)."""
         self.events.append({"time": time.time(), "key": key, "value": value, "rank": self.rank})
 
-    def write(self, summary: dict) -> None:
+    def write(self, summary: dict, step_seconds: np.ndarray) -> None:
         steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
         ids = np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
         with atomic_file(self.folder / f"{self.rank}.npz") as temporary, temporary.open("wb") as stream:
-            np.savez(stream, step=steps, id=ids)
+            np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32))
         write_json(self.folder / f"{self.rank}.json", summary | {"events": self.events})
 
     def write_error(self, error: BaseException, step: int) -> None:
@@ -110,6 +111,15 @@ def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
     return {name: column[order] for name, column in joined.items()}
 
 
+def gather_steps(folder: Path, world_size: int) -> np.ndarray:
+    """The seconds that each step took each rank, float32 [ranks, steps]."""
+    seconds = []
+    for rank in range(world_size):
+        with np.load(folder / "ranks" / f"{rank}.npz", allow_pickle=False) as arrays:
+            seconds.append(arrays["seconds"])
+    return np.stack(seconds)
+
+
 def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
     """Raises OtherWork at the first step in which the ranks did not train each of the plan's samples once, no other."""
     bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
@@ -130,6 +140,11 @@ def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
 def write_ledger(path: Path, ledger: dict[str, np.ndarray]) -> None:
     with atomic_file(path) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, **ledger)
+
+
+def write_steps(path: Path, seconds: np.ndarray) -> None:
+    with atomic_file(path) as temporary, temporary.open("wb") as stream:
+        np.save(stream, seconds)
 
 
 def write_events(path: Path, ranks: list[dict]) -> None:

@@ -180,6 +180,8 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
         "settings_rows": [name for name, _ in tested],
         "published": published(summary["rows"]),
         "peak_text": _peak_text(summary["peak"]),
+        "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
+        "variance_text": _variance_text(summary["variance"]),
         "config_text": yaml.safe_dump(summary["config"], allow_unicode=True, sort_keys=False),
         "style": Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         "script": Markup(script),
@@ -225,6 +227,23 @@ def _peak_text(peak: dict | None) -> Text:
         return same("")
     found = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
     return say("peak_cpu", found=f"{peak['cores']} cores, {found}")
+
+
+def _variance_text(variance: dict | None) -> Text:
+    if not variance:
+        return same("")
+    best = variance["best_steps"]
+    percents = {
+        "launch": variance["launch"],
+        "step": variance["step"],
+        "left": variance["step"] / variance["steps"] ** 0.5,
+    }
+    return say(
+        "variance_text",
+        steps=variance["steps"],
+        advice=say("variance_best", steps=best) if best else say("variance_longer"),
+        **{name: f"{100 * value:.2g}" for name, value in percents.items()},
+    )
 
 
 def _markdown_cell(value) -> str:

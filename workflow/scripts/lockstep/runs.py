@@ -23,13 +23,13 @@ SCRIPTS = Path(__file__).parents[1]
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = ("record.json", "failed.json", "verdict.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
 LEFT += (
+    record.STEPS,
     record.UNTESTED,
     "native",
     "model",
     "test",
     "ranks",
     "profile.json",
-    "trace.json",
     "trace.json.gz",
     "weights.safetensors",
 )
@@ -47,7 +47,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
     folder, data = results / row.folder(repeat), results / "data"
-    plan_file = data / "plan" / f"{row.train.plan_name}.npz"
+    plan_file = data / "plan" / f"{row.plan_name}.npz"
     for file, script in ((data / "data.json", "prepare.py"), (plan_file, "plan.py")):
         if not file.exists():
             raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
@@ -72,7 +72,7 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
     folder, data = results / row.folder(repeat), results / "data"
     settings = row.settings() | {
         "data": str(data),
-        "plan_file": str(data / "plan" / f"{row.train.plan_name}.npz"),
+        "plan_file": str(data / "plan" / f"{row.plan_name}.npz"),
         "dropout": 0 if row.kind == "parity" else config.model.dropout,
         "kind": row.kind,
         "profile": {"steps": config.profile.steps, "trace": config.profile.trace},
@@ -156,6 +156,7 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
     ledger = record.gather_ledger(folder, processes)
     record.check_ledger(ledger, plan)
     record.write_ledger(folder / "ledger.npz", ledger)
+    record.write_steps(folder / record.STEPS, record.gather_steps(folder, processes))
     ranks = record.read_ranks(folder, processes)
     weights = read_json(data / "data.json")["weights"]
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
@@ -242,4 +243,4 @@ def _joules(machines: list[dict]) -> dict:
     return {
         f"{kind}_joules": None if any(machine[kind] is None for machine in machines) else sum(m[kind] for m in machines)
         for kind in ("gpu", "cpu")
-    }
+    } | {"counters": [name for machine in machines for name in machine["counters"]]}

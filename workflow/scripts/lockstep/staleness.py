@@ -23,10 +23,12 @@ def folder(config: Config, row: Row, results: Path) -> str:
 
 
 def written(config: Config, found: dict) -> str:
-    """The same of a record by what the configuration says, on any machine: `auto` may be another number there."""
+    """The same of a record by what the configuration says, on any machine: `auto` and `all` may differ there."""
     row = config.repetition(config.rows[found["row"]], found["repeat"])
     left = (*NOT_DECIDING, "processes")  # which one device has one of, and a record's folder is named by
-    hardware = {key: value for key, value in asdict(row.asked).items() if value != "auto" and key not in left}
+    hardware = {
+        key: value for key, value in asdict(row.asked).items() if value not in ("auto", "all") and key not in left
+    }
     now = {"strategy": row.strategy, "options": row.options, "train": asdict(row.train), "hardware": hardware}
     return _told(differences(found["asked"], now | {"dropout": config.model.dropout}))
 
@@ -56,7 +58,7 @@ def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
     """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
     about = read_json(results / "data" / "data.json")
     said = differences(about.get("asked", {}), config.data_settings)
-    plan = results / "data" / "plan" / f"{row.train.plan_name}.json"
+    plan = results / "data" / "plan" / f"{row.plan_name}.json"
     there = {"data": about["hash"], "weights": about["weights"]}
     there |= {"plan": read_json(plan)["hash"]} if plan.is_file() else {}
     other = [name for name, wanted in there.items() if hashes.get(name, wanted) != wanted]

@@ -121,8 +121,8 @@ class Fit:
         half = stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * error * self.sigma
         return Ratio(value, *np.exp(logarithm + np.array([-half, half])).tolist(), n, "interval")
 
-    def shown_faster(self, ours: str, theirs: str) -> bool:
-        """Whether ours is shown to be faster: with one false claim among all pairs of rows in 5 % of reports at most.
+    def shown_faster(self, ours: str, theirs: str, chance: float = 1 - CONFIDENCE) -> bool:
+        """Whether ours is shown to be faster, with a false claim about any pair of rows in `chance` of reports at most.
 
         Tukey's honestly significant difference, with Kramer's standard errors where rows have unlike numbers of runs
         (Tukey 1953; Kramer 1956, Biometrics 12: 307).
@@ -131,7 +131,7 @@ class Fit:
         if difference is None or self.sigma is None:
             return False
         logarithm, error = difference
-        return -logarithm > _studentized_range(len(self.rows), self.freedom) / 2**0.5 * error * self.sigma
+        return -logarithm > _studentized_range(len(self.rows), self.freedom, chance) / 2**0.5 * error * self.sigma
 
     def resolution(self) -> float | None:
         """How much longer a row must take than another to be shown slower, as a share: that of the median pair."""
@@ -139,7 +139,12 @@ class Fit:
         errors = [pair[1] for pair in pairs if pair]
         if not errors or self.sigma is None:
             return None
-        half = _studentized_range(len(self.rows), self.freedom) / 2**0.5 * float(np.median(errors)) * self.sigma
+        half = (
+            _studentized_range(len(self.rows), self.freedom, 1 - CONFIDENCE)
+            / 2**0.5
+            * float(np.median(errors))
+            * self.sigma
+        )
         return float(np.expm1(half))
 
     def ranks(self) -> dict[str, int]:
@@ -176,9 +181,56 @@ def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
     return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
 
 
+@dataclass(frozen=True)
+class Variance:
+    """Why runs of one row take unlike times. Both are standard deviations of logarithms, so .03 is 3 %.
+
+    launch: from one launch to another, the same for all steps of a run.
+    step: from step to step, around what its work takes; over a window it averages out.
+    """
+
+    launch: float
+    step: float
+
+    def best_steps(self, startup: float, step: float) -> float:
+        """How many steps a run should have, so that what all runs take together tells most; inf: as many as can be.
+
+        startup, step: the seconds that a run takes before its window, and for each step in it (Kalibera & Jones 2013,
+        Rigorous Benchmarking in Reasonable Time, equation 3).
+        """
+        return float(np.sqrt(startup / step) * self.step / self.launch) if self.launch else np.inf
+
+
+def variance(rows: list[np.ndarray]) -> Variance | None:
+    """The variance between launches and within, pooled over rows; None where no row has two runs of several steps.
+
+    rows: seconds [runs, steps] of each row's runs, in which step s does the same work. Log seconds are a step's effect
+    plus a run's, plus an error (variance components of a two-way layout; Montgomery 2017, section 13.2). Errors that
+    last for several steps count partly as the launch's.
+    """
+    between = within = 0.0
+    launches = errors = 0
+    for seconds in rows:
+        runs, steps = seconds.shape
+        if runs < 2 or steps < 2:
+            continue
+        logarithms = np.log(seconds)
+        of_runs = logarithms.mean(axis=1, keepdims=True)
+        residuals = logarithms - of_runs - logarithms.mean(axis=0) + logarithms.mean()
+        freedom = (runs - 1) * (steps - 1)
+        within += float((residuals**2).sum())
+        errors += freedom
+        # The means of runs vary by their launches, and by what is left of the steps' errors.
+        between += float(of_runs.var(ddof=1)) * (runs - 1) - float((residuals**2).sum()) / freedom / steps * (runs - 1)
+        launches += runs - 1
+    if not launches:
+        return None
+    return Variance(launch=max(0.0, between / launches) ** 0.5, step=(within / errors) ** 0.5)
+
+
 @cache
-def _studentized_range(rows: int, freedom: int) -> float:
-    """The range of as many independent normals over their pooled spread that 5 % of experiments exceed by chance."""
+def _studentized_range(rows: int, freedom: int, chance: float) -> float:
+    """The range of as many independent normals over their pooled spread that only `chance` of experiments exceed."""
     from scipy.stats import studentized_range  # takes half a second to import
 
-    return float(studentized_range.ppf(CONFIDENCE, max(2, rows), freedom))
+    return float(studentized_range.ppf(1 - chance, max(2, rows), freedom))

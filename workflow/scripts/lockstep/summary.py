@@ -6,13 +6,16 @@ It can be made at any moment: rows that have not run, or failed, keep their line
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import ladder, metrics, parity, record, staleness, stats
-from lockstep.config import Config, Row
+import numpy as np
+
+from lockstep import blocks, ladder, metrics, parity, record, staleness, stats
+from lockstep.config import WARMUP_STEPS, Config, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 
 BASELINE = ladder.BASE
 LOG_LINES = 15
+MOST_STEPS = 100_000  # beyond which a window counts as one without end
 # What is read of files that others may have changed.
 PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
 PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
@@ -70,7 +73,10 @@ def gather(config: Config, results: Path) -> dict:
         raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
     data = read_object(data_file, DATA)
     runs = {
-        row.name: [_run(config, config.repetition(row, repeat), repeat, results) for repeat in config.repetitions]
+        row.name: [
+            _run(config, config.repetition(row, repeat), repeat, results)
+            for repeat in blocks.repetitions(config, row, results)
+        ]
         for row in config.rows.values()
     }
     damaged: list[str] = []
@@ -94,6 +100,8 @@ def gather(config: Config, results: Path) -> dict:
         "ratios": ratios,
         "statistics": statistics,
         "apart": apart,
+        "blocks": blocks.last(config, results),
+        "variance": _variance(config, runs, results),
         "verdicts": verdicts,
         "ladder": ladder.climb(
             config,
@@ -107,7 +115,7 @@ def gather(config: Config, results: Path) -> dict:
         "peak": peak,
         "plans": {
             name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
-            for name in dict.fromkeys(row.train.plan_name for row in config.rows.values())
+            for name in dict.fromkeys(row.plan_name for row in config.rows.values())
             if (results / "data" / "plan" / f"{name}.json").is_file()
         },
         "environment": _merged(environments),
@@ -115,6 +123,36 @@ def gather(config: Config, results: Path) -> dict:
         "damaged": damaged,
         "config": config.source,
     }
+
+
+def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
+    """How runs of a row differ: between `launch`es, and from `step` to step; of how many `steps` a run is, and which
+    number of them would tell most in the same time (`best_steps`, None: as many as can be). None where nothing tells.
+    """
+    rows, startup, step, counts = [], [], [], []
+    for row in config.rows.values():
+        good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
+        times = [_step_seconds(results / row.folder(run["repeat"]) / record.STEPS) for run in good]
+        if len(times) > 1 and len({len(seconds) for seconds in times}) == 1 and len(times[0]) > 1:
+            rows.append(np.stack(times))
+            startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
+            step += [run["clock"]["step_seconds_median"] for run in good]
+            counts += [run["steps"] for run in good]
+    found = stats.variance(rows)
+    if found is None:
+        return None
+    best = found.best_steps(float(np.median(startup)), float(np.median(step)))
+    most = round(best) if best < MOST_STEPS else None
+    return asdict(found) | {"steps": int(np.median(counts)), "best_steps": most}
+
+
+def _step_seconds(file: Path) -> np.ndarray:
+    """The steady steps' seconds by the clock of the rank that took longest; none where that is not known."""
+    try:
+        ranks = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return np.zeros(0)  # made before steps were kept, or damaged, which check.py tells of
+    return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]
 
 
 def _stale(config: Config, found: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
@@ -264,7 +302,7 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
     """What one run measured, by column. None where a device does not tell."""
     seconds, work, memory = run["clock"]["train_seconds"], run["work"], run["memory"]
     devices, per_device = _peak(row, run, peak)
-    energy = [joules for joules in run["energy"].values() if joules is not None]
+    energy = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
     return {
         "train_seconds": seconds,
         "step_ms": run["clock"]["step_seconds_median"] * 1000,
@@ -310,7 +348,7 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
     kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
     for row in rows:
         if row["train_seconds"] is not None and row["proof"] not in ("unequal", "failed"):
-            kind = (row["device"], config.rows[row["row"]].train.plan_name)
+            kind = (row["device"], config.rows[row["row"]].plan_name)
             seconds = {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}

@@ -99,7 +99,7 @@ def _train(session: Session) -> None:
         {
             "clock": clock.reading(),
             "memory": session.gauge.found,
-            "energy": session.meter.joules if session.meter else None,
+            "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
@@ -107,7 +107,8 @@ def _train(session: Session) -> None:
             "gradient_norm": files.gradient_norm,
             "dev": replay.development.history,
             "notes": strategy.notes,
-        }
+        },
+        clock.step_seconds(),
     )
 
 
@@ -127,7 +128,8 @@ def _vary(started, settings: dict, folder: Path, progress: Progress, changes: di
     weights = strategy.state_dict()  # called on every rank, as each may have a share only
     if strategy.world.rank == 0:
         save_file({name: weight.cpu().contiguous().clone() for name, weight in weights.items()}, folder / WEIGHTS)
-    files.write({"losses": _losses(replay), "gradient_norm": files.gradient_norm})
+    summary = {"losses": _losses(replay), "gradient_norm": files.gradient_norm}
+    files.write(summary, replay.session.clock.step_seconds())
 
 
 def _prepare(session: Session) -> tuple[Replay, dict]:

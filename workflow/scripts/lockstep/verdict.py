@@ -34,9 +34,11 @@ def lines(summary: dict) -> list[Text]:
 def _times(done: list[dict], summary: dict) -> list[Text]:
     """Which row is fastest, and by how much."""
     best = fastest(done)
-    said = [_fastest(best, done, summary)]
+    # A single closed row among open ones is what those are held against, and is in no race.
+    alone = summary["ladder"] and sum(row["division"] == "closed" for row in done) == 1
+    said = [] if alone else [_fastest(best, done, summary)]
     base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
-    if base and best is not base and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
+    if base and best is not base and not alone and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
         said.append(_ratio(best, base, ratio))
     said += _control(done, base, summary["ratios"])
     if found := summary["ladder"]:
@@ -183,13 +185,31 @@ def _conditions(done: list[dict], summary: dict) -> Text:
         "conditions",
         idle=idle,
         resolution=shown,
+        blocks=_blocks(summary["blocks"]),
         machine=machine(summary["environment"], done[0]["device"]),
         precision=each("precision"),
         batch=each("global_batch"),
         steps=each("steps"),
-        repeats=len(next(iter(summary["runs"].values()))),
+        repeats=_span_of([len(runs) for runs in summary["runs"].values()]),
         texts=summary["data"]["splits"]["train"]["texts"],
     )
+
+
+def _blocks(decided: dict | None) -> Text:
+    """Why there were no more blocks of runs, with `repeats: auto`."""
+    if not decided or decided["rows"]:
+        return same("")
+    if len(decided["contending"]) < 2:
+        return say("blocks_one")
+    if decided["width"] is None:
+        return say("blocks_unknown")
+    kind = "blocks_precise" if decided["why"] == "precise" else "blocks_budget"
+    return say(kind, width=f"{100 * decided['width']:.2g} %")
+
+
+def _span_of(numbers: list[int]) -> Text:
+    low, high = min(numbers), max(numbers)
+    return same(str(low)) if low == high else say("span", low=low, high=high)
 
 
 def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
@@ -219,7 +239,12 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
         warnings.append(say("warn_cpu"))
     if len(done) > 1 and not summary["config"]["vary_seed"]:
         warnings.append(say("warn_seed"))
-    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < ENOUGH])
+    # Rows that are out of contention have fewer on purpose.
+    asked = dict.fromkeys(summary["runs"], ENOUGH)
+    if decided := summary["blocks"]:
+        asked |= {name: min(ENOUGH, len(runs)) for name, runs in summary["runs"].items()}
+        asked |= dict.fromkeys(decided["contending"], ENOUGH)
+    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < asked[row["row"]]])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
     if any(row["division"] == "open" for row in done):

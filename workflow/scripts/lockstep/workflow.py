@@ -19,7 +19,7 @@ import yaml
 
 from lockstep import commands, config, containers, journal, ties
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
-from lockstep.files import lacking, read_json, write_json, write_text
+from lockstep.files import lacking, read_json, read_object, write_json, write_text
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
@@ -108,6 +108,22 @@ def write_manifest(checked: config.Config, available: list[str], command: list[s
     )
     asked = {"command": _from_here(command), "session": ties.session(), "repeats": checked.repeats}
     journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=available)
+
+
+@exit_on_bad_input()
+def next_block(file: str) -> list[str]:
+    """The rows of the block that follows, as a decision (lockstep/blocks.py) has it."""
+    return read_object(Path(file), ("rows",))["rows"]
+
+
+def tell_blocks(checked: config.Config, rows: dict[str, config.Row]) -> None:
+    """Say beforehand what `repeats: auto` will come to, as far as it is known."""
+    if checked.repeats == "auto":
+        print(
+            f"repeats: auto: {config.FIRST_BLOCKS} blocks of {len(rows)} rows; then blocks of the fastest rows, until"
+            f" they are told apart to {100 * config.PRECISE:g} % or all runs have taken {checked.budget:g} s",
+            file=sys.stderr,
+        )
 
 
 def _from_here(command: list[str]) -> str:

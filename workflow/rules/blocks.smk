@@ -1,0 +1,50 @@
+# With `repeats: auto`: after each block it is decided whether another one follows, and of which rows. What that asks for
+# is known only then, so this is a checkpoint, and what needs all runs asks for them by a function.
+
+
+def block_runs(block, file):
+    """A file of each run in a block."""
+    names = ROWS
+    if block not in CONFIG.first_repetitions:
+        names = lockstep.next_block(checkpoints.decide.get(block=block - 1).output[0])
+    return [
+        f"results/{ROWS[name].folder(block)}/{file}" for name in names if name in ROWS
+    ]
+
+
+def all_runs(*files):
+    """These files of every run, as an input function: it waits for what is decided on the way."""
+
+    def inputs(wildcards):
+        wanted = []
+        for block in CONFIG.repetitions:
+            several = [path for file in files for path in block_runs(block, file)]
+            if not several:
+                break
+            wanted += several
+        return wanted
+
+    return inputs
+
+
+checkpoint decide:
+    input:
+        lambda wildcards: block_runs(int(wildcards.block), "record.json"),
+        # The last of the blocks that hold every row follows all of them.
+        [run_files(row, "record.json") for row in ROWS.values()],
+        code=code("decide"),
+    output:
+        "results/blocks/{block}.json",
+    log:
+        "results/logs/decide_{block}.log",
+    priority: 10 + len(CONFIG.order)
+    container:
+        IMAGES["torch"]
+    # All cores, so that nothing is begun beside it that the next block would have to wait for.
+    threads: workflow.cores
+    params:
+        budget=CONFIG.budget,
+    message:
+        "after block {wildcards.block}: does another one follow?"
+    shell:
+        "python workflow/scripts/decide.py --config results/config.yaml --block {wildcards.block:q} 2> {log:q}"

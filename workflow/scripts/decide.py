@@ -1,0 +1,28 @@
+"""Decide after a block of runs whether another one follows, and of which rows (`repeats: auto`)."""
+
+from lockstep import blocks, cli
+from lockstep.errors import BadInput
+from lockstep.files import write_json
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--block", type=int, required=True, help="how many blocks there are so far")
+    arguments = parser.parse_args()
+    config = cli.configuration(arguments)
+    if config.repeats != "auto":
+        raise BadInput(f"repeats: is {config.repeats}, so nothing is to be decided. Set it to auto.")
+    decided = blocks.decide(config, arguments.results, arguments.block)
+    write_json(blocks.file(arguments.results, arguments.block), decided)
+    width = "not known" if decided["width"] is None else f"{100 * decided['width']:.1f} % wide"
+    spent = f"{decided['seconds']:.0f} of {config.budget:g} s are spent"
+    follows = (
+        f"next: {', '.join(decided['rows'])}, about {decided['next_seconds']:.0f} s"
+        if decided["rows"]
+        else f"no more blocks ({decided['why']})"
+    )
+    print(f"after {arguments.block} blocks: the widest interval between the fastest is {width}; {spent}; {follows}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
