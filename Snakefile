@@ -57,6 +57,7 @@ onstart:
     lockstep.refuse_beside_others()
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
     lockstep.tell_blocks(CONFIG, ROWS)
+    lockstep.let_sleep(workflow)
 
 
 # A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.

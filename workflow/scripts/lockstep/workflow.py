@@ -126,6 +126,17 @@ def tell_blocks(checked: config.Config, rows: dict[str, config.Row]) -> None:
         )
 
 
+def let_sleep(workflow) -> None:
+    """Keep Snakemake's scheduler asleep while jobs run on this machine.
+
+    Its limit of jobs a second (Snakemake 9.27) wakes it a second after each look at the jobs, and once more for each
+    job that has ended since the start: after forty, it took a tenth of a core from the run that was timed
+    (github.com/snakemake/snakemake/pull/3744).
+    """
+    if workflow.local_exec:
+        workflow.scheduler.job_rate_limiter = None
+
+
 def _from_here(command: list[str]) -> str:
     """Snakemake's command line with paths as from this folder, as another clone would give them."""
     here = f"{Path.cwd()}{os.sep}"
