@@ -71,8 +71,8 @@ def test_code_files_follow_imports(monkeypatch):
 def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):
     (tmp_path / "mine.yaml").write_text("rows: {fsdp: null, mine: {strategy: ddp}}", encoding="utf-8")
     _, _, said = run_script("launch", "--row", "nothing", "--config", "mine.yaml")
-    there = "single, all_threads, dataparallel, ddp, ddp_spawn, ddp_amp, horovod, deepspeed, accelerate, trainer, fabric,"
-    there += " mine."
+    there = "single, all_threads, dataparallel, ddp, ddp_spawn, ddp_amp, horovod, deepspeed, accelerate, trainer,"
+    there += " fabric, mine."
     assert said == f"error: --row nothing: no such row. The configuration has: {there}\n"
 
 
