@@ -80,39 +80,38 @@ def widest(fit: stats.Fit, names: list[str]) -> float | None:
     return max((ratio.high / ratio.low - 1 for ratio in ratios), default=0.0)
 
 
-def read(results: Path, block: int) -> dict | None:
-    """What was decided after `block`; None where nothing was. Raises BadInput where it can't be read."""
-    decided = file(results, block)
-    return read_object(decided, ("rows", "contending", "why", "width", "seconds")) if decided.is_file() else None
+def decisions(config: Config, results: Path) -> list[dict]:
+    """What was decided after each block, as far as the blocks follow each other; nothing without `repeats: auto`.
+
+    Raises BadInput where one can't be read.
+    """
+    decided: list[dict] = []
+    if config.repeats == "auto":
+        for block in range(FIRST_BLOCKS, MOST_BLOCKS + 1):
+            if not file(results, block).is_file() or (decided and not decided[-1]["rows"]):
+                break
+            decided.append(read_object(file(results, block), ("rows", "contending", "why", "width", "seconds")))
+    return decided
 
 
 def last(config: Config, results: Path) -> dict | None:
-    """The decision that ended the benchmark, or the newest one so far; None without `repeats: auto`."""
-    decided = None
-    if config.repeats == "auto":
-        for block in range(FIRST_BLOCKS, MOST_BLOCKS + 1):
-            newer = read(results, block)
-            if newer is None:
-                break
-            decided = newer
-            if not newer["rows"]:
-                break
-    return decided
+    """The decision that ended the benchmark, or the newest one so far; None where there is none."""
+    return next(reversed(decisions(config, results)), None)
 
 
 def repetitions(config: Config, row: Row, results: Path) -> list[int]:
     """Which repetitions of a row are asked for, or were made."""
     wanted = set(config.first_repetitions)
     if config.repeats == "auto":
-        for block in range(FIRST_BLOCKS, MOST_BLOCKS):
-            decided = read(results, block)
-            if decided is None or not decided["rows"]:
-                break
-            if row.name in decided["rows"]:
-                wanted.add(block + 1)
-        made = [n for n in config.repetitions if (results / row.folder(n) / "record.json").is_file()]
-        wanted.update(made)
+        after = enumerate(decisions(config, results), FIRST_BLOCKS + 1)
+        wanted.update(block for block, decided in after if row.name in decided["rows"])
+        wanted.update(n for n in config.repetitions if (results / row.folder(n) / "record.json").is_file())
     return sorted(wanted)
+
+
+def needed(decided: dict | None, row: str, asked: int, enough: int) -> int:
+    """How many repetitions a row needs: `enough`, or the `asked` ones where it was left out of later blocks."""
+    return enough if decided is None or row in decided["contending"] else min(enough, asked)
 
 
 def _runs(config: Config, row: Row, results: Path, block: int) -> list[dict]:

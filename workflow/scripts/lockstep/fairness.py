@@ -221,19 +221,18 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for one in records.values():
         repeats.setdefault(one["row"], set()).add(one["repeat"])
     every = set().union(*repeats.values())
-    wanted, enough = dict.fromkeys(repeats, every), dict.fromkeys(repeats, ENOUGH)
-    if (results / "config.yaml").is_file() and (
-        decided := blocks.last(now := config.read([results / "config.yaml"]), results)
-    ):
-        for row in repeats.keys() & now.rows.keys():
-            wanted[row] = set(blocks.repetitions(now, now.rows[row], results))
-            if row not in decided["contending"]:
-                enough[row] = min(ENOUGH, len(wanted[row]))
+    wanted, decided = dict.fromkeys(repeats, every), None
+    if (results / "config.yaml").is_file():
+        now = config.read([results / "config.yaml"])
+        decided = blocks.last(now, results)
+        if decided:
+            rows = repeats.keys() & now.rows.keys()
+            wanted |= {row: set(blocks.repetitions(now, now.rows[row], results)) for row in rows}
     for row, have in repeats.items():
         if missing := sorted(wanted[row] - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
-        elif len(have) < enough[row]:
-            yield row, f"{len(have)} {TOO_FEW} {enough[row]} are needed to tell a difference from chance"
+        elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]), ENOUGH)):
+            yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
         yield from ((row, what) for what in _proven(row, records, results))
 
 

@@ -3,6 +3,7 @@
 1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
 """
 
+from lockstep import blocks
 from lockstep import summary as gathered
 from lockstep.fairness import other_versions
 from lockstep.hardware import busy_cores
@@ -239,12 +240,9 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
         warnings.append(say("warn_cpu"))
     if len(done) > 1 and not summary["config"]["vary_seed"]:
         warnings.append(say("warn_seed"))
-    # Rows that are out of contention have fewer on purpose.
-    asked = dict.fromkeys(summary["runs"], ENOUGH)
-    if decided := summary["blocks"]:
-        asked |= {name: min(ENOUGH, len(runs)) for name, runs in summary["runs"].items()}
-        asked |= dict.fromkeys(decided["contending"], ENOUGH)
-    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < asked[row["row"]]])
+    asked = {name: len(several) for name, several in summary["runs"].items()}
+    needed = {name: blocks.needed(summary["blocks"], name, count, ENOUGH) for name, count in asked.items()}
+    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < needed[row["row"]]])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
     if any(row["division"] == "open" for row in done):
