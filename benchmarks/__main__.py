@@ -24,7 +24,7 @@ from benchmarks.growth import growth
 from benchmarks.processes import ddp, memory, start
 from benchmarks.turns import harness, libraries, padding, tuned
 from benchmarks.workflow import workflow
-from lockstep import environment
+from lockstep.rank import environment
 from lockstep.terminal import print_table
 
 ALL = (padding, libraries, harness, tuned, ddp, memory, start, growth, workflow)

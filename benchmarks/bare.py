@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from lockstep import memory
-from lockstep.plan import Plan
-from lockstep.tokens import Tokens
+from lockstep.data.plan import Plan
+from lockstep.data.tokens import Tokens
+from lockstep.rank import memory
 
 
 def train(model, optimizer, schedule, plan: Plan, tokens: Tokens) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import PROJECT, SMALL, command, line, run
-from lockstep import config, sources
+from lockstep.config import reading
+from lockstep.data import sources
 
 SIZES = (10_000, 100_000, 1_000_000)
 ROWS = 2_500  # that are repeated, each time with another mark of two characters: equal texts would be dropped
@@ -56,7 +57,7 @@ def speeds(results: list[Path], rounds: int) -> list[list[str]]:
 def repeated(folder: Path, keys: dict, size: int) -> Path:
     """`size` rows as JSON lines."""
     path = {"path": str(keys["data.path"])} if "data.path" in keys else {}
-    data = config.parse({"data": path | {"limit": ROWS}}).data
+    data = reading.parse({"data": path | {"limit": ROWS}}).data
     rows, file = list(sources.read(data, folder)[1]), folder / f"{size}.jsonl"
     with file.open("w", encoding="utf-8") as stream:
         for number in range(size):

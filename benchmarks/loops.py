@@ -13,19 +13,21 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks import bare
-from lockstep import config, models
-from lockstep.clock import Clock
-from lockstep.development import Development
-from lockstep.plan import Plan
-from lockstep.record import Progress, RankFiles
-from lockstep.replay import Replay
-from lockstep.session import Session
+from lockstep.config import reading
+from lockstep.data.plan import Plan
+from lockstep.data.tokens import Tokens, table
+from lockstep.model import models
+from lockstep.model.optimizer import make_optimizer, make_schedule
+from lockstep.rank.clock import Clock
+from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.replay import Replay
+from lockstep.rank.session import Session
+from lockstep.run.progress import Progress, RankFiles
 from lockstep.strategies import recipe, single
-from lockstep.tokens import Tokens, table
 
 BATCH, LENGTH = 64, 128
 TUNED_ROW = {"strategy": "recipe", "processes": 1, "precision": "bf16", "weights": "bf16"}
-ROWS = config.parse(
+ROWS = reading.parse(
     {
         "train": {"epochs": 1, "eval_every": 0, "checkpoint": "last"},
         "hardware": {"device": "cpu"},
@@ -49,7 +51,7 @@ class Loop:
         self.prepare()
 
     def prepare(self) -> None:
-        self.optimizer = models.make_optimizer(self.model, self.settings["train"])
+        self.optimizer = make_optimizer(self.model, self.settings["train"])
 
 
 class PaddedLoop(Loop):
@@ -176,7 +178,7 @@ class BareLoop(Planned):
 
     def train(self, first: int, steps: int) -> float:
         plan = self.part(first, steps)
-        schedule = models.make_schedule(self.optimizer, self.settings["train"], steps)
+        schedule = make_schedule(self.optimizer, self.settings["train"], steps)
         began = time.perf_counter()
         bare.train(self.model, self.optimizer, schedule, plan, self.tokens)
         return len(plan.ids) / (time.perf_counter() - began)
@@ -191,14 +193,14 @@ class PlannedLoop(Planned):
         super().prepare()
         self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
-        self.strategy.prepare(self.model, lambda prepared: models.make_optimizer(prepared, self.settings["train"]))
+        self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings["train"]))
         self.progress = Progress(self.results, 1)
         self.progress.begin(0)
 
     def train(self, first: int, steps: int) -> float:
         plan, clock, files = self.part(first, steps), Clock(), RankFiles(self.results, 0)
         session = Session(self.strategy, self.settings, self.results, clock, files, self.progress)
-        self.strategy.train(Replay(session, plan, self.tokens, Development(session, plan, self.tokens)))
+        self.strategy.train(Replay(session, plan, self.tokens, DevSplit(session, plan, self.tokens)))
         return len(plan.ids) / clock.reading()["train_seconds"]
 
     def batching(self, first: int, steps: int) -> float:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import LARGER, PROJECT, SCRIPTS, SMALL, command, line, prepared
-from lockstep import config
+from lockstep.config import reading
 from lockstep.files import read_json
 
 IMPORTS = [sys.executable, "-c", "import torch, transformers.models.bert.modeling_bert"]
@@ -17,7 +17,7 @@ def start(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     """From the launch of each row of the table to the end of its first step, over importing PyTorch and BERT."""
     keys = keys | SMALL | {"train.max_steps": 3, "data.limit": 1500, "hardware.oversubscribe": "true"}
     results, ratios = prepared(folder / "start", keys), {}
-    rows = config.parse({"hardware": {"device": "cpu", "processes": 2, "oversubscribe": True}}).rows
+    rows = reading.parse({"hardware": {"device": "cpu", "processes": 2, "oversubscribe": True}}).rows
     for _ in range(rounds):
         began = time.perf_counter()
         subprocess.run(IMPORTS, check=True)

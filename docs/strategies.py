@@ -9,7 +9,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from lockstep import config, launchers, strategies
+from lockstep.config import reading, registry, schema
+from lockstep.run import launchers
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies
@@ -28,15 +29,15 @@ ROW = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscrib
 
 
 def page() -> str:
-    names = ["single", *(name for name in strategies.names() if name != "single")]
+    names = ["single", *(name for name in registry.names() if name != "single")]
     return "\n".join([INTRODUCTION, *map(section, names)])
 
 
 def section(name: str) -> str:
-    module = ast.parse(strategies.path(name).read_text(encoding="utf-8"))
+    module = ast.parse(registry.path(name).read_text(encoding="utf-8"))
     parts = [f"## {name}\n", ast.get_docstring(module).removeprefix(f"{name}: ") + "\n"]
     parts[1] = re.sub(r"^(Advantages|Limits|On a CPU):", r"- **\1:**", parts[1], flags=re.MULTILINE)
-    literals = strategies.literals(name)
+    literals = registry.literals(name)
     if literals["NEEDS"]:
         needed = (
             f"{package} {version} (`{command}`{''.join(f'; for `{key}`' for values in only for key in values)})"
@@ -51,7 +52,7 @@ def section(name: str) -> str:
 
 
 def command(name: str) -> str:
-    row = config.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
+    row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
         words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder))
     text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
@@ -70,7 +71,7 @@ def options(found: dict) -> str:
 
 
 def refusals(literals: dict) -> str:
-    sections = config.configuration_schema()["properties"]
+    sections = schema.of_configuration()["properties"]
     settable = {*literals["OPTIONS"], *sections["train"]["properties"], *sections["hardware"]["properties"]}
     lines = [
         f"- {kind}: {', '.join(f'`{key}: {value[0]}`'.lower() for key, value in values.items())} ({reason})"
@@ -106,14 +107,14 @@ def inherited(name: str) -> str:
 
 def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:
     """The methods in a strategy's file, as lines by name, and the strategy that its class extends."""
-    source = strategies.path(name).read_text(encoding="utf-8")
+    source = registry.path(name).read_text(encoding="utf-8")
     (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Strategy"]
     base = ast.unparse(found.bases[0]).removesuffix(".Strategy") if found.bases else None
     return {node.name: _lines(source, node) for node in found.body if isinstance(node, ast.FunctionDef)}, base
 
 
 def helpers(name: str) -> list[list[str]]:
-    source = strategies.path(name).read_text(encoding="utf-8")
+    source = registry.path(name).read_text(encoding="utf-8")
     return [
         _lines(source, node)
         for node in ast.parse(source).body

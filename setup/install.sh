@@ -29,7 +29,7 @@ needed() { # the same; without it there is no going on
 }
 collectives() { # DeepSpeed would compile them in the first run that uses them, and that run would be timed with it.
   local folder
-  folder=$(realpath "$venv")/torch_extensions # this environment's own, as in workflow/scripts/lockstep/runs.py
+  folder=$(realpath "$venv")/torch_extensions # this environment's own, as in workflow/scripts/lockstep/run/runs.py
   rm -rf "$folder" # a compilation that was killed leaves a lock, for which the next one would wait for ever
   TORCH_EXTENSIONS_DIR=$folder PATH="$(realpath "$venv/bin"):$PATH" DS_ACCELERATOR=cpu "$venv/bin/python" -c "
 import deepspeed

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.paths import PROJECT
+
 # Started in the background by a shell, this process ignores SIGINT, as would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # As lockstep.cli has it for the commands; here some test may import the libraries that read it before that.
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-PROJECT = Path(__file__).parents[1]
 HOROVOD = importlib.util.find_spec("horovod") is not None  # where it can't be built, its row is unavailable
 REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
 

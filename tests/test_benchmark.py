@@ -15,11 +15,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from lockstep import config
+from lockstep.config import reading
+from lockstep.data.plan import Plan
 from lockstep.files import write_json
-from lockstep.plan import Plan
-
-from .conftest import HOROVOD, PROFILED, Workplace
+from tests.conftest import HOROVOD, PROFILED, Workplace
 
 ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
 ROWS |= {"horovod": 2} if HOROVOD else {}
@@ -282,7 +281,7 @@ def test_more_repetitions_add_runs_and_repeat_none(benchmark):
 
 
 def test_rows_are_trained_in_the_order_that_the_seed_gives(benchmark):
-    order = [row.name for row, _ in config.read([benchmark.path("results/config.yaml")]).order]
+    order = [row.name for row, _ in reading.read([benchmark.path("results/config.yaml")]).order]
     began = {row: record(benchmark, row)["started"] for row in ROWS}
     assert sorted(began, key=began.get) == [row for row in order if row in ROWS]
 
@@ -350,11 +349,12 @@ def test_a_disturbed_run_is_repeated_at_once(benchmark):
         "import sys\n"
         "from pathlib import Path\n"
         "sys.path.insert(0, 'workflow/scripts')\n"
-        "from lockstep import config, runs, watcher\n"
+        "from lockstep.config import reading\n"
+        "from lockstep.run import runs, watcher\n"
         "verdicts = iter([['noise'], ['more noise'], []])\n"
         "judge = watcher.judge\n"
         "watcher.judge = lambda *a: judge(*a) | {'disturbed': next(verdicts)}\n"
-        "asked = config.read([Path('results/config.yaml')], ['retries=2', 'rows.thrice.strategy=single'])\n"
+        "asked = reading.read([Path('results/config.yaml')], ['retries=2', 'rows.thrice.strategy=single'])\n"
         "runs.run(asked, asked.rows['thrice'], 1, Path('results'))\n"
     )
     said = benchmark.run("python", "attempts.py")
@@ -392,7 +392,7 @@ def test_again_says_where_there_is_nothing(benchmark, tmp_path):
         ("workflow/scripts/lockstep/strategies/ddp.py", {f"train_{row}_1" for row in EXTEND_DDP}),
         ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel_1"}),
         ("workflow/report/report.html.j2", set()),
-        ("workflow/scripts/lockstep/charts.py", set()),
+        ("workflow/scripts/lockstep/report/charts.py", set()),
     ],
 )
 def test_editing_code_reruns_what_depends_on_it(benchmark, file, trains):

@@ -9,8 +9,7 @@ import torch
 
 from benchmarks import growth, processes, workflow
 from lockstep.files import read_json
-
-from .conftest import PROJECT
+from tests.conftest import PROJECT
 
 
 @pytest.mark.slow

@@ -16,9 +16,8 @@ import time
 import pytest
 import yaml
 
-from lockstep import containers
-
-from .conftest import PROJECT, copy_project
+from lockstep.config import containers
+from tests.conftest import PROJECT, copy_project
 
 IMAGES = (*containers.FAMILIES, "bench")
 # Whoever is to own the results; root's own would prove nothing.

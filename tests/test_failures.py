@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from .conftest import SMALL, Workplace, copy_project
+from tests.conftest import SMALL, Workplace, copy_project
 
 # Long enough that a fault can be timed, on the data that the benchmark's folder already holds.
 LONG = """
@@ -149,7 +149,11 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
         ("prepare", ["--config", "nothing.yaml"], "nothing.yaml: No such file or directory"),
         ("prepare", ["--set", "train.epochs"], "--set train.epochs: expected key=value"),
         ("plan", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
-        ("launch", ["--row", "nothing"], "--row nothing: no such row. The configuration has: single, all_threads, dataparallel"),
+        (
+            "launch",
+            ["--row", "nothing"],
+            "--row nothing: no such row. The configuration has: single, all_threads, dataparallel",
+        ),
         ("launch", ["--row", "ddp", "--set", "train.clip=nan"], "train.clip: nan is no finite number"),
         ("launch", ["--row", "ddp"], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         ("convert", ["results/runs/x"], "results/runs/x: is no folder of a run"),

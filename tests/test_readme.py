@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep import containers, strategies
-
-from .conftest import PROJECT, Workplace
+from lockstep.config import containers, registry
+from tests.conftest import PROJECT, Workplace
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
 PROGRAMS = ("make", "snakemake", "python", "docker", "source", "export")
@@ -94,7 +93,7 @@ def run(place: Workplace, words: list[str]) -> None:
         in_compose(place, rest[1:])
     elif words[:2] == ["docker", "run"]:
         name, _, tag = rest[-1].removeprefix("lockstep/").partition(":")
-        assert name in {containers.family(strategy) for strategy in strategies.names()}
+        assert name in {containers.family(strategy) for strategy in registry.names()}
         assert tag in ("cpu", "cuda")
     elif program == "source":
         assert f"VENV ?= {rest[0].split('/')[0]}\n" in place.path("Makefile").read_text(encoding="utf-8")
@@ -123,7 +122,7 @@ def in_compose(place: Workplace, words: list[str]) -> None:
     assert entry[:2] == ["bash", "docker/entry.sh"]
     command = [*entry[2:], *rest]
     if "pytest" in command:
-        command = [*command, "--collect-only", "--quiet", "tests/test_words.py"]
+        command = [*command, "--collect-only", "--quiet", "tests/report/test_words.py"]
     elif "again.py" in command[1]:
         command.append("--help")
     run(place, command)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import yaml
 
-from lockstep import config, plan, runs
+from lockstep.config import reading
+from lockstep.data import plan
 from lockstep.files import read_json, write_json
-
-from .conftest import Workplace
-from .test_benchmark import CONFIGURED, jobs
+from lockstep.run import runs
+from tests.conftest import Workplace
+from tests.test_benchmark import CONFIGURED, jobs
 
 NOTHING = "Nothing to be done"
 
@@ -92,7 +93,7 @@ def test_a_prepare_that_fails_leaves_everything_as_it_was(place):
 
 def test_what_can_not_be_written_removes_no_older_result(tmp_path):
     """Numbers are refused long before; whatever else may not go into settings.json."""
-    row = config.parse({"rows": {"x": {"strategy": "single"}}}).rows["x"]
+    row = reading.parse({"rows": {"x": {"strategy": "single"}}}).rows["x"]
     odd = replace(row, train=replace(row.train, clip=math.nan))
     plan.make(np.array([3, 4]), global_batch=1, epochs=1, seed=0, batching="plain").save(
         tmp_path / "data" / "plan" / f"{row.plan_name}.npz"
@@ -101,7 +102,7 @@ def test_what_can_not_be_written_removes_no_older_result(tmp_path):
     older = tmp_path / row.folder(1) / "record.json"
     write_json(older, {})
     with pytest.raises(ValueError, match="JSON"):
-        runs.run(config.parse({}), odd, 1, tmp_path)
+        runs.run(reading.parse({}), odd, 1, tmp_path)
     assert older.is_file()
 
 

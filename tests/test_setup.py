@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from .conftest import PROJECT, copy_project
+from tests.conftest import PROJECT, copy_project
 
 TOOLS = ("sh", "bash", "mkdir", "df", "awk", "tail", "grep", "dirname", "realpath")
 # A Python that can't do what Debian keeps in packages of its own.

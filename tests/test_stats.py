@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel, tukey_hsd
 
 from lockstep import stats
-from lockstep.comparison import unpaired
+from lockstep.report.comparison import unpaired
 
 times = st.dictionaries(st.integers(1, 9), st.floats(0.5, 50), min_size=1, max_size=9)
 SIGMA = 0.036  # of log time, as seen in a default run

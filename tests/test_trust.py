@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep import models, strategies, trust
+from lockstep import trust
+from lockstep.config import registry
 from lockstep.errors import BadInput
 from lockstep.files import seal
-
-from .conftest import PROJECT, Workplace, copy_project
-from .test_data import scratch
+from lockstep.model import models
+from tests.conftest import PROJECT, Workplace, copy_project
+from tests.data.test_data import scratch
 
 PROGRAM = """
 "__use\\x5fyte__": true
@@ -105,7 +106,7 @@ def marker(tmp_path) -> Path:
 
 @pytest.mark.parametrize("files", [CHECKPOINT, CHECKPOINT + SHARDS], ids=["whole", "sharded"])
 @pytest.mark.parametrize("kind", ["zip", "pickle"])
-@pytest.mark.parametrize("strategy", strategies.names())
+@pytest.mark.parametrize("strategy", registry.names())
 def test_no_strategy_unpickles_what_may_run_something(run_script, tmp_path, marker, strategy, kind, files):
     """Sealed with the right hashes, as somebody who means harm would seal it."""
     run, evil = tmp_path / "run", {"module": Evil(marker), "optimizer_state_dict": {}}

@@ -5,11 +5,12 @@ import csv
 import pytest
 import yaml
 
-from lockstep import config, runs, tuning
+from lockstep import tuning
+from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import write_json
-
-from .conftest import Workplace, copy_project
+from lockstep.run import runs
+from tests.conftest import Workplace, copy_project
 
 TEXTS = 6400
 
@@ -32,7 +33,7 @@ def search(results, monkeypatch):
             return {"clock": clock, "work": {"samples": samples}}
 
         monkeypatch.setattr(runs, "run", run)
-        checked = config.parse({"hardware": {"device": "cpu", "processes": 2}, "train": {"epochs": 2}} | asked)
+        checked = reading.parse({"hardware": {"device": "cpu", "processes": 2}, "train": {"epochs": 2}} | asked)
         said = []
         return tuning.search(checked, results, said.append), said
 

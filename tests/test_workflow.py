@@ -3,14 +3,14 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
-from lockstep import config, workflow
+from lockstep import workflow
+from lockstep.config import reading
+from tests.conftest import PROJECT
 
-PROJECT = Path(__file__).parents[1]
 RULES = [PROJECT / "Snakefile", *sorted((PROJECT / "workflow" / "rules").glob("*.smk"))]
 SCRIPTS = sorted(file.stem for file in (PROJECT / "workflow" / "scripts").glob("*.py"))
 
@@ -30,7 +30,7 @@ import sys
 sys.path.insert(0, "workflow/scripts")
 import yaml
 
-from lockstep import config, workflow
+from lockstep import workflow
 workflow.configuration({}, [])
 print(*{"torch", "transformers", "datasets", "sklearn", "pandas", "numpy", "matplotlib"} & set(sys.modules))
 """
@@ -63,9 +63,9 @@ def test_code_files_follow_imports(monkeypatch):
     files = workflow.code_files("workflow/scripts/launch.py", "ddp_amp")
     assert {f"{strategies}/{name}.py" for name in ("ddp_amp", "ddp_spawn", "ddp", "single")} <= set(files)
     assert f"{strategies}/dataparallel.py" not in files
-    assert {f"{library}/training.py", f"{library}/models.py", "workflow/scripts/train.py"} <= set(files)
-    assert f"{library}/reporting.py" not in files
-    assert f"{library}/reporting.py" in workflow.code_files("workflow/scripts/report.py")
+    assert {f"{library}/rank/training.py", f"{library}/model/models.py", "workflow/scripts/train.py"} <= set(files)
+    assert f"{library}/report/page.py" not in files
+    assert f"{library}/report/page.py" in workflow.code_files("workflow/scripts/report.py")
 
 
 def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):
@@ -78,9 +78,9 @@ def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_scrip
 
 def test_the_configuration_that_is_kept_gives_the_same_rows_over_the_default_one(run_script, tmp_path):
     """Whatever was dropped, and whatever the default one says by now."""
-    workflow.write_manifest(config.parse({"rows": {"mine": {"strategy": "ddp"}}}), ["mine"], ["snakemake"], False)
+    workflow.write_manifest(reading.parse({"rows": {"mine": {"strategy": "ddp"}}}), ["mine"], ["snakemake"], False)
     kept, default = tmp_path / "results" / "config.yaml", tmp_path / "config" / "config.yaml"
-    assert list(config.read([default, kept]).rows) == ["mine"]
+    assert list(reading.read([default, kept]).rows) == ["mine"]
     asked = yaml.safe_load(default.read_text(encoding="utf-8"))
     asked["rows"]["later"] = {"strategy": "ddp"}
     default.write_text(yaml.safe_dump(asked), encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_full_disk_is_told_after_a_failure(tmp_path, monkeypatch, capsys):
     """A job that could not even write its log has said nothing."""
     (tmp_path / "results").mkdir()
     monkeypatch.chdir(tmp_path)
-    checked = config.parse({"rows": {"mine": {"strategy": "ddp"}}})
+    checked = reading.parse({"rows": {"mine": {"strategy": "ddp"}}})
     workflow.report_what_there_is(checked)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(workflow, "LITTLE", 2**62)  # as if no more than that were left

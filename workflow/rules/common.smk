@@ -1,6 +1,6 @@
 # What all rules use: the checked configuration, and which code each rule depends on.
 lockstep.use_this_python()
-lockstep.ties.name_starter()  # a training ends with it, also where it can't say so
+lockstep.lifetime.name_starter()  # a training ends with it, also where it can't say so
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockstep import cli, config, containers, record
+from lockstep import cli
+from lockstep.config import containers, reading
 from lockstep.errors import BadInput
 from lockstep.files import read_json
+from lockstep.run import record
 
 
 def main() -> int:
@@ -20,7 +22,7 @@ def main() -> int:
     if not folders:
         raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
     made_with = arguments.results / "config.yaml"
-    wanted = config.read([made_with])
+    wanted = reading.read([made_with])
     blocks, runs = set(), {}
     for folder in folders:
         found = record.read_run(folder)

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli, fairness
+from lockstep import cli
+from lockstep.proof import fairness
 
 
 def main() -> int:

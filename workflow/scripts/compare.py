@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli, comparison
+from lockstep import cli
+from lockstep.report import comparison
 from lockstep.terminal import print_table
 
 

@@ -3,14 +3,15 @@
 import argparse
 from pathlib import Path
 
-from lockstep import checkpoint, cli
+from lockstep import cli
+from lockstep.proof import conversion
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     arguments = parser.parse_args()
-    weights = checkpoint.convert(arguments.run, arguments.run / "model")
+    weights = conversion.convert(arguments.run, arguments.run / "model")
     print(f"{arguments.run / 'model'}: equal to the live weights, value by value (sha256 {weights[:16]})")
 
 

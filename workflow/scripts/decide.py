@@ -1,8 +1,9 @@
 """Decide after a block of runs whether another one follows, and of which rows (`repeats: auto`)."""
 
-from lockstep import blocks, cli
+from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.files import write_json
+from lockstep.run import blocks
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ import argparse
 import shutil
 from pathlib import Path
 
-from lockstep import cli, journal
+from lockstep import cli
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_folder, read_json, verify, write_json
-from lockstep.record import UNTESTED
+from lockstep.run import journal
+from lockstep.run.record import UNTESTED
 
 
 def main() -> None:
@@ -35,9 +36,10 @@ def evaluate(run: Path) -> dict:
                 shutil.copytree(twin / part, temporary, dirs_exist_ok=True)
         print(f"the same weights, to the last bit, as {twin}")
         return read_json(run / "test" / "report.json")
-    from lockstep import checkpoint, evaluation  # here, because to import PyTorch takes longer than to copy
+    from lockstep.proof import conversion
+    from lockstep.report import evaluation  # here, because to import PyTorch takes longer than to copy
 
-    checkpoint.convert(run, run / "model")
+    conversion.convert(run, run / "model")
     return evaluation.test(run)
 
 

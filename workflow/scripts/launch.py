@@ -1,7 +1,8 @@
 """Train one row of the table: start its processes, watch them, and write the run's record."""
 
-from lockstep import cli, runs
+from lockstep import cli
 from lockstep.errors import BadInput
+from lockstep.run import runs
 
 
 def main() -> None:

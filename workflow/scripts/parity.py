@@ -3,8 +3,9 @@
 Exit code 1 where a row is not proven: it is unequal, or its trial failed.
 """
 
-from lockstep import cli, parity
+from lockstep import cli
 from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.proof import parity
 from lockstep.terminal import print_table
 
 COLUMNS = ["row", "same model?", "fp64", *parity.MEASURED, "times its floor", "a mistake is times further", "why"]

@@ -1,8 +1,9 @@
 """Measure how many floating-point operations a second this machine's CPU can do, for the share of it that is used."""
 
-from lockstep import cli, metrics
+from lockstep import cli
+from lockstep.config.hardware import cpu_cores
 from lockstep.files import write_json
-from lockstep.hardware import cpu_cores
+from lockstep.model import metrics
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
-from lockstep import cli, plan
-from lockstep.config import WARMUP_STEPS
+from lockstep import cli
+from lockstep.data import plan
+from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.tokens import Tokens
+from lockstep.run.progress import WARMUP_STEPS
 
 
 def main() -> None:

@@ -3,9 +3,11 @@
 import sys
 from pathlib import Path
 
-from lockstep import cli, evaluation, staleness
+from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.files import read_json
+from lockstep.report import evaluation
+from lockstep.run import staleness
 from lockstep.terminal import print_table
 
 

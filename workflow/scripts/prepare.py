@@ -8,7 +8,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import cli, data, files, journal, metrics, models
+from lockstep import cli, files
+from lockstep.data import prepare
+from lockstep.model import metrics, models
+from lockstep.run import journal
 
 PARTS = ("dataset", "tokenizer", "weights")
 
@@ -21,13 +24,13 @@ def main() -> None:
     aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # there, as it may be large
     with files.named_when_full(folder), aside as work:
         made = Path(work) / "data"
-        splits, summary = data.split(config.data, arguments.results / "download", Path(work))
-        tokenizer = models.make_tokenizer(config.model, data.texts(splits["train"]), config.data.max_length)
+        splits, summary = prepare.split(config.data, arguments.results / "download", Path(work))
+        tokenizer = models.make_tokenizer(config.model, prepare.texts(splits["train"]), config.data.max_length)
         model = models.initialise(
             config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed, summary["notes"]
         )
         with files.atomic_folder(made / "dataset") as temporary:
-            summary |= data.store(splits, tokenizer, temporary)
+            summary |= prepare.store(splits, tokenizer, temporary)
         with files.atomic_folder(made / "tokenizer") as temporary:
             tokenizer.save_pretrained(temporary)
         with files.atomic_folder(made / "weights") as temporary:

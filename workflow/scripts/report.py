@@ -1,6 +1,8 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
-from lockstep import cli, journal, reporting, summary, verdict
+from lockstep import cli
+from lockstep.report import headline, page, summary
+from lockstep.run import journal
 from lockstep.terminal import print_table
 
 
@@ -8,13 +10,13 @@ def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
     found = summary.gather(config, arguments.results)
-    reporting.write(found, folder, arguments.results / "predict" / "predictions.csv")
+    page.write(found, folder, arguments.results / "predict" / "predictions.csv")
     journal.note(arguments.results, "report", folder, ("summary.json", "summary.csv"))
-    print_table(*reporting.plain(found["rows"]))
+    print_table(*page.plain(found["rows"]))
     for row in found["rows"]:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
-    for line in verdict.lines(found):
+    for line in headline.lines(found):
         print(line.en)
     print(f"report: {folder / 'report.html'}")
 

@@ -12,8 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep import cli, environment, strategies
+from lockstep import cli
+from lockstep.config import registry
 from lockstep.errors import RunFailed
+from lockstep.rank import environment
 
 SCRIPTS = Path(__file__).resolve().parent
 PROJECT = SCRIPTS.parents[1]
@@ -28,9 +30,9 @@ def main() -> None:
     if parser.parse_args().versions:
         print(json.dumps(environment.describe(), indent=1))
         return
-    for name in strategies.names():
+    for name in registry.names():
         if available(name):
-            strategies.load(name)
+            registry.load(name)
             print(f"{name}: imported")
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         step("prepare.py", folder)
@@ -40,7 +42,7 @@ def main() -> None:
 
 
 def available(strategy: str) -> bool:
-    for package, (version, _, *only) in strategies.literals(strategy)["NEEDS"].items():
+    for package, (version, _, *only) in registry.literals(strategy)["NEEDS"].items():
         if only:  # some of its options do, and it can be imported without
             continue
         try:

@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli, evaluation, journal
+from lockstep import cli
+from lockstep.report import evaluation
+from lockstep.run import journal
 
 
 def main() -> None:

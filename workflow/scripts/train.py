@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lockstep import training
+from lockstep.rank import training
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

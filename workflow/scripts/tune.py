@@ -4,14 +4,15 @@ import csv
 
 import yaml
 
-from lockstep import cli, ties, tuning
+from lockstep import cli, tuning
 from lockstep.files import atomic_file, read_json, write_text
+from lockstep.run import lifetime
 
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments), arguments.results / "tune"
-    with ties.hold(folder):
+    with lifetime.hold(folder):
         tries = tuning.search(config, arguments.results, lambda line: print(line, flush=True))
     with atomic_file(folder / "tries.csv") as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, tries[0])

@@ -1,35 +1,18 @@
 """Lockstep: which PyTorch training strategy is fastest here, and does it still train the same model?
 
-Modules, from the ground up; each imports only from those above it:
+From the ground up; each imports only from those above it (tests/test_rooms.py):
 
-    errors, files      what can go wrong, how files are written and hashed
-    hardware           devices, cores, threads
-    strategies/*       how processes join, wrap the model, go backward, step, gather and save
-    config             the validated configuration and its rows
-    sources, corpus    rows of text and label, from files, the network, or the embedded generator
-    plan               which samples make up each optimizer step
-    data               splitting and tokenising
-    tokens             tokenised splits, batches
-    models             the model, its initial weights, its optimizer and schedule
-    clock, memory, energy, environment   what is timed and when; what else a run took; what it ran on
-    metrics            how much work a training is, and what share of the devices' peak was reached
-    record             progress, the run record, the ledger
-    launchers          the commands that start a run's processes
-    ties               a run's folder is its own; it ends with its launcher, and that with Snakemake
-    processes, watcher starting a run's processes, watching them, ending them all; what else uses the machine
-    checkpoint         a strategy's own checkpoint -> a plain Hugging Face folder
-    session, replay, development, readback   the plan as one rank trains it; dev split; settings as they are live
-    training           one rank of a run; profiling: where a step's time goes
-    runs               one run, from its settings to its record
-    evaluation         predictions and the classification report
-    parity             the proof that a row trains the same model as single
-    staleness          whether a result was made with the settings that its row has now
-    stats, summary     medians, ratios and ranks of all runs
-    words, verdict     the report's words in each language, and its first lines
-    charts, pictures, reporting   the report's pictures and files
-    fairness, comparison   the rules of a fair run; two results folders side by side
-    terminal, cli      tables in a terminal; what all commands share
-    trust, workflow    what is refused before Snakemake reads it; what the Snakefile asks
+    errors, paths, files, stats, terminal    what can go wrong, where things are, how files are written, statistics
+    provenance   what git and other programs say of this project
+    config/      what is asked for, and what this machine has for it
+    data/        texts and labels, from files or the network to tokens; the plan: which samples make up each step
+    model/       the model and its tokenizer, its optimizer and schedule, and how much work training it is
+    strategies/  how it is trained: one file each, in which stands what differs from single.py
+    run/         around a run's processes, without PyTorch: starting, watching, ending them; what they leave behind
+    rank/        inside a process that trains: replaying the plan, the clock, readback, checkpoints, the dev split
+    proof/       whether a row trains the same model as single, and whether its runs were fair
+    report/      evaluation, the summary of all runs, and the page
+    cli, trust, tuning, workflow    what commands share; what is refused unread; the search; what the Snakefile asks
 """
 
 import sys

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep import config
+from lockstep.config import reading
+from lockstep.config.configuration import Config
 from lockstep.errors import exit_code
 
 DEFAULT = Path("config/config.yaml")
@@ -37,7 +38,7 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
     return made
 
 
-def configuration(arguments: argparse.Namespace, finished: bool = False) -> config.Config:
+def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:
     """The configuration that was asked for; for a command on `finished` results, the one that they were made with.
 
     As with Snakemake's --configfile, files are read over the default one. The one that results were made with holds
@@ -46,7 +47,7 @@ def configuration(arguments: argparse.Namespace, finished: bool = False) -> conf
     made_with = arguments.results / "config.yaml"
     files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
     whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
-    return config.read(files if whole else [DEFAULT, *files], arguments.set)
+    return reading.read(files if whole else [DEFAULT, *files], arguments.set)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -9,7 +9,7 @@ import logging
 import warnings
 from pathlib import Path
 
-from lockstep import config
+from lockstep.config import reading
 from lockstep.errors import BadInput, exit_on_bad_input
 
 
@@ -33,7 +33,7 @@ def check_command(words: list[str]) -> None:
 def check_files(files: list) -> None:
     """End the program with one message if one of the configuration `files` is a program, or can't be read."""
     for file in files:
-        config.load_yaml(Path(file))
+        reading.load_yaml(Path(file))
 
 
 def say_interrupted() -> None:

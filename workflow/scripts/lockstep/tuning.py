@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep import runs
-from lockstep.config import Config
+from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json
+from lockstep.run import runs
 
 START = {"strategy": "recipe", "processes": 1}
 CHANGES = [

@@ -17,9 +17,13 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import commands, config, containers, journal, ties
+from lockstep import provenance
+from lockstep.config import containers, reading, schema
+from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
+from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, read_object, write_json, write_text
+from lockstep.run import journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
@@ -30,9 +34,9 @@ LITTLE = 2**20  # bytes: no room for a model or a page
 
 
 @exit_on_bad_input()
-def configuration(raw: dict, files: list) -> config.Config:
+def configuration(raw: dict, files: list) -> Config:
     """Check Snakemake's merged configuration and every row's hardware; end the program with one message if wrong."""
-    checked = config.parse(raw, " + ".join([*map(str, files), "command line"]))
+    checked = reading.parse(raw, " + ".join([*map(str, files), "command line"]))
     for row in checked.rows.values():
         row.refuse()
         checked.trial(row).refuse()
@@ -52,7 +56,7 @@ def require_own_folder(folder: str) -> None:
         raise BadInput(f"{here} Start it in their folder: cd {folder}")
 
 
-def available_rows(checked: config.Config, contained: bool) -> dict[str, config.Row]:
+def available_rows(checked: Config, contained: bool) -> dict[str, Row]:
     """The rows that can be trained here. Says of the others why they can't, as their line in the report does.
 
     In containers all can: what they need is in the images, whatever is installed outside.
@@ -71,11 +75,11 @@ def use_this_python() -> None:
 @exit_on_bad_input()
 def refuse_beside_others() -> None:
     """End the program where a run that something else started is under way: Snakemake would remove its files."""
-    ties.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{ties.LOCK}")))
+    lifetime.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{lifetime.LOCK}")))
 
 
 @exit_on_bad_input()
-def contain(checked: config.Config, settings) -> bool:
+def contain(checked: Config, settings) -> bool:
     """Whether rules run in containers (`settings` is Snakemake's deployment settings), which are then set up.
 
     Ends the program where Apptainer or an image is missing, before anything is trained.
@@ -87,10 +91,10 @@ def contain(checked: config.Config, settings) -> bool:
     return True
 
 
-def write_manifest(checked: config.Config, available: list[str], command: list[str], contained: bool) -> None:
+def write_manifest(checked: Config, available: list[str], command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
     # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.
-    rows = dict.fromkeys(config.configuration_schema()["properties"]["rows"]["default"]) | checked.source["rows"]
+    rows = dict.fromkeys(schema.of_configuration()["properties"]["rows"]["default"]) | checked.source["rows"]
     text = yaml.safe_dump(checked.source | {"rows": rows}, allow_unicode=True, sort_keys=False)
     _before.update({file: file.read_text(encoding="utf-8") for file in ASKED if file.is_file()})
     write_text(ASKED[0], text)
@@ -104,24 +108,24 @@ def write_manifest(checked: config.Config, available: list[str], command: list[s
             "rows": list(checked.rows),
             "repeats": checked.repeats,
         }
-        | commands.commit(),
+        | provenance.commit(),
     )
-    asked = {"command": _from_here(command), "session": ties.session(), "repeats": checked.repeats}
+    asked = {"command": _from_here(command), "session": lifetime.session(), "repeats": checked.repeats}
     journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=available)
 
 
 @exit_on_bad_input()
 def next_block(file: str) -> list[str]:
-    """The rows of the block that follows, as a decision (lockstep/blocks.py) has it."""
+    """The rows of the block that follows, as a decision (lockstep/run/blocks.py) has it."""
     return read_object(Path(file), ("rows",))["rows"]
 
 
-def tell_blocks(checked: config.Config, rows: dict[str, config.Row]) -> None:
+def tell_blocks(checked: Config, rows: dict[str, Row]) -> None:
     """Say beforehand what `repeats: auto` will come to, as far as it is known."""
     if checked.repeats == "auto":
         print(
-            f"repeats: auto: {config.FIRST_BLOCKS} blocks of {len(rows)} rows; then blocks of the fastest rows, until"
-            f" they are told apart to {100 * config.PRECISE:g} % or all runs have taken {checked.budget:g} s",
+            f"repeats: auto: {FIRST_BLOCKS} blocks of {len(rows)} rows; then blocks of the fastest rows, until"
+            f" they are told apart to {100 * PRECISE:g} % or all runs have taken {checked.budget:g} s",
             file=sys.stderr,
         )
 
@@ -143,7 +147,7 @@ def _from_here(command: list[str]) -> str:
     return shlex.join(["snakemake", *(word.replace(here, "") for word in command[1:])])
 
 
-def report_what_there_is(checked: config.Config) -> None:
+def report_what_there_is(checked: Config) -> None:
     """Verdicts, predictions and report over the rows that succeeded, after others failed.
 
     Where not even the data could be prepared, all results are of what was asked for before, and that is put back.
@@ -175,7 +179,7 @@ def _script(name: str, *arguments: str) -> None:
 
 
 @exit_on_bad_input()
-def missing_data(checked: config.Config) -> list[str]:
+def missing_data(checked: Config) -> list[str]:
     """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
     folder = RESULTS / "data"
     if not (folder / "ready" / checked.data_key).is_file():
@@ -188,7 +192,7 @@ def missing_data(checked: config.Config) -> list[str]:
     return [str(file) for file in gone]
 
 
-def data_files(checked: config.Config) -> list[str]:
+def data_files(checked: Config) -> list[str]:
     """The local files that `prepare` reads: editing one runs it again."""
     if checked.data.synthetic:
         return ["resources/corpus.yaml"]

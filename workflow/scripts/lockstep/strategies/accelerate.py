@@ -17,8 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from safetensors.torch import load_file
 
-from lockstep.hardware import World
-from lockstep.launchers import ACCELERATE_PRECISION
+from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
 INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
@@ -41,7 +40,7 @@ class Strategy(ddp.Strategy):
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
         self.accelerator = Accelerator(
             cpu=self.hardware["device"] == "cpu",
-            mixed_precision=ACCELERATE_PRECISION[self.precision],
+            mixed_precision="no" if self.precision == "fp32" else self.precision,
             kwargs_handlers=[
                 DistributedDataParallelKwargs(broadcast_buffers=False, **options),
                 InitProcessGroupKwargs(self.hardware["backend"], timeout=timedelta(seconds=self.hardware["timeout"])),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.hardware import World
+from lockstep.config.hardware import World
 from lockstep.strategies import single
 
 OPTIONS = {

@@ -8,8 +8,8 @@ On a CPU: as ddp.
 """
 
 import os
+import runpy
 import sys
-from pathlib import Path
 
 import torch
 
@@ -35,13 +35,13 @@ class Strategy(ddp.Strategy):
         return super().start(init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=world_size)
 
 
-def process(rank: int, folder: str, address: str, world_size: int) -> None:
+def process(rank: int, script: str, folder: str, address: str, world_size: int) -> None:
+    """One rank: the same script that other launchers start."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "RENDEZVOUS": address}
-    from lockstep import training  # here, so that launching needs nothing of it
-
-    training.main(Path(folder))
+    sys.argv = [script, folder]
+    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
-    folder, address, world_size = sys.argv[1:]
-    torch.multiprocessing.spawn(process, args=(folder, address, int(world_size)), nprocs=int(world_size))
+    *arguments, world_size = sys.argv[1:]
+    torch.multiprocessing.spawn(process, args=(*arguments, int(world_size)), nprocs=int(world_size))

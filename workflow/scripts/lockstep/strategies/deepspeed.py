@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.hardware import World
+from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
 INHERITS = ()

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
-from lockstep.hardware import World
+from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
 INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")

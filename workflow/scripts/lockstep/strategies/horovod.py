@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import torch
 from torch.profiler import record_function
 
-from lockstep.hardware import World
+from lockstep.config.hardware import World
 from lockstep.strategies import single
 
 OPTIONS = {

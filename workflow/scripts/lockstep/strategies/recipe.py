@@ -25,10 +25,10 @@ import copy
 import numpy as np
 import torch
 
-from lockstep import packing
+from lockstep.data import packing
+from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.strategies import ddp, single
-from lockstep.tokens import Tokens
 
 OPTIONS = {
     "packed": {

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.hardware import World
+from lockstep.config.hardware import World
 
 ONE_DEVICE_ON = ("cpu", "cuda")
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,7 +46,7 @@ class Strategy:
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")
 
     def train(self, replay) -> None:
-        """All optimizer steps: `replay` (lockstep/replay.py) hands out this rank's batches, and times each step."""
+        """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and times each step."""
         for step in replay:
             for batch in replay.batches(step):
                 with self.autocast():
@@ -57,7 +57,7 @@ class Strategy:
             replay.schedule.step()
 
     def batch(self, tokens, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        """Samples `ids` of `tokens` (lockstep/tokens.py), padded to `width`: what the model takes, and `labels`."""
+        """Samples `ids` of `tokens` (data/tokens.py), padded to `width`: what the model takes, and `labels`."""
         return self.to_device(tokens.batch(ids, width))
 
     def to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

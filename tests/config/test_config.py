@@ -1,0 +1,399 @@
+"""The configuration: defaults, overrides, and one clear message for each mistake."""
+
+import importlib.metadata
+import json
+import re
+
+import pytest
+import yaml
+
+from lockstep.config import configuration, reading, schema
+from lockstep.errors import BadInput
+from tests.conftest import PROJECT
+
+DEFAULT = PROJECT / "config" / "config.yaml"
+LADDER = DEFAULT.with_name("ladder.yaml")
+CPU = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
+
+
+def dotted(properties: dict, prefix: str = "") -> dict:
+    """Every key of the schema, as section.key, with its default and description."""
+    keys = {}
+    for name, inner in properties.items():
+        if "properties" in inner:
+            keys |= dotted(inner["properties"], f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = (inner["default"], inner["description"])
+    return keys
+
+
+def test_the_default_configuration_spells_out_the_schema():
+    filled = schema.fill({}, schema.of_configuration())
+    assert yaml.safe_load(DEFAULT.read_text(encoding="utf-8")) == filled
+
+
+def table() -> str:
+    """The table of all keys, as it must stand in config/README.md."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for key, (default, description) in dotted(schema.of_configuration()["properties"]).items():
+        shown = (
+            "the published comparison's nine rows, `all_threads`, `fabric` and `fsdp`"
+            if key == "rows"
+            else f"`{json.dumps(default, ensure_ascii=False)}`"
+        )
+        lines.append(f"| `{key}` | {shown} | {description} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_key_is_described_in_the_readme():
+    assert table() in (PROJECT / "config" / "README.md").read_text(encoding="utf-8"), f"it should hold:\n{table()}"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "emotion.yaml"])
+def test_shipped_configurations_are_valid(name):
+    checked = reading.read([DEFAULT, PROJECT / "config" / name])
+    published = ["dataparallel", "ddp", "ddp_spawn", "ddp_amp", "horovod", "deepspeed", "accelerate", "trainer"]
+    assert list(checked.rows) == ["single", "all_threads", *published, "fabric", "fsdp"]
+
+
+@pytest.mark.parametrize("rank", [8, "8", 8.0])
+def test_a_whole_number_may_be_written_in_any_way(rank):
+    row = reading.parse({"rows": {"x": {"strategy": "recipe", "lora": rank}}}).rows["x"]
+    assert (row.options["lora"], type(row.options["lora"])) == (8, int)
+
+
+def test_every_rung_of_the_ladder_can_be_climbed():
+    checked = reading.read([DEFAULT, LADDER], ["hardware.device=cpu", "hardware.processes=2"])
+    assert [name for name, row in checked.rows.items() if row.division == "closed"] == ["single"]
+    assert (checked.repeats, checked.vary_seed) == (5, True)  # the least that quality is judged by
+    for row in checked.rows.values():
+        row.refuse()
+
+
+def test_a_cpu_refuses_rungs_of_gpus_by_name():
+    keys = ["hardware.device=cpu", "hardware.oversubscribe=true"]
+    checked = reading.read([DEFAULT, LADDER, LADDER.with_name("ladder-gpu.yaml")], keys)
+    for name in ("tf32", "resident", "resident_graphs"):
+        with pytest.raises(BadInput, match=f"rows.{name}: "):
+            checked.rows[name].refuse()
+
+
+def test_the_published_experiment_is_pinned():
+    checked = reading.read([DEFAULT, PROJECT / "config" / "emotion.yaml"])
+    assert checked.model.revision == "2a995a880017c60e4683869e817130d8af548486"
+    assert checked.data.sha256 == "6bf592cf7016019b28272f1fcf54bc31afe6ad15bbc60970ca521ff394524a50"
+    assert checked.data.limit == 10000
+
+
+def test_strings_from_the_command_line_get_the_right_type():
+    raw = {
+        "data": {"limit": "600", "join_blanks": "false", "path": "null", "labels": "[a, b]", "splits": {"dev": "0.1"}},
+        "train": {"learning_rate": "1e-3", "warmup": "3"},
+        "hardware": {"processes": "2", "threads": "auto", "oversubscribe": "true"},
+        "rows": {
+            "ddp": {"strategy": "ddp", "global_batch": "32"},
+            "zero1": {"strategy": "deepspeed", "stage": "1"},
+        },
+    }
+    checked = reading.parse(raw)
+    assert (checked.data.limit, checked.data.join_blanks, checked.data.path) == (600, False, None)
+    assert checked.data.labels == ["a", "b"]
+    assert checked.train.learning_rate == 0.001
+    assert (checked.hardware.processes, checked.hardware.threads) == (2, "auto")
+    assert checked.rows["ddp"].train.global_batch == 32
+    assert checked.rows["zero1"].options["stage"] == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"dta": {}}, "dta: unknown key. Did you mean data?"),
+        ({"train": {"lerning_rate": 1}}, "train.lerning_rate: unknown key. Did you mean learning_rate?"),
+        ({"train": {"epochs": "many"}}, "train.epochs: expected integer, not 'many'."),
+        ({"train": {"learning_rate": "nan"}}, "train.learning_rate: nan is no finite number."),
+        ({"train": {"warmup": float("inf")}}, "train.warmup: inf is no finite number."),
+        ({"rows": {"x": {"strategy": "ddp", "clip": float("nan")}}}, "rows.x.clip: nan is no finite number."),
+        ({"hardware": {"timeout": "1e400"}}, "hardware.timeout: inf is no finite number."),
+        ({"hardware": {"port": 80}}, "hardware.port: 80 is less than the minimum of 1024."),
+        ({"model": {"heads": 3}}, "model.heads: 3 heads can't share model.hidden_size: 128 evenly."),
+        ({"model": {"hidden_size": 65}}, "model.heads: 2 heads can't share model.hidden_size: 65 evenly."),
+        ({"train": {"epochs": 0}}, "train.epochs: 0 is less than the minimum of 1."),
+        ({"train": {"precision": "fp8"}}, "train.precision: 'fp8' is not one of fp32, bf16, fp16, amp."),
+        ({"hardware": {"processes": "all"}}, "hardware.processes: expected auto or a whole number, not 'all'."),
+        ({"rows": {"x": {"strategy": "dpp"}}}, "rows.x.strategy: 'dpp' is not one of"),
+        (
+            {"rows": {"x": {"strategy": "ddp", "launcer": "launch"}}},
+            "rows.x: launcer: unknown key. Did you mean launcher?",
+        ),
+        (
+            {"rows": {"x": {"strategy": "deepspeed", "stage": 3, "hook": "fp16"}}},
+            "rows.x.hook: deepspeed has no such option;"
+            " ddp, ddp_amp, ddp_spawn, recipe, zero_redundancy would have it.",
+        ),
+        (
+            {"rows": {"x": {"strategy": "dataparallel", "nodes": 2}}},
+            "rows.x: nodes: 2, but it can only be 1. nn.DataParallel is one process, and can't span machines.",
+        ),
+        (
+            {"rows": {"x": {"strategy": "ddp_amp", "precision": "fp32"}}},
+            "precision: 'fp32' is not one of amp, bf16, fp16.",
+        ),
+        ({"rows": {"x": {"strategy": "ddp", "eval_every": 0}}}, "rows.x: checkpoint: best needs eval_every above 0"),
+        ({"rows": {"report": {"strategy": "ddp"}}}, "rows.report: a rule of the workflow has this name"),
+        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' does not match"),
+        ({"data": {"splits": {"train": 0.9}}}, "data.splits: train, dev and test must add up to 1, not 1.1."),
+        ({"data": {"url": "http://example.org/a.json"}}, "data.url"),
+        ({"data": {"url": "https://example.org/a.json"}}, "data.sha256: data.url needs it"),
+        ({"data": {"hub": "someone/something"}}, "data.revision: data.hub needs it"),
+        ({"model": {"name": "someone/something"}}, "model.revision: model.name someone/something is no local folder"),
+        ({"__use_yte__": True}, "__use_yte__: unknown key"),
+        ({"data": {"text": -3}}, "data.text: -3 is less than the minimum of 0."),
+        (
+            {"data": {"labels": [True, False]}},
+            "YAML reads a bare yes, no, on, off, true or false so; put it in quotes.",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_what_to_do(raw, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        reading.parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [1", "not valid YAML"), ("- 1", "expected keys and values"), (None, "No such file")],
+)
+def test_a_broken_file_is_named(tmp_path, text, message):
+    file = tmp_path / "mine.yaml"
+    if text:
+        file.write_text(text)
+    with pytest.raises(BadInput, match=f"mine.yaml.*{message}"):
+        reading.read([file])
+
+
+def test_a_row_overrides_and_keeps_the_rest():
+    rows = {"a": {"strategy": "ddp", "precision": "bf16", "processes": 1}, "b": {"strategy": "ddp", "global_batch": 32}}
+    checked = reading.parse(CPU | {"rows": rows})
+    a, b = checked.rows["a"], checked.rows["b"]
+    assert (a.precision, a.hardware.processes, a.hardware.threads) == ("bf16", 1, 1)
+    assert (a.options["launcher"], a.options["gradient_as_bucket_view"]) == ("torchrun", True)
+    assert (a.division, b.division) == ("closed", "open")
+    assert a.folder(1) == "runs/a/n1/rep1"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{strategy: ddp, hook: bf16}", "rows.x: hook: bf16, backend: gloo: gloo can't sum bf16; take hook: fp16."),
+        ("{strategy: ddp_spawn, hook: bf16}", "rows.x: hook: bf16, backend: gloo"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
+        ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
+        (
+            "{strategy: trainer, precision: fp16}",
+            "rows.x: precision: fp16, device: cpu: Trainer silently trains in fp32",
+        ),
+        ("{strategy: ddp, sync_batchnorm: true}", "rows.x: sync_batchnorm: True, device: cpu: PyTorch's SyncBatchNorm"),
+        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
+        ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
+        (
+            "{strategy: ddp, global_batch: 1}",
+            "rows.x.global_batch: 1 samples can't be shared by 2 devices in 1",
+        ),
+        ("{strategy: ddp, accumulation: 100}", "rows.x.global_batch: 64 samples can't be shared by 2 devices in 100"),
+        ("{strategy: ddp, backend: mpi}", "rows.x.backend: this PyTorch was built without mpi. Set it to auto."),
+    ],
+)
+def test_contradictions_are_refused_by_name(row, message):
+    checked = reading.parse(CPU | {"rows": {"x": yaml.safe_load(row)}})
+    with pytest.raises(BadInput, match=re.escape(message)):
+        checked.rows["x"].refuse()
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    with pytest.raises(BadInput, match=r"train\.seed: 99999999999999999999 is greater than the maximum"):
+        reading.parse({"train": {"seed": 99999999999999999999}})
+
+
+def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
+    checked = reading.parse(CPU | {"rows": {name: {"strategy": name} for name in ("ddp", "ddp_amp", "fsdp")}})
+    ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
+    assert ddp_amp == ddp | {"rendezvous"}
+    assert checked.rows["ddp_amp"].options["launcher"] == "spawn"
+    assert fsdp == {"launcher", "reshard_after_forward", "mixed_precision"}
+
+
+def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkeypatch):
+    checked = reading.parse(CPU | {"rows": {name: {"strategy": name} for name in ("horovod", "ddp")}})
+    row = checked.rows["horovod"]
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.27.0")
+    assert row.unavailable == "horovod is 0.27.0 here, and 0.28.1 is what Lockstep was tested with: make horovod"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: importlib.metadata.distribution("no-such").version)
+    assert row.unavailable == "horovod 0.28.1 is not installed; to install it: make horovod"
+    assert checked.rows["ddp"].unavailable == ""
+
+
+def test_a_lossy_row_says_why():
+    rows = {"x": {"strategy": "ddp", "hook": "fp16"}, "y": {"strategy": "ddp"}}
+    x, y = reading.parse(CPU | {"rows": rows}).rows.values()
+    assert x.lossy == "gradients are compressed on their way (hook: fp16)"
+    assert y.lossy == ""
+
+
+def test_a_trial_does_the_same_for_every_row():
+    rows = {"x": {"strategy": "ddp", "learning_rate": 0.1, "processes": 1, "accumulation": 2}}
+    checked = reading.parse(CPU | {"rows": rows})
+    trial, reference = checked.trial(checked.rows["x"]), checked.reference("fp32")
+    assert (trial.hardware.processes, trial.train.accumulation) == (2, 2)
+    assert (reference.hardware.processes, reference.precision) == (1, "fp32")
+    assert trial.plan_name == reference.plan_name
+    assert trial.train.learning_rate == reference.train.learning_rate
+    assert trial.folder(1) == "parity/x/n2/rep1"
+
+
+def test_a_row_is_held_against_references_in_its_own_precision_and_in_float64():
+    rows = {
+        "x": {"strategy": "ddp"},
+        "bf16": {"strategy": "ddp", "precision": "bf16"},
+        "hook": {"strategy": "ddp", "hook": "fp16"},
+        "zero": {"strategy": "deepspeed"},
+    }
+    checked = reading.parse(CPU | {"rows": rows})
+    precisions = {name: checked.references(row) for name, row in checked.rows.items()}
+    assert precisions == {"x": ["fp32", "fp64"], "bf16": ["bf16"], "hook": ["fp32"], "zero": ["fp32"]}
+    assert {name: bool(checked.trial(row).variations) for name, row in checked.rows.items()} == {
+        "x": True, "bf16": False, "hook": False, "zero": False,
+    }  # fmt: skip
+    assert checked.rows["zero"].no_fp64 == "ZeRO keeps the weights that it trains in fp32"
+
+
+@pytest.mark.parametrize(("asked", "processes", "accumulation"), [(1, 2, 15), (3, 3, 10), (9, 4, 7)])
+def test_a_trial_has_several_ranks_and_no_more_micro_batches_than_texts(asked, processes, accumulation):
+    rows = {"x": {"strategy": "ddp", "processes": asked, "threads": 1, "oversubscribe": True, "accumulation": 100}}
+    checked = reading.parse(CPU | {"rows": rows})
+    trial = checked.trial(checked.rows["x"])
+    assert (trial.hardware.processes, trial.train.accumulation) == (processes, accumulation)
+
+
+def test_a_trial_has_a_sample_in_every_micro_batch():
+    checked = reading.parse(CPU | {"rows": {"x": {"strategy": "ddp", "accumulation": 30}}})
+    checked.rows["x"].refuse()
+    checked.trial(checked.rows["x"]).refuse()
+
+
+def deciding(row: dict, **sections) -> dict:
+    return reading.parse(CPU | sections | {"rows": {"x": {"strategy": "ddp"} | row}}).rows["x"].deciding()
+
+
+def test_what_decides_no_result_is_no_setting_that_does():
+    """A change of these trains nothing again, and makes no result stale."""
+    assert deciding({}) == deciding({"timeout": 5.0, "port": 29600})
+    assert deciding({"clip": 2.0}) == deciding({}, train={"clip": 2.0})  # in the closed or the open division
+    for different in ({"clip": 2.0}, {"backend": "mpi"}, {"launcher": "launch"}, {"precision": "bf16"}):
+        assert deciding({}) != deciding(different)
+
+
+def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
+    monkeypatch.setattr("lockstep.provenance.horovod_has_mpi", lambda: False)
+    rows = {"x": {"strategy": "horovod", "controller": "mpi"}, "y": {"strategy": "horovod"}}
+    x, y = reading.parse(CPU | {"rows": rows}).rows.values()
+    assert x.unavailable.startswith("Horovod is built without MPI; install it")
+    assert y.unavailable == ""
+
+
+def test_rows_of_ones_own_come_after_the_default_ones():
+    rows = {"mine": {"strategy": "ddp"}, "ddp": {"strategy": "ddp"}, "single": {"strategy": "single"}}
+    assert list(reading.parse({"rows": rows}).rows) == ["single", "ddp", "mine"]
+
+
+def test_null_drops_a_row():
+    for null in (None, "null"):  # the latter from the command line
+        checked = reading.parse({"rows": {"single": {"strategy": "single"}, "ddp": null}})
+        assert list(checked.rows) == ["single"]
+
+
+def test_strategies_with_one_device_have_a_world_of_one_and_the_same_threads():
+    rows = {"single": {"strategy": "single"}, "dataparallel": {"strategy": "dataparallel"}, "ddp": {"strategy": "ddp"}}
+    checked = reading.parse(CPU | {"rows": rows})
+    assert [row.hardware.processes for row in checked.rows.values()] == [1, 1, 2]
+    assert {row.hardware.threads for row in checked.rows.values()} == {1}
+
+
+def test_mixed_precision_is_bf16_on_a_cpu():
+    checked = reading.parse(CPU | {"rows": {"x": {"strategy": "ddp_amp"}}})
+    assert checked.rows["x"].precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        ({"device": "cpu", "processes": 4096}, r"processes: 4096, but there are \d+ CPU cores here"),
+        ({"device": "cpu", "processes": 1, "threads": 4096}, "threads: 1 processes of 4096 threads need more"),
+        ({"device": "cpu", "backend": "nccl"}, "backend: nccl works between GPUs only"),
+    ],
+)
+def test_more_than_the_machine_has_is_refused(hardware, message):
+    checked = reading.parse({"hardware": hardware, "rows": {"x": {"strategy": "ddp"}}})
+    with pytest.raises(BadInput, match=message):
+        checked.rows["x"].settings()
+
+
+def test_no_gpu_is_no_traceback(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    checked = reading.parse({"hardware": {"device": "cuda"}, "rows": {"x": {"strategy": "ddp"}}})
+    with pytest.raises(BadInput, match="device: cuda is asked for, but no GPU can be used here"):
+        checked.rows["x"].settings()
+
+
+def test_a_row_may_have_all_cores_in_one_process(monkeypatch):
+    rows = {"single": {"strategy": "single"}, "every": {"strategy": "single", "threads": "all"}}
+    rows |= {"both": {"strategy": "ddp", "threads": "all"}, "ddp": {"strategy": "ddp"}}
+    asked = {"device": "cpu", "processes": 2}
+    monkeypatch.setattr("lockstep.config.hardware.cpu_cores", lambda: 8)
+    monkeypatch.setattr("lockstep.config.row.cpu_cores", lambda: 8)
+    checked = reading.parse({"rows": rows, "hardware": asked})
+    used = {name: (row.hardware.processes, row.hardware.threads) for name, row in checked.rows.items()}
+    assert used == {"single": (1, 4), "every": (1, 8), "both": (2, 4), "ddp": (2, 4)}
+    assert not checked.rows["every"].unavailable
+    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 2)
+    on_gpus = reading.parse({"rows": rows}).rows
+    assert on_gpus["every"].unavailable == "threads: all gives a row all cores of a CPU, and here GPUs train"
+    assert not on_gpus["single"].unavailable
+
+
+def test_repetitions_that_are_decided_on_follow_the_same_order():
+    rows = {name: {"strategy": "single"} for name in ("a", "b", "c", "d", "e")}
+    auto, three = (reading.parse({"rows": rows, "repeats": repeats}) for repeats in ("auto", 3))
+    first = [(row.name, repeat) for row, repeat in auto.order[:15]]
+    assert first == [(row.name, repeat) for row, repeat in three.order]
+    assert (list(auto.first_repetitions), auto.repetitions[-1]) == ([1, 2], configuration.MOST_BLOCKS)
+
+
+def test_trainings_come_in_blocks_that_more_repetitions_leave_as_they_are():
+    rows = {name: {"strategy": "single"} for name in ("a", "b", "c", "d", "e")}
+    order = reading.parse({"rows": rows, "repeats": 3}).order
+    blocks = [[row.name for row, repeat in order if repeat == number] for number in (1, 2, 3)]
+    assert [repeat for _, repeat in order] == [1] * 5 + [2] * 5 + [3] * 5
+    assert all(sorted(block) == sorted(rows) for block in blocks)
+    assert len(set(map(tuple, blocks))) > 1
+    more = reading.parse({"rows": dict(reversed(rows.items())), "repeats": 5}).order
+    assert [(row.name, repeat) for row, repeat in more[:15]] == [(row.name, repeat) for row, repeat in order]
+
+
+@pytest.mark.parametrize("labels", [[0, 1], ["0", 1], "[0, 1]"])
+def test_labels_may_be_numbers(labels):
+    assert reading.parse({"data": {"labels": labels}}).data.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__use_yte__: true", "c.yaml: __use_yte__ would run Python from this file. Remove that line."),
+        ("[" * 10_000, "c.yaml: not valid YAML"),
+        (f"repeats: {'9' * 5000}", "c.yaml: not valid YAML: Exceeds the limit"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        reading.read([tmp_path / "c.yaml"])

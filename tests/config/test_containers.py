@@ -1,0 +1,282 @@
+"""What goes into a container, which image a row takes, and what is refused before anything is trained."""
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.config import containers, registry
+from lockstep.config.hardware import VARIABLES
+from lockstep.config.reading import read
+from lockstep.data import sources
+from lockstep.errors import BadInput
+from lockstep.report import headline, summary
+from tests.conftest import PROJECT
+
+LOCKS = PROJECT / "docker" / "locks"
+CPU = ["hardware.device=cpu"]
+
+
+def config(*overrides: str):
+    return read([PROJECT / "config" / "config.yaml"], [*CPU, *overrides])
+
+
+@pytest.fixture
+def apptainer(tmp_path, monkeypatch):
+    """A folder to work in, with a program of that name on PATH: only its being there is asked for."""
+    program = tmp_path / "bin" / "apptainer"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sif(name: str) -> bytes:
+    return b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0" + name.encode()
+
+
+def make_images(folder, *names: str) -> None:
+    (folder / containers.SIF).mkdir(parents=True)
+    sums = []
+    for name in names:
+        (folder / containers.SIF / f"{name}-cpu.sif").write_bytes(sif(name))
+        sums.append(f"{hashlib.sha256(sif(name)).hexdigest()}  {name}-cpu.sif")
+    (folder / containers.SUMS).write_text("\n".join(sums) + "\n")
+
+
+def test_each_strategy_has_an_image():
+    found = {name: containers.family(name) for name in registry.names()}
+    assert found.pop("deepspeed") == "deepspeed"
+    assert found.pop("horovod") == "horovod"
+    assert set(found.values()) == {"torch"}
+
+
+def test_without_apptainer_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match="Apptainer is not installed here"):
+        containers.check(config())
+
+
+def test_a_missing_image_is_named_with_what_makes_it(apptainer):
+    make_images(apptainer, "torch", "deepspeed")
+    with pytest.raises(BadInput, match=r"containers\.horovod: docker/sif/horovod-cpu\.sif does not exist.*make sif"):
+        containers.check(config())
+    containers.check(config("rows.horovod=null"))  # an image that no row needs may be missing
+
+
+def test_an_image_that_is_not_the_one_that_was_built_is_refused(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    containers.check(config())
+    (apptainer / containers.SIF / "deepspeed-cpu.sif").write_bytes(sif("another"))
+    for same in ("auto", str(apptainer / containers.SIF / "deepspeed-cpu.sif")):
+        with pytest.raises(BadInput, match=r"containers\.deepspeed: .* is not the image that .* names"):
+            containers.check(config(f"containers.deepspeed={same}"))
+
+
+def test_what_is_no_image_is_refused(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SIF / "torch-cpu.sif").write_text("hello")
+    with pytest.raises(BadInput, match=r"containers\.torch: .* is no \.sif file"):
+        containers.check(config())
+
+
+def test_a_damaged_list_of_digests_is_named(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SUMS).write_text("garbage\n")
+    with pytest.raises(BadInput, match="SHA256SUMS: has a line that is no digest"):
+        containers.check(config())
+
+
+def test_a_registry_needs_a_digest(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    with pytest.raises(BadInput, match="names no digest"):
+        containers.check(config("containers.torch=docker://ghcr.io/me/torch:latest"))
+    with pytest.raises(BadInput, match="names no digest"):
+        containers.check(config("containers.torch=docker://ghcr.io/me/torch@sha256:abc"))
+    containers.check(config(f"containers.torch=docker://ghcr.io/me/torch@sha256:{64 * '0'}"))
+
+
+def test_only_what_changes_speed_goes_in_and_own_files_are_bound(tmp_path, monkeypatch):
+    data = tmp_path / "rows" / "my data.json"
+    data.parent.mkdir()
+    data.write_text("[]")
+    monkeypatch.setenv("MY_SECRET_TOKEN", "canary")
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("LD_PRELOAD", "")  # would be looked up in the image
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    said = shlex.split(containers.arguments(config(f"data.path={data}"), {}))
+    assert said == ["--cleanenv", f"--bind={data.parent}:{data.parent}:ro"]
+    handed = {name: value for name, value in containers.os.environ.items() if name.startswith("APPTAINERENV_")}
+    assert handed["APPTAINERENV_NCCL_P2P_DISABLE"] == "1"
+    assert "canary" not in handed.values()
+    assert "APPTAINERENV_LD_PRELOAD" not in handed
+    assert all(str(PROJECT.cwd()) in handed[f"APPTAINERENV_{name}"] for name in ("HF_HOME", "TORCH_HOME"))
+
+
+def test_a_folder_that_apptainer_cannot_bind_is_refused(tmp_path, monkeypatch):
+    data = tmp_path / "a,b" / "data.json"
+    data.parent.mkdir()
+    data.write_text("[]")
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    with pytest.raises(BadInput, match="can't bind a folder with a comma or colon"):
+        containers.arguments(config(f"data.path={data}"), {})
+
+
+def test_an_image_is_known_by_its_own_digest_wherever_it_is(apptainer, monkeypatch):
+    make_images(apptainer, *containers.FAMILIES)
+    reference = f"docker://ghcr.io/me/lockstep-torch@sha256:{64 * '0'}"
+    own = apptainer / "own" / "horovod-cpu.sif"  # the name of another file that `make sif` made
+    own.parent.mkdir()
+    own.write_bytes(sif("own"))
+    asked = config(f"containers.torch={reference}", f"containers.horovod={own}")
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    containers.arguments(asked, containers.check(asked))
+    inside = {containers.KNOWN: containers.os.environ[f"APPTAINERENV_{containers.KNOWN}"]}
+    for name, file, expected in (
+        ("torch", "/cache/0123.simg", (reference, f"sha256:{64 * '0'}")),
+        ("horovod", str(own), (str(own), f"sha256:{hashlib.sha256(sif('own')).hexdigest()}")),
+        ("other", "/some/where.sif", ("/some/where.sif", None)),
+    ):
+        here = inside | {"LOCKSTEP_IMAGE": f"lockstep/{name}:cpu", "APPTAINER_CONTAINER": file}
+        monkeypatch.setattr(containers.os, "environ", here)
+        assert containers.current() == expected
+
+
+def test_docker_hands_in_what_apptainer_does():
+    handed = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"]["bench"]["environment"]
+    assert {name for name, value in handed.items() if value is None} == {*VARIABLES} - {containers.FOREIGN}
+
+
+def locked(name: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", (LOCKS / f"{name}.txt").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_the_table_of_versions_is_what_the_locks_hold(variant):
+    table = yaml.safe_load((PROJECT / "docker" / "images.yaml").read_text())[variant]
+    torch = locked(f"torch-{variant}")
+    assert table["torch"] == torch["torch"]
+    assert locked("sources")["deepspeed"] == table["deepspeed"]
+    assert f"version={table['horovod']}\n" in (PROJECT / "docker" / "build-horovod.sh").read_text()
+    if variant == "cuda":
+        assert torch["nvidia-nccl-cu13"] == table["nccl"]
+        assert torch["nvidia-cudnn-cu13"].startswith(table["cudnn"])
+        assert torch["nvidia-cuda-runtime"].startswith(table["cuda"])
+    else:
+        assert not [name for name in torch if name.startswith("nvidia-c")]
+
+
+@pytest.mark.parametrize("lock", sorted(file.stem for file in LOCKS.glob("*.txt")))
+def test_everything_that_is_installed_has_a_hash(lock):
+    lines = (LOCKS / f"{lock}.txt").read_text().splitlines()
+    packages = [place for place, line in enumerate(lines) if "==" in line]
+    assert packages
+    assert all(lines[place + 1].strip().startswith("--hash=sha256:") for place in packages)
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_the_images_hold_what_the_requirements_name(variant):
+    wanted = dict(re.findall(r"^([\w.-]+)==(\S+)", (PROJECT / "requirements.txt").read_text(), re.MULTILINE))
+    have = {
+        name.lower(): version.split("+")[0]
+        for name, version in (locked(f"bench-{variant}") | locked("sources")).items()
+    }
+    assert {name: have.get(name.lower()) for name in wanted} == wanted
+
+
+def test_an_image_whose_digest_is_not_known_any_more_is_refused(apptainer):
+    make_images(apptainer, *containers.FAMILIES)
+    (apptainer / containers.SUMS).unlink()
+    with pytest.raises(BadInput, match=r"containers\.torch: .* is not named in docker/sif/SHA256SUMS, or that is gone"):
+        containers.check(config())
+    own = apptainer / "own.sif"  # nobody keeps a digest of what lies elsewhere
+    own.write_bytes(sif("own"))
+    containers.check(config(*(f"containers.{name}={own}" for name in containers.FAMILIES)))
+
+
+def test_in_docker_a_path_outside_the_folder_says_that_it_is_not_seen(monkeypatch):
+    monkeypatch.setattr(containers, "kind", lambda: "docker")
+    wanted = read([PROJECT / "config" / "config.yaml"], ["data.path=/home/me/rows.csv"]).data
+    with pytest.raises(BadInput, match=r"Name an existing one\. A container sees only the project's folder"):
+        list(sources.read(wanted, Path("downloads"))[1])
+    monkeypatch.setattr(containers, "kind", lambda: None)
+    assert containers.outside("/home/me/rows.csv") == containers.offline() == ""
+
+
+# What entry.sh needs of a container is a folder with results/ and .snakemake/.
+@pytest.fixture
+def enter(tmp_path):
+    for name in ("results", ".snakemake"):
+        (tmp_path / name).mkdir()
+
+    def run(*command: str, stdin=subprocess.PIPE) -> subprocess.CompletedProcess:
+        entry, said = ["bash", PROJECT / "docker" / "entry.sh", *command], [tmp_path / "out", tmp_path / "err"]
+        with said[0].open("wb") as out, said[1].open("wb") as err:
+            process = subprocess.Popen(entry, cwd=tmp_path, stdin=stdin, stdout=out, stderr=err, start_new_session=True)
+        process.wait(timeout=30)
+        with contextlib.suppress(ProcessLookupError):  # what waits for the end of the input, as a container's end does
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdin:
+            process.stdin.close()
+        return subprocess.CompletedProcess(entry, process.returncode, *(file.read_text() for file in said))
+
+    return run
+
+
+def test_a_container_that_nothing_could_end_does_not_start(enter, tmp_path):
+    into, ours = os.pipe()
+    os.close(ours)  # as Compose hands in what is empty
+    refused = enter("echo", "started", stdin=into)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "docker compose run -d" in refused.stderr
+    assert enter("echo", "started").stdout == "started\n"  # its input stays open
+    assert enter("echo", "started", stdin=subprocess.DEVNULL).stdout == "started\n"  # detached
+
+
+def test_a_configuration_file_that_a_container_does_not_see_is_named(enter):
+    refused = enter("echo", "--configfile", "/home/me/mine.yaml")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: /home/me/mine.yaml is not there: a container sees only the project's folder."
+    )
+
+
+ENVIRONMENT = {"python": "3.11.2", "in_container": "docker", "packages": {"torch": "2.13.0", "horovod": None}}
+
+
+def environments(*changes: dict) -> list[dict]:
+    rest = dict.fromkeys(("cpu", "cores", "gpus", "commit", "system", "kernel", "cuda", "cudnn", "nccl", "mpi"))
+    image = {"image": "lockstep/bench:cpu", "image_digest": "sha256:aaa"}
+    return [rest | ENVIRONMENT | image | change for change in changes]
+
+
+def test_all_builds_and_versions_are_listed():
+    merged = summary._merged(
+        environments({}, {"image_digest": "sha256:bbb"}, {"python": "3.11.7", "in_container": None, "image": None}, {})
+    )
+    assert merged["images"] == {"lockstep/bench:cpu": ["sha256:aaa", "sha256:bbb"]}
+    assert merged["python"] == "3.11.2 / 3.11.7"
+    assert merged["in_container"] == "docker / no container"
+    assert merged["packages"] == {"torch": "2.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"image_digest": "sha256:bbb"}, ["build of an image"]),
+        ({"python": "3.11.7"}, ["python"]),
+        ({"image": "lockstep/torch:cpu", "image_digest": "sha256:bbb"}, []),  # each family has its own
+    ],
+)
+def test_a_table_of_unlike_builds_says_so(change, what):
+    runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
+    assert headline._mixed(runs) == what

@@ -1,0 +1,101 @@
+"""Work and utilisation, held against figures worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from lockstep.data import plan
+from lockstep.model import metrics
+from lockstep.rank import energy, memory
+
+SHAPE = metrics.Shape(encoder=1000, head=30, layers=2, width=8)
+
+
+def test_the_operations_of_two_sequences():
+    # 6 * 1000 * (3 + 5) + 12 * 2 * 8 * (9 + 25) + 6 * 30 * 2
+    assert metrics.training_flops(SHAPE, np.array([3, 5])) == 48000 + 6528 + 360
+
+
+def test_the_shape_of_a_bert():
+    """Of BERT's base model the encoder has 12 * (4 * 768² + 2 * 768 * 3072) weights in its matrices: 85 million."""
+    with torch.device("meta"):
+        model = BertForSequenceClassification(BertConfig(num_labels=6))
+    shape = metrics.Shape.of(model)
+    assert shape == metrics.Shape(encoder=84934656, head=768 * 768 + 768 * 6, layers=12, width=768)
+
+
+def test_padding_is_work_that_says_nothing():
+    lengths = np.array([3, 5, 4, 4])
+    made = plan.make(lengths, global_batch=2, epochs=1, seed=0, batching="plain")
+    found = metrics.work(made, lengths, SHAPE)
+    padded = [int(width) for width in made.widths for _ in range(2)]
+    assert (found["samples"], found["tokens"], found["padded_tokens"]) == (4, 16, sum(padded))
+    assert found["flops"] == metrics.training_flops(SHAPE, lengths)
+    assert found["padded_flops"] == metrics.training_flops(SHAPE, np.array(padded))
+
+
+def test_utilisation():
+    assert metrics.utilisation(6e12, seconds=2.0, devices=3, peak=4e12) == pytest.approx(0.25)
+    assert metrics.utilisation(6e12, seconds=2.0, devices=3, peak=None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A10", "bf16", 125),
+        ("NVIDIA A10G", "bf16", 70),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H200", "tf32", 494.5),
+        ("Tesla T4", "fp16", 65),
+        ("Tesla T4", "bf16", None),
+        ("NVIDIA L4", "fp32", 30.3),
+        ("NVIDIA L40S", "fp32", 91.6),
+        ("NVIDIA GeForce RTX 5090", "bf16", None),
+        ("", "fp32", None),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words_of_its_name(name, precision, tera):
+    assert metrics.device_peak(name, precision) == (tera and tera * 1e12)
+
+
+def test_a_cpu_is_measured():
+    assert 1e8 < metrics.measure_cpu_peak("fp32") < 1e15
+
+
+def rapl(folder, microjoules: int, wrap: int = 10_000_000):
+    package = folder / "intel-rapl:0"
+    package.mkdir(exist_ok=True)
+    (package / "energy_uj").write_text(f"{microjoules}\n")
+    (package / "max_energy_range_uj").write_text(f"{wrap}\n")
+
+
+def test_energy_is_summed_over_windows_and_counters_begin_anew(tmp_path):
+    rapl(tmp_path, 9_000_000)
+    (tmp_path / "intel-rapl:0:0").mkdir()  # a part of the package, which has it counted already
+    meter = energy.Meter(tmp_path)
+    meter.start()
+    rapl(tmp_path, 1_500_000)
+    meter.stop()
+    rapl(tmp_path, 5_000_000)  # evaluation
+    meter.start()
+    rapl(tmp_path, 5_250_000)
+    meter.stop()
+    assert meter.joules["cpu"] == pytest.approx(2.75)
+    assert meter.counters == ["intel-rapl:0 (RAPL)"]
+
+
+def test_energy_is_not_guessed(tmp_path):
+    meter = energy.Meter(tmp_path)
+    meter.start()
+    meter.stop()
+    assert meter.joules["cpu"] is None
+    assert meter.counters == []
+
+
+def test_memory_on_a_cpu():
+    found = memory.read(torch.device("cpu"))
+    assert found["peak_mb"] > found["proportional_mb"] * 0.5 > 10
+    assert found["reserved_mb"] is None

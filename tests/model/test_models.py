@@ -1,0 +1,185 @@
+"""The model: its weights, where they come from, its optimizer groups, its schedule."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from lockstep.errors import BadInput
+from lockstep.model import models
+from lockstep.model.optimizer import make_optimizer, make_schedule
+from tests.data.test_data import scratch
+
+TRAIN = {"learning_rate": 0.1, "weight_decay": 0.01, "schedule": "constant", "warmup": 0}
+TEXTS = ["今天真开心", "好难过"] * 2  # a character that comes once is not in the vocabulary
+LABELS = ["a", "b", "c"]
+
+
+def built(seed=0, **keys):
+    wanted = scratch(**keys)
+    return models.initialise(wanted, models.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, seed)
+
+
+def test_the_seed_decides_the_weights():
+    assert models.hash_weights(built(1).state_dict()) == models.hash_weights(built(1).state_dict())
+    assert models.hash_weights(built(1).state_dict()) != models.hash_weights(built(2).state_dict())
+
+
+def test_a_folder_loads_as_it_was_written(tmp_path):
+    model = built()
+    model.save_pretrained(tmp_path)
+    loaded = models.load(tmp_path, dropout=0.25)
+    assert models.hash_weights(loaded.state_dict()) == models.hash_weights(model.state_dict())
+    assert {module.p for module in loaded.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert models.dropouts(loaded) == [0.25]
+    assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
+
+
+def test_every_dropout_is_turned_off_whatever_its_name(tmp_path):
+    """ALBERT's `classifier_dropout_prob` once stayed at .1 in a trial that said it was without dropout."""
+    size = {"hidden_size": 8, "embedding_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    settings = transformers.AutoConfig.for_model("albert", intermediate_size=8, classifier_dropout_prob=0.1, **size)
+    model = transformers.AutoModelForSequenceClassification.from_config(settings)
+    assert 0.1 in models.dropouts(model)
+    model.save_pretrained(tmp_path)
+    assert models.dropouts(models.load(tmp_path, dropout=0)) == [0.0]
+
+
+def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
+    pretrained = built()
+    pretrained.save_pretrained(tmp_path)
+    models.make_tokenizer(scratch(), TEXTS, 16).save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    tokenizer = models.make_tokenizer(wanted, ["别的"], 16)
+    assert len(tokenizer) == pretrained.config.vocab_size
+    model = models.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, pretrained.bert.embeddings.word_embeddings.weight)
+
+
+def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
+    """As any model has that somebody fine-tuned before."""
+    pretrained = built()  # for three labels
+    pretrained.save_pretrained(tmp_path)
+    wanted, notes = scratch(name=str(tmp_path)), []
+    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
+    first, same, other = (models.initialise(wanted, tokenizer, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
+    assert notes[0] == f"{tmp_path} ends in a head of 3 classes, and the data has 2: a new head replaces it"
+    assert torch.equal(first.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
+    assert first.classifier.weight.shape == (2, 8)
+    assert models.hash_weights(first.state_dict()) == models.hash_weights(same.state_dict())
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_a_model_that_does_not_fit_its_tokenizer_or_the_texts_is_refused(tmp_path):
+    """Before any row fails on it, on a GPU without a word that helps."""
+    built().save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    large = models.character_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 2], 16)
+    with pytest.raises(BadInput, match=r"has embeddings for \d+ tokens, and its tokenizer has 261"):
+        models.initialise(wanted, large, LABELS, 16, 0)
+    with pytest.raises(BadInput, match=r"can't take a text of 99 tokens .*Lower data\.max_length"):
+        models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 99), LABELS, 99, 0)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    """transformers makes one up, to which every word is unknown."""
+    built().save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"holds no tokenizer|can't be loaded"):
+        models.make_tokenizer(scratch(name=str(tmp_path)), TEXTS, 16)
+
+
+def test_code_that_comes_with_a_model_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
+    """Whatever stands at the terminal: transformers would ask, and take a y."""
+    built().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": classes}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tok", None]}}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    wanted = scratch(name=str(tmp_path))
+    for attempt in (
+        lambda: models.make_tokenizer(wanted, TEXTS, 16),
+        lambda: models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 16), LABELS, 16, 0),
+    ):
+        with pytest.raises(BadInput, match="can't be loaded"):
+            attempt()
+    with pytest.raises(ValueError, match=r"trust_remote_code|does not recognize"):
+        models.load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_body_of_another_size_is_refused(tmp_path):
+    built().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
+    with pytest.raises(BadInput, match=r"has another shape than its config\.json says"):
+        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+
+
+def test_a_cut_pretrained_model_is_one_message(tmp_path):
+    built().save_pretrained(tmp_path)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(BadInput, match=r"model\.name: .* can't be loaded: .*"):
+        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+
+
+def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):
+    """As a real hub cache holds it, so that the hub's own library finds it without a network."""
+    revision = "2a995a880017c60e4683869e817130d8af548486"
+    snapshot = tmp_path / "models--someone--something" / "snapshots" / revision
+    pretrained = built()
+    pretrained.save_pretrained(snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
+    model = models.initialise(scratch(name="someone/something", revision=revision), tokenizer, LABELS, 16, 0)
+    assert torch.equal(model.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
+    with pytest.raises(BadInput, match=r"model\.name: someone/something at revision 0a1b can't be loaded"):
+        models.initialise(scratch(name="someone/something", revision="0a1b"), tokenizer, LABELS, 16, 0)
+
+
+def test_a_folder_without_weights_is_named(tmp_path):
+    built().config.save_pretrained(tmp_path)
+    wanted = scratch(name=str(tmp_path))
+    with pytest.raises(BadInput, match="holds no model weights"):
+        models.initialise(wanted, None, LABELS, 16, 0)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(BadInput, match=r"model\.heads: 3 heads do not divide a hidden_size of 8"):
+        built(heads=3)
+
+
+def test_biases_and_norms_do_not_decay():
+    model = built()
+    optimizer = make_optimizer(model, TRAIN)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        bare = name.endswith("bias") or "LayerNorm" in name
+        assert decays[id(parameter)] == (0.0 if bare else 0.01), name
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 2, [0, 0.05, 0.1, 0.1, 0.1]),
+        ("linear", 0, [0.1, 0.08, 0.06, 0.04, 0.02]),
+        ("linear", 0.4, [0, 0.05, 0.1, 0.1 * 2 / 3, 0.1 / 3]),
+        ("cosine", 0, [0.1, 0.0904508, 0.0654508, 0.0345492, 0.0095492]),
+        ("polynomial", 1, [0, 0.1, 0.075, 0.05, 0.025]),
+    ],
+)
+def test_schedules(schedule, warmup, rates):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    stepped = make_schedule(optimizer, TRAIN | {"schedule": schedule, "warmup": warmup}, 5)
+    seen = []
+    for _ in range(5):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        stepped.step()
+    assert seen == pytest.approx(rates, abs=1e-6)

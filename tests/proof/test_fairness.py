@@ -1,0 +1,320 @@
+"""The rules of a fair run: a folder that keeps them has no breach, and each way to break one is told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep import files
+from lockstep.config.reading import read
+from lockstep.errors import BadInput
+from lockstep.proof import fairness
+from lockstep.report import comparison, page, summary
+from lockstep.run import journal
+
+ROWS = ("single", "ddp", "fsdp")
+
+
+@pytest.fixture
+def results(benchmark, tmp_path) -> Path:
+    """Three rows of the benchmark, each three times in blocks, undisturbed, from a clean tree: a fair comparison."""
+    whole, folder = benchmark.path("results"), tmp_path / "results"
+    shutil.copytree(whole / "data", folder / "data", ignore=shutil.ignore_patterns("weights", "dataset"))
+    shutil.copytree(whole / "parity", folder / "parity", ignore=shutil.ignore_patterns("model", "ranks"))
+    for place, row in enumerate(ROWS):
+        (run,) = (whole / "runs" / row).glob("n*/rep1")
+        for repeat in (1, 2, 3):
+            copy = folder / "runs" / row / run.parent.name / f"rep{repeat}"
+            shutil.copytree(run, copy, ignore=shutil.ignore_patterns("native", "watch.jsonl"))
+            started = f"2026-01-01T00:{10 * repeat + place:02}:00+00:00"
+            change(copy, repeat=repeat, started=started, watch={"samples": 0, "others_cores": 0.0, "disturbed": []})
+            environment = files.read_json(copy / "env.json")
+            files.write_json(copy / "env.json", environment | {"changed": False})
+    write_journal(folder)
+    shutil.copy(whole / "config.yaml", tmp_path / "config.yaml")  # not in the folder, where rows would be held to it
+    return folder
+
+
+def write_journal(results: Path) -> None:
+    """Say of all that lies in `results` that it was made as it is now."""
+    (results / journal.FILE).unlink(missing_ok=True)
+    journal.note(results, "request", rows=list(ROWS))
+    journal.note(results, "preparation", results / "data", ("data.json",))
+    for file in sorted(results.glob("runs/*/*/*/record.json")):
+        journal.note(results, "run", file.parent, journal.OF_A_RUN)
+        journal.note_test(file.parent)
+    for file in sorted(results.glob("parity/*/*/*/verdict.json")):
+        journal.note(results, "proof", file.parent, ("verdict.json", "env.json"))
+
+
+def change(folder: Path, **values) -> None:
+    files.write_json(folder / "record.json", files.read_json(folder / "record.json") | values)
+
+
+def run(results: Path, row: str = "ddp", repeat: int = 2) -> Path:
+    (folder,) = (results / "runs" / row).glob(f"n*/rep{repeat}")
+    return folder
+
+
+def test_a_fair_comparison_has_no_breach(results):
+    assert fairness.check(results) == fairness.Found(runs=9, rows=3, breaches=[])
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(BadInput, match="no run has a record here"):
+        fairness.check(tmp_path)
+
+
+def disturb(folder):
+    change(folder, watch={"samples": 0, "others_cores": 1.0, "disturbed": ["other processes used 1.00 of 2 CPU cores"]})
+
+
+def flip_a_byte(folder):
+    weights = bytearray((folder / "model" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model" / "model.safetensors").write_bytes(weights)
+
+
+def lose_a_sample(folder):
+    with np.load(folder / "ledger.npz") as arrays:
+        np.savez(folder / "ledger.npz", **{name: array[:-1] for name, array in arrays.items()})
+
+
+def change_setting(folder, name, value):
+    change(folder, settings=files.read_json(folder / "record.json")["settings"] | {name: value})
+
+
+def change_environment(folder, name, value):
+    files.write_json(folder / "env.json", files.read_json(folder / "env.json") | {name: value})
+
+
+def change_clock(folder, **values):
+    change(folder, clock=files.read_json(folder / "record.json")["clock"] | values)
+
+
+def change_verdict(folder, **values):
+    (file,) = (folder.parents[3] / "parity" / "ddp").glob("n*/rep1/verdict.json")
+    files.write_json(file, files.read_json(file) | values)
+    write_journal(folder.parents[3])
+
+
+def prove_by_another_torch(folder):
+    (file,) = (folder.parents[3] / "parity" / "ddp").glob("n*/rep1/env.json")
+    environment = files.read_json(file)
+    files.write_json(file, environment | {"packages": environment["packages"] | {"torch": "1.0"}})
+    write_journal(folder.parents[3])
+
+
+def publish(folder, **values):
+    """A report that says something else of ddp than the records, and whose hash was noted all the same."""
+    results = folder.parents[3]
+    made = summary.gather(read([results.parent / "config.yaml"], ["repeats=3"]), results)
+    made["rows"] = [row | (values if row["row"] == "ddp" else {}) for row in made["rows"]]
+    files.write_json(results / "report" / "summary.json", made)
+    journal.note(results, "report", results / "report", ("summary.json",))
+
+
+def watched_others(folder):
+    """What the watcher wrote down says so, and the record was edited not to."""
+    sample = {"begin": 0, "end": 1e9, "others_cores": 1.5, "cpu_mhz": None, "cpu_celsius": None}
+    (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "gpu_strangers": 0}) + "\n")
+
+
+def record(folder: Path) -> dict:
+    return files.read_json(folder / "record.json")
+
+
+def change_hash(folder, name):
+    change(folder, hashes=record(folder)["hashes"] | {name: 64 * "0"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (disturb, "it was disturbed: other processes used 1.00 of 2 CPU cores"),
+        (flip_a_byte, "its model is not as it was written: "),
+        (lose_a_sample, "its ledger does not hold: the ledger differs from the plan in step 9"),
+        (lambda folder: (folder / "ledger.npz").unlink(), "its ledger does not hold"),
+        (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, and 2 was live"),
+        (lambda folder: change_setting(folder, "dropout", [0.5]), "another dropout than the rest"),
+        (lambda folder: change_environment(folder, "cpu", "Z80"), "cpu is Z80"),
+        (lambda folder: change_environment(folder, "packages", {"torch": "1.0", "horovod": None}), "torch is 1.0, and"),
+        (lambda folder: change_environment(folder, "changed", True), "files that differ from their commit"),
+        (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
+        (lambda folder: change_hash(folder, "plan"), "it trained another plan"),
+        (lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99), "it ran beside"),
+        (lambda folder: change(folder, losses="none"), "is no valid record: $.losses"),
+        (lambda folder: (folder / "record.json").write_text('{"row": '), "is damaged"),
+        (lambda folder: (folder / "env.json").unlink(), "not all of it can be checked"),
+        (lambda folder: (folder / "ledger.npz").write_bytes(b"PK"), "not all of it can be checked"),
+        (lambda folder: change_clock(folder, train_seconds=0.5), "not its work over its training time"),
+        (lambda folder: change_clock(folder, train_seconds=0.5), "not that of its slowest rank"),
+        (lambda folder: change_clock(folder, train_seconds=1e300), "do not fit into"),
+        (lambda folder: change(folder, row="fsdp"), "its record is that of fsdp"),
+        (lambda folder: (folder / "failed.json").write_text("{}"), "it failed"),
+        (watched_others, "it was disturbed: other processes took 1.50 of the 2 CPU cores"),
+        (lambda folder: change(folder, session="another"), "repetition 2: its runs are of 2 sessions"),
+        (lambda folder: change(folder, started="2026-01-01T02:00:00+00:00"), "repetition 2: its runs took "),
+        (
+            lambda folder: change(folder, losses=[0.1, *record(folder)["losses"][1:]]),
+            "record.json was changed after the run that left it",
+        ),
+        (lambda folder: (folder / "ranks" / "0.json").unlink(), "ranks/0.json, which the run left, is gone"),
+        (
+            lambda folder: files.write_json(folder / "test" / "report.json", {"accuracy": 0.99}),
+            "test/report.json was changed after the test that left it",
+        ),
+        (lambda folder: change_environment(folder, "variables", {"OMP_NUM_THREADS": "7"}), "OMP_NUM_THREADS was 7, "),
+        (watched_others, "its record tells of 0 samples of the machine, and 1 are there"),
+        (
+            lambda folder: change_verdict(folder, distances={"losses": 0.5, "norm": 0, "update": 0}),
+            "losses say otherwise",
+        ),
+        (
+            lambda folder: change_verdict(folder, fp64={"weights": 1e-6}),
+            "its verdict is equal, and its weights in fp64",
+        ),
+        (prove_by_another_torch, "ddp: it was proven with torch 1.0, and timed with "),
+        (lambda folder: shutil.rmtree(folder.parents[1]), "ddp: it was asked for, and no run of it has a record"),
+        (lambda folder: (folder.parents[3] / "journal.jsonl").unlink(), "is not there, so nothing tells"),
+        (
+            lambda folder: publish(folder, train_seconds=0.001),
+            "ddp: the report has train_seconds 0.001, and its records",
+        ),
+        (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, and its records"),
+        (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
+        (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not held against the reference"),
+    ],
+)
+def test_every_breach_is_told(results, spoil, told):
+    spoil(run(results))
+    assert any(told in f"{where}: {what}" for where, what in fairness.check(results).breaches)
+
+
+def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
+    code, said, _ = run_script("check", str(results))
+    assert (code, said.splitlines()[0]) == (0, "9 runs of 3 rows: no breaches")
+    assert "What files can't tell" in said
+    disturb(run(results))
+    code, said, _ = run_script("check", str(results))
+    assert code == 1
+    assert "2 breaches" in said
+
+
+def test_records_of_other_settings_are_told(results, benchmark):
+    """As report.py has them. What the configuration leaves to the machine may be another number on another one."""
+    asked = read([benchmark.path("results/config.yaml")]).source
+    for hardware, told in (({"threads": "auto", "timeout": 5}, False), ({"threads": 7}, True)):
+        files.write_text(results / "config.yaml", json.dumps(asked | {"hardware": asked["hardware"] | hardware}))
+        breaches = fairness.check(results).breaches
+        said = "it was made with other settings: hardware.threads 1, now 7"
+        assert [what for _, what in breaches] == (9 * [said] if told else [])
+    files.write_text(results / "config.yaml", json.dumps(asked | {"train": asked["train"] | {"epochs": 30}}))
+    said = "it was made with other settings: train.epochs 1, now 30"
+    assert (str(run(results)), said) in fairness.check(results).breaches
+
+
+@pytest.fixture
+def two(results, benchmark, tmp_path) -> tuple[Path, Path]:
+    """Two folders with reports; ddp takes half as long in the second."""
+    other = Path(shutil.copytree(results, tmp_path / "other"))
+    for repeat in (1, 2, 3):
+        clock = files.read_json(run(other, "ddp", repeat) / "record.json")["clock"]
+        change(run(other, "ddp", repeat), clock=clock | {"train_seconds": clock["train_seconds"] / 2})
+    return results, other
+
+
+def report(benchmark, folder: Path) -> None:
+    config = read([benchmark.path("results/config.yaml")], ["repeats=3"])
+    page.write(summary.gather(config, folder), folder / "report", folder / "predict.csv")
+
+
+def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
+    for folder in two:
+        report(benchmark, folder)
+    found = comparison.compare(*two, allowed={"rules"})  # clocks that contradict each other
+    ratios = {line.row: line.ratio for line in found.lines}
+    assert ratios["ddp"].value == pytest.approx(0.5)
+    assert ratios["ddp"].distinct
+    assert not ratios["single"].distinct
+    code, said, _ = run_script("compare", *map(str, two), "--across", "rules")
+    assert code == 0
+    assert "not distinguishable" in said
+    assert "not what differs between two" in said
+
+
+def test_a_folder_that_breaks_the_rules_is_not_compared(results, benchmark, run_script, tmp_path):
+    """As where one run of a row, not its first, was made on another machine: all are looked at."""
+    other = Path(shutil.copytree(results, tmp_path / "other"))
+    for folder in (results, other):
+        report(benchmark, folder)
+    code, said, wrong = run_script("compare", str(results), str(other))
+    assert (code, wrong) == (0, "")
+    assert "differs" not in said.replace("what differs between two", "")
+    disturb(run(other, "single", 3))  # it is left out, which the interval counts
+    write_journal(other)
+    code, _, wrong = run_script("compare", str(results), str(other))
+    assert (code, wrong) == (0, "")
+    change_environment(run(other, "single", 3), "cpu", "Z80")
+    write_journal(other)
+    code, _, wrong = run_script("compare", str(results), str(other))
+    assert code == 2
+    assert f"{other} breaks the rules of a fair run (" in wrong
+    assert "cpu is Z80" in wrong
+    shutil.rmtree(other / "runs")
+    code, _, wrong = run_script("compare", str(results), str(other))
+    assert code == 2
+    assert "has a report only, so that its runs can't be checked. To compare them all the same: --across rules" in wrong
+
+
+@pytest.mark.parametrize("kind", ["hardware", "precision", "plan", "weights"])
+def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, kind):
+    for repeat in (1, 2, 3):
+        folder = run(two[1], "ddp", repeat)
+        if kind == "hardware":
+            change_environment(folder, "cpu", "Z80")
+        elif kind == "precision":
+            change(folder, precision="bf16")
+        else:
+            change_hash(folder, kind)
+    if kind == "plan":  # and the data that it was trained on, or the report would say that it is stale
+        (file,) = (two[1] / "data" / "plan").glob(f"{record(run(two[1]))['asked']['plan']}.json")
+        files.write_json(file, files.read_json(file) | {"hash": 64 * "0"})
+    elif kind == "weights":
+        file = two[1] / "data" / "data.json"
+        files.write_json(file, files.read_json(file) | {"weights": 64 * "0"})
+    for folder in two:
+        report(benchmark, folder)
+    code, _, said = run_script("compare", *map(str, two), "--across", "rules")
+    assert code == 2
+    assert f"{kind} differs (ddp: " in said
+    assert f"--across {kind}" in said
+    code, said, _ = run_script("compare", *map(str, two), "--across", "rules", "--across", kind)
+    assert code == 0
+    assert f"{kind}: " in said
+
+
+def test_runs_of_another_build_of_an_image_are_told(results):
+    for folder in results.glob("runs/*/*/*"):
+        change_environment(folder, "image", "lockstep/bench:cpu")
+        change_environment(folder, "image_digest", "sha256:aaa")
+    write_journal(results)
+    assert fairness.check(results).breaches == []
+    change_environment(run(results), "image_digest", "sha256:bbb")
+    write_journal(results)
+    ((where, what),) = fairness.check(results).breaches
+    assert where == str(run(results))
+    assert what.startswith("its build of the image lockstep/bench:cpu is sha256:bbb, and sha256:aaa in ")
+
+
+def test_packages_that_differ_are_told_and_not_refused(two, benchmark):
+    for folder in two:
+        report(benchmark, folder)
+    file = two[1] / "report" / "summary.json"
+    found = json.loads(file.read_text())
+    found["environment"]["packages"]["torch"] = "1.0"
+    file.write_text(json.dumps(found))
+    differing = comparison.compare(*two, allowed={"rules"}).environment
+    assert any(what.startswith("packages.torch: ") for what in differing)

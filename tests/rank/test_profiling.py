@@ -1,0 +1,72 @@
+"""Where a step's time goes, from traces whose split is worked out by hand."""
+
+import pytest
+
+from lockstep.rank.profiling import split
+
+
+def event(name: str, begin: float, end: float, category: str = "cpu_op", correlation: int | None = None) -> dict:
+    """Times in milliseconds; a trace has microseconds."""
+    arguments = {} if correlation is None else {"correlation": correlation}
+    return {"ph": "X", "name": name, "cat": category, "ts": begin * 1e3, "dur": (end - begin) * 1e3, "args": arguments}
+
+
+def mark(phase: str, at: float) -> dict:
+    return event(f"lockstep:{phase}", at, at, "user_annotation")
+
+
+MARKS = [mark("step", 0), mark("data", 1), mark("forward", 3), mark("backward", 10), mark("optimizer", 30)]
+
+
+def test_a_step_on_a_cpu():
+    trace = [
+        *MARKS,
+        mark("step", 40),
+        event("aten::linear", 3, 9),
+        event("aten::addmm", 4, 8),  # inside the other
+        event("aten::mm", 9.5, 22),  # half a millisecond of forward, then backward
+        event("gloo:all_reduce", 15, 28),  # 22 to 28 is not hidden
+        event("aten::_fused_adamw_", 31, 38),
+        event("aten::mm", 41, 50),  # of the next step, which is not recorded to its end
+        {"ph": "M", "name": "process_name"},
+    ]
+    found = split(trace)
+    assert {name: round(1000 * seconds, 6) for name, seconds in found.items()} == {
+        "data": 2.0,
+        "forward": 6.5,
+        "backward": 12.0,
+        "optimizer": 7.0,
+        "communication": 6.0,
+        "idle": 6.5,
+    }
+    assert sum(found.values()) == pytest.approx(0.040)
+
+
+def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
+    trace = [
+        *MARKS,
+        mark("step", 60),
+        event("cudaLaunchKernel", 4, 4.1, "cuda_runtime", 1),
+        event("cudaLaunchKernel", 11, 11.1, "cuda_runtime", 2),
+        event("cudaLaunchKernel", 12, 12.1, "cuda_runtime", 3),
+        event("cudaLaunchKernel", 31, 31.1, "cuda_runtime", 4),
+        event("aten::linear", 3, 9),  # the host's time does not count
+        event("gemm", 5, 15, "kernel", 1),
+        event("gemm", 15, 35, "kernel", 2),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 45, "kernel", 3),  # 35 to 45 is not hidden
+        event("multi_tensor_apply_kernel", 45, 50, "kernel", 4),
+    ]
+    found = {name: round(1000 * seconds, 6) for name, seconds in split(trace).items()}
+    assert found == {
+        "data": 2.0,
+        "forward": 10.0,
+        "backward": 20.0,
+        "optimizer": 5.0,
+        "communication": 10.0,
+        "idle": 13.0,
+    }
+
+
+def test_several_steps_are_averaged():
+    trace = [*MARKS, mark("step", 40), mark("forward", 45), mark("step", 60), event("aten::mm", 45, 55)]
+    assert split(trace)["forward"] == pytest.approx(0.005)

@@ -1,0 +1,87 @@
+"""What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
+
+import copy
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from lockstep.config import reading
+from lockstep.errors import RunFailed
+from lockstep.model.optimizer import make_optimizer, make_schedule
+from lockstep.rank import readback
+from lockstep.strategies import single
+
+ROW = {"hardware": {"device": "cpu", "threads": torch.get_num_threads(), "oversubscribe": True}}
+
+
+@pytest.fixture
+def prepared():
+    """A prepared strategy, and the settings that its row asks for."""
+    asked = reading.parse(ROW | {"rows": {"single": {"strategy": "single"}}}).rows["single"].settings()
+    strategy = single.Strategy(asked)
+    strategy.start()
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=2, **size))
+    strategy.prepare(model, lambda prepared: make_optimizer(prepared, asked["train"]))
+    make_schedule(strategy.optimizer, asked["train"], 10)
+    return strategy, asked
+
+
+def forward(strategy):
+    with strategy.autocast():
+        strategy.model(input_ids=torch.ones(1, 3, dtype=torch.int64))
+
+
+def test_live_settings_are_read_from_the_objects(prepared):
+    strategy, asked = prepared
+    live = readback.check(strategy, asked)
+    forward(strategy)
+    assert live["computes_in"] == "float32"
+    assert (live["optimizer"], live["fused"], live["world_size"]) == ("AdamW", True, 1)
+    assert [group["weight_decay"] for group in live["groups"]] == [0.01, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("initial_lr", 0.1, "optimizer group 0: initial_lr: 0.0015 is asked for, and the live single has 0.1"),
+        ("eps", 1e-6, "eps: 1e-08 is asked for, and the live single has 1e-06"),
+        ("betas", (0.9, 0.95), r"betas: \(0.9, 0.999\) is asked for"),
+        ("weight_decay", 0.1, r"weight decay: \[0.0, 0.01\] is asked for, and the live single has \[0.0, 0.1\]"),
+    ],
+)
+def test_another_optimizer_setting(prepared, name, value, message):
+    strategy, asked = prepared
+    strategy.optimizer.param_groups[0][name] = value
+    with pytest.raises(RunFailed, match=message):
+        readback.check(strategy, asked)
+
+
+def test_another_optimizer(prepared):
+    strategy, asked = prepared
+    asked_groups = copy.copy(strategy.optimizer.param_groups)
+    strategy.optimizer = torch.optim.Adam(strategy.model.parameters())
+    strategy.optimizer.param_groups = asked_groups
+    with pytest.raises(RunFailed, match="optimizer: AdamW is asked for, and the live single has Adam"):
+        readback.check(strategy, asked)
+
+
+def test_other_threads_and_options(prepared):
+    strategy, asked = prepared
+    strategy.live = lambda: {"clip": 0.5, "not an option": 3}
+    with pytest.raises(RunFailed, match=r"clip: 1.0 is asked for, and the live single has 0.5"):
+        readback.check(strategy, asked)
+    strategy.live = dict
+    asked["hardware"]["threads"] += 1
+    with pytest.raises(RunFailed, match=r"threads: \d is asked for"):
+        readback.check(strategy, asked)
+
+
+def test_another_precision_shows_in_the_first_forward_pass(prepared):
+    strategy, asked = prepared
+    strategy.precision = "bf16"  # a framework that computes otherwise than it was told to
+    live = readback.check(strategy, asked)
+    with pytest.raises(RunFailed, match="precision: fp32 is asked for, and the model computes in bfloat16"):
+        forward(strategy)
+    assert live["computes_in"] == "bfloat16"

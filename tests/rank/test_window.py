@@ -1,0 +1,167 @@
+"""The timed window of a real training: what happens in it besides training, counted operation by operation."""
+
+import builtins
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.config import reading, registry
+from lockstep.rank import memory, training
+from lockstep.rank.clock import Clock
+from lockstep.rank.session import Session
+from lockstep.run.progress import Progress, RankFiles
+
+# What makes the host wait for the device, or reads a value back from it.
+SYNCHRONISING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")
+
+
+class Counting(TorchDispatchMode):
+    """Counts, while a clock's window is open, each operation that synchronises, and each print."""
+
+    def __init__(self, clock: Clock, patch):
+        super().__init__()
+        self.found: list[str] = []
+        self.steps, self.open = 0, False
+        self.watch(clock, patch)
+
+    def watch(self, clock: Clock, patch) -> None:
+        opened, ticked, closed, said = clock.open, clock.tick, clock.close, builtins.print
+
+        def open_window(barrier):
+            opened(barrier)
+            self.open = True
+
+        def close_window():
+            self.open = False
+            closed()
+
+        def tick():
+            self.steps += self.open
+            ticked()
+
+        def say(*words, **options):
+            self.note("print")
+            said(*words, **options)
+
+        patch.setattr(clock, "open", open_window)
+        patch.setattr(clock, "close", close_window)
+        patch.setattr(clock, "tick", tick)
+        patch.setattr(builtins, "print", say)
+        for name in ("synchronize", "current_stream"):
+            patch.setattr(torch.cuda, name, lambda *_, name=name: self.note(f"cuda.{name}"))
+
+    def note(self, what: str) -> None:
+        if self.open:
+            self.found.append(what)
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        name = operation.name().split(".")[0]
+        if name in SYNCHRONISING or name.startswith("c10d::"):
+            self.note(name)
+        return operation(*arguments, **(keywords or {}))
+
+
+@pytest.fixture
+def session(benchmark, tmp_path) -> Session:
+    """`single`, about to train the small benchmark's plan in this process."""
+    row = reading.read([benchmark.path("results/config.yaml")]).rows["single"]
+    data, plan = benchmark.path("results/data"), row.plan_name
+    settings = row.settings() | {"data": str(data), "plan_file": str(data / "plan" / f"{plan}.npz")}
+    settings |= {"dropout": 0, "kind": "runs", "config_hash": ""}
+    (tmp_path / "ranks").mkdir()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(row.hardware.threads)
+    strategy = registry.load("single")(settings)
+    strategy.start()
+    progress = Progress(tmp_path, 1)
+    progress.begin(0)
+    yield Session(strategy, settings, tmp_path, Clock(), RankFiles(tmp_path, 0), progress)
+    torch.set_num_threads(threads)
+
+
+def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypatch):
+    with Counting(session.clock, monkeypatch) as counting:
+        training._train(session)
+    assert counting.steps == 9
+    assert counting.found == []
+
+
+@pytest.mark.parametrize("what", ["item", "print"])
+def test_the_count_sees_what_it_must(session, monkeypatch, what):
+    step = session.strategy.step
+
+    def careless():
+        step()
+        value = session.strategy.optimizer.param_groups[0]["params"][0].sum()
+        print("loss") if what == "print" else value.item()
+
+    monkeypatch.setattr(session.strategy, "step", careless)
+    with Counting(session.clock, monkeypatch) as counting:
+        training._train(session)
+    assert len(counting.found) >= 9
+
+
+def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
+    """A strategy that sleeps in each step for a known time; it evaluates and waits for others for long, untimed."""
+    slept, evaluate = [], training.DevSplit.evaluate
+
+    def train(replay):
+        for _ in replay:
+            began = time.perf_counter()
+            time.sleep(0.1)
+            slept.append(time.perf_counter() - began)  # on a busy machine a sleep takes longer than was asked for
+
+    def slow(self, step):
+        time.sleep(0.3)
+        evaluate(self, step)
+
+    def wait_for_others(tensor):
+        time.sleep(0.2)
+        return tensor[None]
+
+    monkeypatch.setattr(session.strategy, "all_gather", wait_for_others)
+    monkeypatch.setattr(session.strategy, "train", train)
+    monkeypatch.setattr(training.DevSplit, "evaluate", slow)
+    training._train(session)
+    clock = json.loads((session.folder / "ranks" / "0.json").read_text())["clock"]
+    assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
+    assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
+    assert clock["total_seconds"] > sum(slept) + 3 * 0.3
+    assert clock["setup"]["check"] > 0.2
+
+
+def test_memory_is_that_of_the_window(session, monkeypatch):
+    """What was freed before the first step, and what is gathered after the last, is in no peak."""
+
+    def take(megabytes: int) -> None:
+        torch.ones(megabytes * 2**18).sum()  # float32, freed at once
+
+    step, state_dict = session.strategy.step, session.strategy.state_dict
+
+    def stepping():
+        take(100)
+        step()
+
+    def gathering():
+        take(900)
+        return state_dict()
+
+    monkeypatch.setattr(session.strategy, "step", stepping)
+    monkeypatch.setattr(session.strategy, "state_dict", gathering)
+    take(900)
+    training._train(session)
+    found = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
+    assert 95 < found["peak_mb"] - found["before_mb"] < 500
+    assert found["proportional_mb"] <= found["peak_mb"]
+
+
+def test_memory_is_read_where_the_kernel_says_it(tmp_path, monkeypatch):
+    (tmp_path / "status").write_text("Name:\tpython\nVmPeak:\t 4096 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n")
+    (tmp_path / "smaps_rollup").write_text("00400000-7fff [rollup]\nRss:  1024 kB\nPss:   512 kB\nPss_Anon: 5 kB\n")
+    monkeypatch.setattr(memory, "PROC", Path(tmp_path))
+    assert memory.read(torch.device("cpu")) == {"peak_mb": 2.0, "reserved_mb": None, "proportional_mb": 0.5}

@@ -1,0 +1,238 @@
+"""The page in a real browser, without a network: what a reader sees, and can do."""
+
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lockstep import files
+from lockstep.config import reading
+from lockstep.report import page, summary
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt install chromium)")
+HOSTILE = '</script></svg><script>document.title="stolen"</script>\u202e=1+1'
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page from disk, offline; fails the test if it says an error or asks for anything."""
+    complaints, contexts = [], []
+
+    def open_page(file: Path, width: int = 1440, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith("file:") or complaints.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def results(benchmark, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("page") / "results"
+    ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
+    shutil.copytree(benchmark.path("results"), folder, ignore=ignored)
+    for file in folder.glob("runs/*/*/*/record.json"):  # whatever else this machine did meanwhile
+        made = files.read_json(file)
+        files.write_json(file, made | {"watch": made["watch"] | {"disturbed": []}})
+    return folder
+
+
+def render(results: Path, **changes) -> Path:
+    raw = reading.read([results / "config.yaml"]).source
+    found = summary.gather(reading.parse(copy.deepcopy(raw) | changes), results)
+    page.write(found, results / "report", results / "predict" / "predictions.csv")
+    return results / "report" / "report.html"
+
+
+@pytest.fixture(scope="module")
+def report(results) -> Path:
+    """A page with everything on it, and texts that try to be more than texts."""
+    predictions = results / "predict" / "predictions.csv"
+    frame = pd.read_csv(predictions, encoding="utf-8-sig", dtype=str)
+    frame.loc[0, "text"] = HOSTILE
+    frame.to_csv(predictions, index=False, encoding="utf-8-sig")
+    failed = json.loads((results / "runs/exploding/n1/rep1/failed.json").read_text())
+    files.write_json(results / "runs/exploding/n1/rep1/failed.json", failed | {"reason": HOSTILE})
+    return render(results)
+
+
+def overflowing(page) -> list[str]:
+    """What is wider than the window, other than inside a box that scrolls."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("body *")]
+            .filter((e) => !e.closest(".scroll, pre, svg") && e.getBoundingClientRect().right > innerWidth + 1)
+            .map((e) => e.outerHTML.slice(0, 80))"""
+    )
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_everything_is_there_and_nothing_overflows(visit, report, width):
+    page = visit(report, width)
+    names = ("train_seconds", "step_parts", "losses", "quality", "memory", "setup")
+    for name in names:
+        picture = page.locator(f"svg[aria-labelledby={name}-title]")
+        assert picture.count() == 1
+        assert picture.bounding_box()["width"] > 300
+        assert page.locator(f"#{name}-title").inner_text()
+    assert overflowing(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_verdict_is_on_the_first_screen(visit, report):
+    page = visit(report)
+    for text in ("had the shortest time", "Same model as single", "Mind:"):
+        box = page.locator("header .en", has_text=text).first.bounding_box()
+        assert box["y"] + box["height"] < 900
+
+
+def rows(page) -> list[str]:
+    return page.locator("#rows tbody tr:visible th").all_inner_texts()
+
+
+def test_sorting(visit, report):
+    page = visit(report)
+    before = rows(page)
+    head = page.locator("#rows th[scope=col]", has_text="train s")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    seconds = [
+        cell.get_attribute("data-sort")
+        for cell in page.locator(f"#rows tbody td:nth-child({place(page, 'train s')})").all()
+    ]
+    known = [float(value) for value in seconds if value]
+    assert known == sorted(known)
+    assert seconds[-1] == ""  # a row without a figure stays last
+    head.get_by_role("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert sorted(rows(page)) == sorted(before)
+
+
+def place(page, heading: str) -> int:
+    return 1 + [text.split(" ↕")[0].strip() for text in page.locator("#rows thead th").all_inner_texts()].index(heading)
+
+
+def test_filtering(visit, report):
+    page = visit(report)
+    page.get_by_label("Filter rows").fill("ddp_")
+    assert set(rows(page)) == {"ddp_spawn", "ddp_amp"}
+    assert page.locator("#count").inner_text() == "2"
+    page.get_by_label("Filter rows").fill("")
+    assert len(rows(page)) == 12
+
+
+def test_the_language_switch(visit, report):
+    page = visit(report)
+    page.get_by_role("button", name="中文").click()
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    assert page.title() == "Lockstep 报告"
+    assert "用时最短" in page.locator("header").inner_text()
+    assert "had the shortest time" not in page.locator("header").inner_text()
+    assert page.locator("svg tspan.zh", has_text="训练时间").first.is_visible()
+    assert page.locator("h2:visible", has_text="所有行").count() == 1
+    page.reload()
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    page.get_by_role("button", name="English").click()
+    assert "had the shortest time" in page.locator("header").inner_text()
+
+
+def test_only_differences(visit, report):
+    page = visit(report)
+    hidden = page.locator(".differences tbody tr:visible").count()
+    page.get_by_label("Only differences").uncheck()
+    assert page.locator(".differences tbody tr:visible").count() > hidden
+
+
+def test_marks_say_their_values(visit, report):
+    page = visit(report)
+    tips = page.locator("svg title").all_text_contents()
+    assert any(re.match(r"ddp #1: [\d.]+ s", tip) for tip in tips)
+
+
+def test_texts_of_the_data_stay_texts(visit, report):
+    page = visit(report)
+    assert page.title() == "Lockstep report"
+    assert page.locator("td", has_text="stolen").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("language", ["", "#zh"])
+def test_axe_finds_no_serious_fault(visit, report, scheme, language):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = visit(report, color_scheme=scheme)
+    if language:
+        page.get_by_role("button", name="中文").click()
+    for details in page.locator("details").all():
+        details.evaluate("element => element.open = true")
+    found = Axe().run(page).response["violations"]
+    faults = {fault["id"]: [node["html"][:120] for node in fault["nodes"]][:3] for fault in found}
+    assert faults == {}
+
+
+def test_without_scripts_it_is_still_a_page(visit, report):
+    page = visit(report, java_script_enabled=False)
+    assert page.locator("#rows tbody tr").count() == 12
+    assert "had the shortest time" in page.locator("header").inner_text()
+
+
+def test_with_the_keyboard_alone(visit, report):
+    page = visit(report)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "language"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "filter"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_printing_shows_the_table_whole(visit, report):
+    page = visit(report)
+    page.emulate_media(media="print")
+    assert not page.locator("#filter").is_visible()
+    assert page.locator("#rows").is_visible()
+
+
+def test_a_page_before_any_run(visit, results, tmp_path):
+    empty = Path(
+        shutil.copytree(
+            results, tmp_path / "results", ignore=shutil.ignore_patterns("runs", "predict", "parity", "profile")
+        )
+    )
+    page = visit(render(empty), 390)
+    assert "Nothing to compare yet" in page.locator("header").inner_text()
+    assert overflowing(page) == []
+
+
+def test_forty_rows_and_a_long_name(visit, results, tmp_path):
+    many = Path(shutil.copytree(results, tmp_path / "results"))
+    names = [f"row{number}" for number in range(39)] + ["a_row_whose_name_is_as_long_as_may_be_xx"]
+    for name in names:
+        shutil.copytree(many / "runs" / "ddp", many / "runs" / name)
+    page = visit(
+        render(many, rows={"single": {"strategy": "single"}} | {name: {"strategy": "ddp"} for name in names}), 390
+    )
+    assert page.locator("#rows tbody tr").count() == 41
+    assert overflowing(page) == []
+    assert (many / "report" / "report.html").stat().st_size < 3_000_000

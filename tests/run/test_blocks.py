@@ -1,0 +1,190 @@
+"""`repeats: auto`: which rows get another block, when it ends, and what that does to the claims of a report."""
+
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from lockstep import files, stats
+from lockstep.config import configuration, reading, schema
+from lockstep.config.configuration import Config
+from lockstep.report import headline, summary
+from lockstep.run import blocks
+from tests.conftest import copy_project
+
+ROWS = [f"row{number}" for number in range(8)]
+SIGMA = 0.036  # of log times, as in a default benchmark on two cores
+
+
+def adaptive(random: np.random.Generator, effects: dict[str, float], most: int) -> tuple[stats.Fit, int]:
+    """The fit at the end of a benchmark with `repeats: auto`, and how many blocks it took."""
+    seconds: dict[str, dict] = {row: {} for row in effects}
+    rows = list(effects)
+    for block in range(1, most + 1):
+        drift = random.normal(0, 0.05)
+        for row in rows:
+            seconds[row][block, "session"] = float(np.exp(effects[row] + drift + random.normal(0, SIGMA)))
+        if block < configuration.FIRST_BLOCKS:
+            continue
+        fit = stats.Fit(seconds)
+        rows = blocks.contending(fit, list(effects))
+        if len(rows) < 2 or blocks.widest(fit, rows) <= configuration.PRECISE:
+            break
+    return fit, block
+
+
+def test_looking_after_each_block_makes_few_false_claims():
+    """Were rows dropped at the report's own 5 %, one report in ten would call equal rows unlike."""
+    random, reports, wrong = np.random.default_rng(1), 200, 0
+    for _ in range(reports):
+        fit, _ = adaptive(random, dict.fromkeys(ROWS, 0.0), most=5)
+        wrong += len(set(fit.ranks().values())) > 1
+    assert wrong / reports <= 0.07
+
+
+def test_slow_rows_are_left_out_and_no_place_is_inverted():
+    random = np.random.default_rng(2)
+    effects = {row: 0.0 if number < 3 else 0.2 + 0.1 * number for number, row in enumerate(ROWS)}
+    inverted = more = 0
+    for _ in range(40):
+        fit, used = adaptive(random, effects, most=6)
+        assert {len(fit.seconds[row]) for row in ROWS[3:]} == {configuration.FIRST_BLOCKS}
+        more += used > configuration.FIRST_BLOCKS
+        ranks = fit.ranks()
+        inverted += any(ranks[a] < ranks[b] and effects[a] > effects[b] for a in ROWS for b in ROWS)
+    assert more > 30
+    assert inverted / 40 <= 0.07
+
+
+def test_it_ends_on_precision_and_not_on_significance():
+    """Two rows that are known to a thousandth are known well enough, whether or not they differ."""
+    for ours in ([10.0, 11.0, 10.502], [10.005, 11.004, 10.506]):
+        times = {"a": ours, "b": [10.0, 11.001, 10.5]}
+        seconds = {row: {(block, "s"): value for block, value in enumerate(values)} for row, values in times.items()}
+        assert blocks.widest(stats.Fit(seconds), ["a", "b"]) <= configuration.PRECISE
+
+
+@pytest.fixture
+def results(benchmark, tmp_path):
+    """Results of three rows, whose times can be set: `single`, `ddp` and `fsdp`."""
+    ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
+    shutil.copytree(benchmark.path("results"), tmp_path / "results", ignore=ignored)
+    return tmp_path / "results"
+
+
+def asked(results, **changes) -> Config:
+    rows = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
+    source = reading.read([results / "config.yaml"]).source
+    return reading.parse(source | {"rows": rows, "repeats": "auto", "budget": 1000.0} | changes)
+
+
+def train(results, row: str, seconds: list[float], disturbed: bool = False) -> None:
+    """As if a row had been trained once in each block, taking so long."""
+    (run,) = (results / "runs" / row).glob("n*")
+    record = files.read_json(run / "rep1" / "record.json")
+    for repeat, taken in enumerate(seconds, 1):
+        if repeat > 1:
+            shutil.copytree(run / "rep1", run / f"rep{repeat}")
+        watch = record["watch"] | {"disturbed": ["a neighbour"] if disturbed else []}
+        about = {"repeat": repeat, "wall_seconds": taken + 5, "watch": watch}
+        clock = record["clock"] | {"train_seconds": taken}
+        files.write_json(run / f"rep{repeat}" / "record.json", record | about | {"clock": clock})
+
+
+def test_the_fastest_rows_are_trained_again(results):
+    train(results, "single", [20.0, 20.4])
+    train(results, "ddp", [10.0, 10.9])
+    train(results, "fsdp", [10.4, 10.3])
+    decided = blocks.decide(asked(results), results, 2)
+    assert (decided["rows"], decided["why"]) == (["ddp", "fsdp"], "")
+    assert decided["width"] > configuration.PRECISE
+    assert decided["seconds"] == pytest.approx(20 + 20.4 + 10 + 10.9 + 10.4 + 10.3 + 30)
+    assert decided["next_seconds"] == pytest.approx(10.9 + 10.4 + 10)
+
+
+@pytest.mark.parametrize(
+    ("ddp", "fsdp", "changes", "why"),
+    [
+        ([10.0, 10.9], [10.4, 10.3], {"budget": 130.0}, "budget"),
+        ([10.0, 10.2], [10.0, 10.2], {}, "precise"),
+        ([10.0, 10.2], [19.0, 19.4], {}, "one row is fastest"),
+    ],
+)
+def test_why_it_ends(results, ddp, fsdp, changes, why):
+    train(results, "single", [20.0, 20.4])
+    train(results, "ddp", ddp)
+    train(results, "fsdp", fsdp)
+    decided = blocks.decide(asked(results, **changes), results, 2)
+    assert (decided["rows"], decided["why"]) == ([], why)
+
+
+def test_a_row_that_was_always_disturbed_stays_in_contention(results):
+    train(results, "single", [20.0, 20.4])
+    train(results, "ddp", [10.0, 10.2])
+    train(results, "fsdp", [90.0, 80.0], disturbed=True)
+    decided = blocks.decide(asked(results), results, 2)
+    assert (decided["rows"], decided["width"]) == (["ddp", "fsdp"], None)
+
+
+def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(results):
+    train(results, "single", [20.0, 20.4])
+    train(results, "ddp", [10.0, 10.9, 10.2])
+    train(results, "fsdp", [10.4, 10.3])
+    shutil.rmtree(results / "runs/ddp/n2/rep3")
+    now = asked(results, budget=150.0)
+    files.write_json(blocks.file(results, 2), blocks.decide(now, results, 2))
+    found = summary.gather(now, results)
+    assert {row: len(runs) for row, runs in found["runs"].items()} == {"single": 2, "ddp": 3, "fsdp": 3}
+    said = " ".join(line.en for line in headline.lines(found))
+    assert "Partial: 6 of 8 runs have a result." in said
+    assert "Blocks ended" not in said
+    for row in ("ddp", "fsdp"):
+        (run,) = (results / "runs" / row).glob("n*")
+        shutil.copytree(run / "rep2", run / "rep3")
+        record = files.read_json(run / "rep3/record.json")
+        files.write_json(run / "rep3/record.json", record | {"repeat": 3})
+    files.write_json(blocks.file(results, 3), blocks.decide(now, results, 3))
+    found = summary.gather(now, results)
+    said = " ".join(line.en for line in headline.lines(found))
+    assert "repetitions: 2 to 3" in said
+    assert "Blocks ended when their time was spent; the widest interval between the fastest rows was " in said
+    assert "fewer than 3 undisturbed repetitions" not in said  # single is out of contention
+
+
+def test_a_number_of_repetitions_is_no_matter_of_decision(run_script):
+    code, _, said = run_script("decide", "--set", "repeats=1", "--block", "2")
+    assert code == 2
+    assert "repeats: is 1, so nothing is to be decided. Set it to auto." in said
+
+
+SMALL = """
+data: {limit: 600}
+model: {hidden_size: 32, layers: 1}
+train: {epochs: 1, max_steps: 4, eval_every: 0, checkpoint: last}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+profile: {steps: 0}
+retries: 0
+repeats: auto
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_snakemake_trains_what_is_decided(tmp_path):
+    """Two rows that are one program can't be told apart in two blocks of four steps, so a third follows."""
+    place = copy_project(tmp_path / "project")
+    default = schema.of_configuration()["properties"]["rows"]["default"]
+    rows = dict.fromkeys(default) | {"single": {"strategy": "single"}, "dataparallel": {"strategy": "dataparallel"}}
+    (place.folder / "small.yaml").write_text(SMALL + yaml.safe_dump({"rows": rows, "budget": 100000}))
+    done = place.snakemake("results/blocks/3.json", "--cores", "all", "--configfile", "small.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "repeats: auto: 2 blocks of 2 rows; then blocks of the fastest rows" in done.stderr
+    assert "after 2 blocks: the widest interval between the fastest is" in done.stdout
+    second = files.read_json(place.path("results/blocks/2.json"))
+    assert second["rows"] == ["single", "dataparallel"]
+    made = sorted(
+        str(file.parent.relative_to(place.path("results/runs")))
+        for file in place.path("results/runs").glob("*/*/*/record.json")
+    )
+    assert made == [f"{row}/n1/rep{repeat}" for row in ("dataparallel", "single") for repeat in (1, 2, 3)]

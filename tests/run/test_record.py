@@ -1,0 +1,105 @@
+"""Files are whole or absent; a ledger that is not the plan is found, whatever is wrong with it."""
+
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from lockstep import files
+from lockstep.data import plan
+from lockstep.errors import RunFailed
+from lockstep.run import record
+from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_steps
+from lockstep.run.progress import RankFiles
+
+PLAN = plan.make(np.full(21, 5), global_batch=7, epochs=1, seed=0, batching="plain")
+
+
+def written(tmp_path, shares):
+    """Rank files as ranks write them: `shares(step, ids, rank)` says what a rank trained."""
+    for rank in range(2):
+        rank_files = RankFiles(tmp_path, rank)
+        for step in range(PLAN.steps):
+            rank_files.consume(step, np.asarray(shares(step, PLAN.step_ids(step), rank)))
+        rank_files.event("run_stop")
+        rank_files.write({"seed": rank}, np.full(PLAN.steps, 0.5 + rank))
+    return gather_ledger(tmp_path, 2)
+
+
+def test_the_seconds_of_each_step_are_kept_by_rank(tmp_path):
+    written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
+    write_steps(tmp_path / record.STEPS, gather_steps(tmp_path, 2))
+    kept = np.load(tmp_path / record.STEPS)
+    assert (kept.dtype, kept.shape) == (np.float32, (2, PLAN.steps))
+    assert kept[:, 0].tolist() == [0.5, 1.5]
+
+
+def test_a_ledger_that_follows_the_plan_is_accepted(tmp_path):
+    ledger = written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
+    check_ledger(ledger, PLAN)
+    assert np.array_equal(ledger["id"], PLAN.ids)  # in order of step and rank
+    assert [rank["seed"] for rank in record.read_ranks(tmp_path, 2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "shares"),
+    [
+        ("every rank trains the whole batch", lambda step, ids, rank: ids),
+        ("every rank trains rank 0's share", lambda step, ids, rank: plan.share(ids, 0, 2)),
+        ("a sampler pads", lambda step, ids, rank: np.resize(ids, 8)[rank * 4 : rank * 4 + 4]),
+        ("a sample is left out", lambda step, ids, rank: plan.share(ids, rank, 2)[: 3 if step == 2 else None]),
+        ("a sample is another", lambda step, ids, rank: (plan.share(ids, rank, 2) + (step == 1)) % 21),
+        ("steps are swapped", lambda step, ids, rank: plan.share(PLAN.step_ids((step + 1) % 3), rank, 2)),
+    ],
+)
+def test_a_ledger_that_does_not_is_refused(tmp_path, what, shares):
+    with pytest.raises(RunFailed, match=r"the ledger differs from the plan in step \d"):
+        check_ledger(written(tmp_path, shares), PLAN)
+
+
+def test_a_ledger_with_too_many_steps_is_refused(tmp_path):
+    ledger = written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
+    ledger = {name: np.append(column, {"step": 3, "rank": 0, "id": 1}[name]) for name, column in ledger.items()}
+    with pytest.raises(RunFailed, match="steps beyond the plan's 3"):
+        check_ledger(ledger, PLAN)
+
+
+def test_a_record_must_follow_the_schema(tmp_path):
+    from jsonschema import ValidationError
+
+    with pytest.raises(ValidationError):
+        record.write_run(tmp_path / "record.json", {"row": "ddp", "status": "great"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"old": 1})
+    with pytest.raises(RuntimeError), files.atomic_file(path) as temporary:
+        temporary.write_text("{")
+        raise RuntimeError
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path):
+    path = tmp_path / "folder"
+    for content in ("old", "new"):
+        with files.atomic_folder(path) as temporary:
+            (temporary / "file").write_text(content)
+            os.chmod(temporary / "file", 0o600)
+    with pytest.raises(RuntimeError), files.atomic_folder(path) as temporary:
+        (temporary / "file").write_text("half")
+        raise RuntimeError
+    assert (path / "file").read_text() == "new"
+    assert stat.S_IMODE((path / "file").stat().st_mode) == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_array_hashes_see_names_types_shapes_and_values():
+    one = {"a": np.arange(6)}
+    others = [{"b": np.arange(6)}, {"a": np.arange(6.0)}, {"a": np.arange(6).reshape(2, 3)}, {"a": np.arange(1, 7)}]
+    assert len({files.hash_arrays(arrays) for arrays in [one, *others]}) == 5
+    assert files.hash_arrays(one) == files.hash_arrays({"a": np.arange(6).copy()})

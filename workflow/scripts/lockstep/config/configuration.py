@@ -1,0 +1,142 @@
+"""The whole configuration, and the rows that follow from it: repetitions, references, trials, profiled and tried ones.
+
+Needs neither torch nor a framework: the Snakefile imports it.
+"""
+
+import json
+import random
+from dataclasses import dataclass, replace
+
+from lockstep.config.row import Row, read_row
+from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
+from lockstep.files import hash_text
+
+# The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
+TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
+EXACT = 1e-9  # how far apart any two may be that compute the same in float64
+# The reference, trained again as every trial of a row may be: its sums in another order, as shares of two and of three
+# ranks make them.
+OTHER_ORDERS = {"in_2_parts": {"train": {"accumulation": 2}}, "in_3_parts": {"train": {"accumulation": 3}}}
+# And as no trial may be: with the mildest of the mistakes that tests/proof/test_parity.py makes, and one as mild.
+MISTAKES = {
+    "weights .1 % larger": {"weights_times": 1.001},
+    "learning rate 5 % higher": {"train": {"learning_rate": 1.05 * TRIAL_RATE}},
+}
+# With `repeats: auto`: the blocks that hold every row, how many there may be, and the width of an interval (its upper
+# end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
+FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
+
+
+@dataclass(frozen=True)
+class Config:
+    task: str
+    data: Data
+    model: Model
+    train: Train
+    hardware: AskedHardware
+    predict: Predict
+    profile: Profile
+    tune: Tune
+    containers: dict[str, str]  # the image of each family of strategies, or "auto"
+    rows: dict[str, Row]
+    repeats: int | str
+    budget: float
+    retries: int
+    vary_seed: bool
+    source: dict  # the validated configuration as plain values, defaults filled in
+
+    @property
+    def data_settings(self) -> dict:
+        """All of the configuration that decides what `prepare` makes."""
+        return {"data": self.source["data"], "model": self.source["model"], "train": {"seed": self.train.seed}}
+
+    @property
+    def data_key(self) -> str:
+        """Names what `prepare` makes."""
+        return hash_text(json.dumps(self.data_settings, sort_keys=True))[:16]
+
+    @property
+    def repetitions(self) -> range:
+        """Every repetition of a row that there may be."""
+        return range(1, (MOST_BLOCKS if self.repeats == "auto" else self.repeats) + 1)
+
+    @property
+    def first_repetitions(self) -> range:
+        """Those that every row has; with `repeats: auto` some get more."""
+        return range(1, FIRST_BLOCKS + 1) if self.repeats == "auto" else self.repetitions
+
+    def repetition(self, row: Row, repeat: int) -> Row:
+        """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
+        if not self.vary_seed:
+            return row
+        train, base = (replace(one, seed=one.seed + repeat - 1) for one in (row.train, row.base.train))
+        return replace(row, train=train, base=replace(row.base, train=base))
+
+    @property
+    def order(self) -> list[tuple[Row, int]]:
+        """Every training, a row and its repetition, in the order in which they are run.
+
+        Repetition k of all rows is a block, shuffled by the seed and k: whatever drifts on a machine meets every row
+        alike, and more repetitions change nothing of the earlier blocks.
+        """
+        blocks = []
+        for repeat in self.repetitions:
+            names = sorted(self.rows)
+            random.Random(f"{self.train.seed} {repeat}").shuffle(names)
+            blocks += [(self.repetition(self.rows[name], repeat), repeat) for name in names]
+        return blocks
+
+    def references(self, row: Row) -> list[str]:
+        """The precisions of the references that the row is held against: the first for rounding, fp64 for semantics."""
+        if row.lossy or row.precision == "fp32":
+            return ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
+        return [row.precision]
+
+    def reference(self, precision: str) -> Row:
+        """`single` in `precision`: the trial that those of all rows are held against."""
+        train = replace(self.train, precision=precision, accumulation=1)
+        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.base)
+        return replace(self._trial(row), variations={} if precision == "fp64" else OTHER_ORDERS | MISTAKES)
+
+    def trial(self, row: Row) -> Row:
+        """The row's run for the proof: few steps, on several devices where there are.
+
+        Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven.
+        """
+        return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
+
+    def _trial(self, row: Row) -> Row:
+        most = min(TRIAL_PROCESSES, row.hardware.devices)
+        if row.hardware.device == "cpu":
+            most = max(2, most)  # on one core too: nothing is timed
+        train = replace(
+            self.train,
+            precision=row.train.precision,
+            accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
+            global_batch=TRIAL_BATCH,
+            max_steps=TRIAL_STEPS,
+            epochs=TRIAL_STEPS,  # an epoch has one step at least
+            learning_rate=TRIAL_RATE,
+            schedule="constant",
+            warmup=0,
+            eval_every=0,
+            checkpoint="last",
+        )
+        asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
+        return replace(row, train=train, asked=asked, kind="parity")
+
+    def profiled(self, row: Row) -> Row:
+        """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
+        train = replace(row.train, eval_every=0, checkpoint="last")
+        return replace(row, train=train, kind="profile", excerpt=self.profile.steps)
+
+    def tried(self, name: str, recipe: dict) -> Row:
+        """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
+        steps = self.tune.steps  # in as many epochs as are needed
+        base = replace(self.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
+        row = read_row(name, recipe, Base(base, self.hardware), "tune")
+        return replace(row, kind="tune")
+
+    @property
+    def base(self) -> Base:
+        return Base(self.train, self.hardware)

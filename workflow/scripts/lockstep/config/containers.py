@@ -1,0 +1,137 @@
+"""The container images in which rules run with --use-singularity: which, whether they are sound, and what they get.
+
+Imports nothing heavy: the Snakefile asks before anything is trained.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from lockstep import provenance
+from lockstep.config import registry
+from lockstep.config.configuration import Config
+from lockstep.config.hardware import VARIABLES
+from lockstep.errors import BadInput
+from lockstep.files import hash_file
+
+# Each family of strategies has an image; `torch` is the one for all that need no other.
+FAMILIES = ("torch", "deepspeed", "horovod")
+SIF = Path("docker/sif")
+SUMS = SIF / "SHA256SUMS"  # as `make sif` writes it
+KNOWN = "LOCKSTEP_IMAGES"  # environment variable: what `check` returned, as JSON
+FOREIGN = "LD_PRELOAD"  # a library of the host's, which an image's C library may not take
+# What is handed into a container, besides what changes speed or numbers; all else of the host's environment stays out.
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def family(strategy: str) -> str:
+    return next((name for name in registry.literals(strategy)["NEEDS"] if name in FAMILIES), "torch")
+
+
+def images(config: Config) -> dict[str, str]:
+    """Each family's image: the configuration's, or the local .sif file for what this machine trains on."""
+    devices = {row.hardware.device for row in config.rows.values()}
+    variant = "cuda" if "cuda" in devices else "cpu"
+    return {
+        name: str(SIF / f"{name}-{variant}.sif") if config.containers[name] == "auto" else config.containers[name]
+        for name in FAMILIES
+    }
+
+
+def check(config: Config) -> dict[str, tuple[str, str]]:
+    """The images that the rows need, by family: name (of a file: its full path) and digest.
+
+    Raises BadInput where Apptainer or an image is missing, or an image is not the one that was built.
+    """
+    if not (shutil.which("apptainer") or shutil.which("singularity")):
+        raise BadInput("--use-singularity: Apptainer is not installed here. Install it, or run without containers.")
+    needed = {"torch"} | {family(row.strategy) for row in config.rows.values()}
+    return {name: _known(name, image) for name, image in images(config).items() if name in needed}
+
+
+def _known(name: str, image: str) -> tuple[str, str]:
+    if "://" in image:
+        if not re.search("@sha256:[0-9a-f]{64}$", image):
+            raise BadInput(f"containers.{name}: {image} names no digest, so it may change; write …@sha256:….")
+        return image, image.rpartition("@")[2]
+    file = Path(image)
+    if not file.is_file():
+        raise BadInput(f"containers.{name}: {image} does not exist. Build it with make sif, or run without containers.")
+    with file.open("rb") as stream:
+        if b"SIF_MAGIC" not in stream.read(64):
+            raise BadInput(f"containers.{name}: {image} is no .sif file. Build it again: make sif.")
+    digest = hash_file(file)
+    if file.absolute().parent == SIF.absolute() and digest != (wanted := _sums().get(file.name)):
+        why = "is not the image that {} names: its sha256 differs" if wanted else "is not named in {}, or that is gone"
+        raise BadInput(f"containers.{name}: {image} {why.format(SUMS)}. Build it again: make sif.")
+    return str(file.absolute()), f"sha256:{digest}"
+
+
+def _sums() -> dict[str, str]:
+    """The digest of each file that `make sif` made, by its name."""
+    if not SUMS.is_file():
+        return {}
+    lines = [line.split() for line in SUMS.read_text(encoding="utf-8").splitlines()]
+    if any(len(line) != 2 for line in lines):
+        raise BadInput(f"{SUMS}: has a line that is no digest and file name. Build the images again: make sif.")
+    return {name: digest for digest, name in lines}
+
+
+def arguments(config: Config, known: dict[str, tuple[str, str]]) -> str:
+    """Apptainer's arguments: of the host only the working directory, /tmp, the user's own files (read-only), and GPUs.
+
+    Of the host's environment only what changes speed or numbers and proxies go in, and `known`, the images; caches stay
+    in the working directory.
+    """
+    cache = Path.cwd() / ".snakemake" / "cache"
+    handed = {name: os.environ[name] for name in (*VARIABLES, *PROXIES) if name in os.environ and name != FOREIGN}
+    handed |= {KNOWN: json.dumps(known), provenance.COMMIT: json.dumps(provenance.commit())}
+    handed |= {"XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
+    os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
+    files = [Path(name) for name in (config.data.path, config.predict.file, config.model.name) if name]
+    binds = {str(file.resolve().parent) for file in files if file.exists() and not _inside(file)}
+    for folder in binds:
+        if set(folder) & set(",:"):
+            raise BadInput(f"{folder}: Apptainer can't bind a folder with a comma or colon in its path. Rename it.")
+    gpus = ["--nv"] if any(row.hardware.device == "cuda" for row in config.rows.values()) else []
+    return shlex.join(["--cleanenv", *gpus, *(f"--bind={folder}:{folder}:ro" for folder in sorted(binds))])
+
+
+def _inside(file: Path) -> bool:
+    return file.resolve().is_relative_to(Path.cwd())
+
+
+def kind() -> str | None:
+    """The kind of container this process runs in: apptainer, docker, or None."""
+    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
+        return "apptainer"
+    return "docker" if Path("/.dockerenv").exists() else None
+
+
+def outside(name: str) -> str:
+    """What to add where the file or folder `name` is not there: that a container does not see it; else nothing."""
+    if kind() != "docker" or not name.startswith(("/", "~", "..")):
+        return ""
+    return " A container sees only the project's folder: put it there, and name it from there."
+
+
+def offline() -> str:
+    """What to add where something can't be fetched: who does it for a container without a network; else nothing."""
+    routes = Path("/proc/net/route")  # a heading, and a line for each way out
+    if kind() != "docker" or not routes.is_file() or len(routes.read_text().splitlines()) > 1:
+        return ""
+    return " This container has no network; fetch it first: docker compose run --rm fetch, with the same arguments."
+
+
+def current() -> tuple[str | None, str | None]:
+    """The image that this process runs in and its digest, as whoever started the container said; None outside one."""
+    named = os.environ.get("LOCKSTEP_IMAGE")  # the image itself says so, like lockstep/torch:cpu
+    if kind() != "apptainer":
+        return named, os.environ.get("LOCKSTEP_DIGEST") or None
+    known = {name: tuple(image) for name, image in json.loads(os.environ.get(KNOWN, "{}")).items()}
+    sif = os.environ.get("APPTAINER_CONTAINER") or os.environ["SINGULARITY_CONTAINER"]
+    own = known.get((named or "").split("/")[-1].split(":")[0])
+    return next((image for image in known.values() if image[0] == sif), own or (sif, None))

@@ -1,0 +1,118 @@
+"""Reading the configuration: files over each other, then overrides; checked, and turned into dataclasses."""
+
+import os
+from pathlib import Path
+
+import yaml
+
+from lockstep.config import schema
+from lockstep.config.configuration import Config
+from lockstep.config.row import read_row
+from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
+from lockstep.errors import BadInput
+
+PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # in which ~ is the user's home
+
+
+def read(files: list[Path], overrides: list[str] = ()) -> Config:
+    """Read YAML files, each over the one before, then `section.key=value` overrides."""
+    merged: dict = {}
+    for file in files:
+        _merge(merged, load_yaml(Path(file)))
+    for override in overrides:
+        path, equals, value = override.partition("=")
+        if not equals:
+            raise BadInput(f"--set {override}: expected key=value, as in --set data.limit=600")
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        _merge(merged, value)
+    return parse(merged, " + ".join(str(file) for file in files))
+
+
+def parse(raw: dict, where: str = "config") -> Config:
+    """Check a merged configuration and build the dataclasses. Raises BadInput naming every wrong key."""
+    values = schema.coerce(raw, schema.of_configuration())
+    schema.check(values, schema.of_configuration(), where)
+    values = _plain(schema.fill(values, schema.of_configuration()))
+    data = values["data"]
+    if abs(sum(data["splits"].values()) - 1) > 1e-6:
+        raise BadInput(
+            f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
+        )
+    if data["url"] and not data["path"] and not data["sha256"]:
+        raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same bytes.")
+    if data["hub"] and not data["path"] and not data["url"] and not data["revision"]:
+        raise BadInput(
+            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same rows."
+        )
+    name = values["model"]["name"]
+    if name != "scratch" and not Path(name).is_dir() and not values["model"]["revision"]:
+        raise BadInput(
+            f"{where}: model.revision: model.name {name} is no local folder, and a model of the hub needs a revision"
+            " (a commit hash), so that everybody starts from the same weights."
+        )
+    if name == "scratch" and values["model"]["hidden_size"] % values["model"]["heads"]:
+        raise BadInput(
+            f"{where}: model.heads: {values['model']['heads']} heads can't share"
+            f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
+        )
+    base = Base(Train(**values["train"]), AskedHardware(**values["hardware"]))
+    return Config(
+        task=values["task"],
+        data=Data(**data),
+        model=Model(**values["model"]),
+        train=base.train,
+        hardware=base.hardware,
+        predict=Predict(**values["predict"]),
+        profile=Profile(**values["profile"]),
+        tune=Tune(**values["tune"]),
+        containers=values["containers"],
+        rows={name: read_row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
+        repeats=values["repeats"],
+        budget=values["budget"],
+        retries=values["retries"],
+        vary_seed=values["vary_seed"],
+        source=values,
+    )
+
+
+def _plain(values: dict) -> dict:
+    """The configuration with ~ as the user's home, and labels that are numbers as names."""
+    plain = {section: dict(value) if isinstance(value, dict) else value for section, value in values.items()}
+    for section, key in PATHS:
+        if plain[section][key]:
+            plain[section][key] = os.path.expanduser(plain[section][key])
+    if plain["data"]["labels"]:
+        plain["data"]["labels"] = list(map(str, plain["data"]["labels"]))
+    if plain["predict"]["label"] is not None:
+        plain["predict"]["label"] = str(plain["predict"]["label"])
+    return plain
+
+
+def _order(rows: dict) -> list[str]:
+    """The names of the rows that are not dropped: the default ones first; Snakemake puts overrides first."""
+    default = schema.of_configuration()["properties"]["rows"]["default"]
+    return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
+
+
+def load_yaml(file: Path) -> dict:
+    """A configuration file's keys and values. Raises BadInput where it has none, or is a program."""
+    try:
+        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}. Name an existing configuration file.") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{file}: expected keys and values, as in config/config.yaml.")
+    if "__use_yte__" in value:
+        raise BadInput(f"{file}: __use_yte__ would run Python from this file. Remove that line.")
+    return value
+
+
+def _merge(into: dict, update: dict) -> None:
+    for key, value in update.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value

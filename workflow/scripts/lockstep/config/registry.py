@@ -1,0 +1,53 @@
+"""The registry: a strategy is a file in lockstep/strategies, found by its name.
+
+A strategy file defines a class `Strategy` and may begin with literals that are read without importing it (and so
+without importing torch or its framework):
+
+    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
+                   configuration's train or hardware section here narrows it for this strategy
+    INHERITS       which options it takes over from the strategy that its class extends; without this, all
+    ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
+    ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own
+    NEEDS          package -> (version, command that installs it); without it, rows of this strategy are unavailable;
+                   where option -> values come third, only rows that have one of the values under each
+    DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
+    REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
+    LOSSY          the same: such a row can't train exactly the same model, by its nature
+    NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
+"""
+
+import ast
+import importlib
+from functools import cache
+from pathlib import Path
+
+from lockstep.paths import STRATEGIES
+
+
+def names() -> list[str]:
+    return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
+
+
+def path(name: str) -> Path:
+    return STRATEGIES / f"{name}.py"
+
+
+@cache
+def literals(name: str) -> dict:
+    """The literals of a strategy, read from its source."""
+    found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
+    found |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
+    for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
+            found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+        elif isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
+            base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
+            kept = base["OPTIONS"] if found["INHERITS"] is None else found["INHERITS"]
+            found["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | found["OPTIONS"]
+            found |= {name: base[name] + found[name] for name in ("REFUSED", "LOSSY")}
+    return found
+
+
+def load(name: str) -> type:
+    """The strategy's class; imports its framework."""
+    return importlib.import_module(f"lockstep.strategies.{name}").Strategy

@@ -1,0 +1,196 @@
+"""A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
+
+import importlib.metadata
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+
+from lockstep import provenance
+from lockstep.config import registry, schema
+from lockstep.config.hardware import Hardware, cpu_cores, resolve
+from lockstep.config.sections import AskedHardware, Base, Train
+from lockstep.errors import BadInput
+
+# Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
+RESERVED = (
+    "all",
+    "prepare",
+    "plan",
+    "peak",
+    "decide",
+    "evaluate",
+    "predict",
+    "report",
+    "parity",
+    "reference",
+    "profile",
+    "tune",
+)
+RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
+# Keys of `train` that a row of the closed division leaves alone. Besides strategy and precision, they decide which model
+# it ends with.
+CLOSED_KEYS = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
+CLOSED_KEYS += ("clip", "seed")
+# Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
+NOT_DECIDING = ("port", "timeout", "oversubscribe")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a strategy with its options, and what it trains with."""
+
+    name: str
+    strategy: str
+    options: dict
+    train: Train
+    asked: AskedHardware
+    base: Base
+    kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
+    # Of a trial: how the same processes train the same steps again, by name: what changes (training.py).
+    variations: dict[str, dict] = field(default_factory=dict)
+    excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
+
+    @property
+    def plan_name(self) -> str:
+        """Names the row's plan; rows that share it do the same work in the same order."""
+        return self.train.plan_name + (f"-excerpt{self.excerpt}" if self.excerpt else "")
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """What the row runs on. Raises BadInput where this machine does not have it.
+
+        A process has as many threads in every row, also in one that asks for another number of devices, unless it asks
+        for all.
+        """
+        asked = self.asked
+        if asked.threads in ("auto", "all"):
+            asked = replace(asked, threads=resolve(self.base.hardware).threads)
+        found, literals = resolve(asked, self.name), registry.literals(self.strategy)
+        devices = 1 if found.device in literals["ONE_DEVICE_ON"] else found.devices
+        processes = 1 if found.device in literals["ONE_PROCESS_ON"] else devices
+        threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else found.threads
+        return replace(found, devices=devices, processes=processes, threads=threads)
+
+    @property
+    def precision(self) -> str:
+        """The precision with `amp` resolved. fp16 on a CPU is 10 to 17 times slower than fp32, so amp is bf16 there."""
+        if self.train.precision != "amp":
+            return self.train.precision
+        return "fp16" if self.hardware.device == "cuda" else "bf16"
+
+    @property
+    def division(self) -> str:
+        """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms)."""
+        same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in CLOSED_KEYS)
+        return registry.literals(self.strategy)["DIVISION"] if same else "open"
+
+    def folder(self, repeat: int) -> str:
+        return f"{self.kind}/{self.name}/n{self.hardware.devices}/rep{repeat}"
+
+    def settings(self) -> dict:
+        """How this row trains, as plain JSON values."""
+        return {
+            "row": self.name,
+            "strategy": self.strategy,
+            "options": self.options,
+            "division": self.division,
+            "precision": self.precision,
+            "plan": self.plan_name,
+            "train": asdict(self.train),
+            "hardware": asdict(self.hardware),
+        } | ({"variations": self.variations} if self.variations else {})
+
+    def deciding(self) -> dict:
+        """Those settings that decide what a run comes to: one that was made with others is not of this row."""
+        settings = self.settings()
+        for label in ("row", "division"):  # what a row is called, and what it is beside the rest of the table
+            del settings[label]
+        for key in NOT_DECIDING:
+            del settings["hardware"][key]
+        return settings
+
+    def refuse(self) -> None:
+        """Raises BadInput where the row's settings contradict each other, or what its strategy can do."""
+        for asked, reason in self._matches("REFUSED"):
+            raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
+        if self.train.global_batch < self.hardware.devices * self.train.accumulation:
+            raise BadInput(
+                f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
+                f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
+                " lower accumulation."
+            )
+        # PyTorch's own builds have the one that their devices use.
+        if self.hardware.backend not in ("gloo", "nccl") and not provenance.backend_built(self.hardware.backend):
+            raise BadInput(
+                f"rows.{self.name}.backend: this PyTorch was built without {self.hardware.backend}. Set it to auto."
+            )
+
+    @property
+    def unavailable(self) -> str:
+        """Why the row's strategy can't run here, and what mends it; empty if it can."""
+        for package, (version, command, *only) in registry.literals(self.strategy)["NEEDS"].items():
+            if not all(self.options[key] in allowed for values in only for key, allowed in values.items()):
+                continue
+            try:
+                found = importlib.metadata.version(package).split("+")[0]
+            except importlib.metadata.PackageNotFoundError:
+                return f"{package} {version} is not installed; to install it: {command}"
+            if found != version:
+                return f"{package} is {found} here, and {version} is what Lockstep was tested with: {command}"
+        if self.asked.threads == "all" and self.hardware.device == "cuda":
+            return "threads: all gives a row all cores of a CPU, and here GPUs train"
+        if self.options.get("controller") == "mpi" and not provenance.horovod_has_mpi():
+            return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
+        return ""
+
+    @property
+    def lossy(self) -> str:
+        """Why the row can't train exactly the same model, by its nature; empty if it can."""
+        return "; ".join(f"{reason} ({asked})" for asked, reason in self._matches("LOSSY"))
+
+    @property
+    def no_fp64(self) -> str:
+        """Why the trial is not trained in float64 too, where only a mistake makes a difference; empty if it is."""
+        if self.lossy:
+            return "it trains another model by its nature"
+        if self.precision != "fp32":
+            return f"it trains in {self.precision}"
+        return registry.literals(self.strategy)["NO_FP64"]
+
+    def _matches(self, literal: str) -> list[tuple[str, str]]:
+        """Which of its strategy's REFUSED or LOSSY are true of this row: what was asked for, and the reason."""
+        has = self.options | asdict(self.train) | asdict(self.hardware) | {"precision": self.precision}
+        return [
+            (", ".join(f"{key}: {has[key]}" for key in values), reason)
+            for values, reason in registry.literals(self.strategy)[literal]
+            if all(has.get(key) in allowed for key, allowed in values.items())
+        ]
+
+
+def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
+    """The row `name` of the configuration `where`. Raises BadInput where it says what no row, or no such one, can."""
+    where = f"{where}: rows.{name}"
+    if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+        raise BadInput(f"{where}: a rule of the workflow has this name; choose another.")
+    strategy = raw.get("strategy")
+    if strategy not in registry.names():
+        known = registry.names()
+        raise BadInput(
+            f"{where}.strategy: {strategy!r} is not one of {', '.join(known)}.{schema.hint(strategy, known)}"
+        )
+    allowed = schema.of_row(strategy)
+    for key in set(raw) - set(allowed["properties"]):
+        if owners := [name for name in registry.names() if key in registry.literals(name)["OPTIONS"]]:
+            raise BadInput(f"{where}.{key}: {strategy} has no such option; {', '.join(owners)} would have it.")
+    given = schema.coerce(raw, allowed)
+    schema.check(given, allowed, where)
+    own = {key: option.get("default") for key, option in registry.literals(strategy)["OPTIONS"].items()} | given
+    train = _override(base.train, own)
+    if train.checkpoint == "best" and not train.eval_every:
+        raise BadInput(f"{where}: checkpoint: best needs eval_every above 0; set checkpoint to last, or eval_every.")
+    inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
+    options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
+    return Row(name, strategy, options, train, _override(base.hardware, own), base)
+
+
+def _override(section, given: dict):
+    return replace(section, **{field.name: given[field.name] for field in fields(section) if field.name in given})

@@ -1,0 +1,127 @@
+"""JSON Schema as configurations need it: strings become the right type, defaults are filled in, errors are readable."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from functools import cache
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from lockstep.config import registry
+from lockstep.errors import BadInput
+from lockstep.paths import WORKFLOW
+
+CONFIGURATION = WORKFLOW / "schemas" / "config.schema.yaml"
+
+
+def coerce(value, schema: dict):
+    """Turn strings into the schema's type: nested values of `snakemake --config` arrive as strings."""
+    if isinstance(value, dict):
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
+        return {key: coerce(item, properties.get(key, others)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [coerce(item, schema.get("items", {})) for item in value]
+    if isinstance(value, str) and "enum" in schema:  # which may hold numbers and truths, and has no type then
+        words = {str(choice).lower(): choice for choice in schema["enum"] if not isinstance(choice, str)}
+        return value if value in schema["enum"] else words.get(value.lower(), value)
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
+        return int(value)  # JSON Schema takes 8.0 for a whole number; what a setting goes to need not
+    if not isinstance(value, str) or not kinds:
+        return value
+    if "null" in kinds and value in ("null", "None", "~"):
+        return None
+    if "boolean" in kinds:
+        return {"true": True, "false": False}.get(value.lower(), value)
+    try:
+        if "integer" in kinds and value.lstrip("-").isdecimal():
+            return int(value)
+        if "number" in kinds:
+            return float(value)
+        if "array" in kinds or "object" in kinds:
+            return yaml.safe_load(value)
+    except (ValueError, yaml.YAMLError):
+        pass  # the schema check says what was expected
+    return value
+
+
+def fill(value, schema: dict):
+    """Add every default that the schema knows."""
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    filled = dict(value)
+    for key, inner in schema["properties"].items():
+        if key in filled:
+            filled[key] = fill(filled[key], inner)
+        elif "default" in inner:
+            filled[key] = inner["default"]
+        elif "properties" in inner:
+            filled[key] = fill({}, inner)
+    return filled
+
+
+def check(value: dict, schema: dict, where: str) -> None:
+    problems = [f"{key}: {number} is no finite number." for key, number in _infinite(value)]
+    problems += [_explain(error) for error in Draft202012Validator(schema).iter_errors(value)]
+    if problems:
+        raise BadInput("\n  ".join([f"{where}:", *problems]) if len(problems) > 1 else f"{where}: {problems[0]}")
+
+
+def _infinite(value, key: str = "") -> Iterator[tuple[str, float]]:
+    """Where NaN or an infinity stands. JSON Schema's limits let NaN pass, as it is neither above nor below any."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _infinite(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+
+
+def _explain(error) -> str:
+    """One jsonschema error in one line: key, what is wrong, what is expected."""
+    key = ".".join(str(part) for part in error.absolute_path)
+    match error.validator:
+        case "additionalProperties":
+            known = list(error.schema["properties"])
+            unknown = [name for name in error.instance if name not in known]
+            dotted = ".".join([key, str(unknown[0])] if key else [str(unknown[0])])
+            return f"{dotted}: unknown key.{hint(unknown[0], known) or ' Known here: ' + ', '.join(known) + '.'}"
+        case "enum":
+            return f"{key}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}."
+        case "type":
+            kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
+            quoted = isinstance(error.instance, bool) and "string" in kinds
+            quotes = " YAML reads a bare yes, no, on, off, true or false so; put it in quotes." if quoted else ""
+            return f"{key}: expected {' or '.join(kinds)}, not {error.instance!r}.{quotes}"
+        case "const":
+            return (
+                f"{key}: {error.instance!r}, but it can only be {error.validator_value}. {error.schema['description']}"
+            )
+        case "pattern" if error.validator_value == "^auto$":
+            return f"{key}: expected auto or a whole number, not {error.instance!r}."
+        case _:
+            return f"{key or 'configuration'}: {error.message}."
+
+
+def hint(word, known) -> str:
+    close = difflib.get_close_matches(str(word), known, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+@cache
+def of_configuration() -> dict:
+    """The schema of the whole configuration."""
+    return yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
+
+
+def of_row(strategy: str) -> dict:
+    """What may stand in a row: the strategy, its own OPTIONS, and every train and hardware key."""
+    sections = of_configuration()["properties"]
+    own = registry.literals(strategy)["OPTIONS"]
+    inherited = {**sections["train"]["properties"], **sections["hardware"]["properties"]}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"strategy": {"type": "string"}, **inherited, **own},
+    }

@@ -1,0 +1,102 @@
+"""The sections of the configuration, as frozen dataclasses: one field for each key, as the schema describes it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Data:
+    path: str | None
+    url: str | None
+    sha256: str | None
+    hub: str | None
+    revision: str | None
+    subset: str | None
+    split: str
+    format: str
+    text: str | int
+    label: str | int
+    labels: list[str] | None
+    limit: int | None
+    join_blanks: bool
+    splits: dict[str, float]
+    seed: int
+    max_length: int
+
+    @property
+    def synthetic(self) -> bool:
+        return not (self.path or self.url or self.hub)
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    revision: str | None
+    hidden_size: int
+    layers: int
+    heads: int
+    dropout: float | None
+
+
+@dataclass(frozen=True)
+class Train:
+    epochs: int
+    max_steps: int | None
+    global_batch: int
+    accumulation: int
+    batching: str
+    learning_rate: float
+    weight_decay: float
+    schedule: str
+    warmup: float
+    clip: float
+    precision: str
+    eval_every: int
+    checkpoint: str
+    seed: int
+
+    @property
+    def plan_name(self) -> str:
+        """Names the plan by all of this that shapes it."""
+        cut = f"-max{self.max_steps}" if self.max_steps else ""
+        return f"{self.batching}-b{self.global_batch}-e{self.epochs}{cut}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class AskedHardware:
+    device: str
+    processes: int | str
+    threads: int | str
+    nodes: int
+    backend: str
+    port: int | str
+    timeout: float
+    oversubscribe: bool
+
+
+@dataclass(frozen=True)
+class Predict:
+    label: str | None
+    count: int
+    texts: list[str]
+    file: str | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    steps: int
+    trace: bool
+
+
+@dataclass(frozen=True)
+class Tune:
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """What rows override: the configuration's own `train` and `hardware` sections."""
+
+    train: Train
+    hardware: AskedHardware

@@ -1,0 +1,191 @@
+"""From rows to splits, and from splits to stored tokens.
+
+Texts go to disk as they are read, and are read from there in parts: memory grows by some tens of bytes a row, however
+long the texts are.
+"""
+
+import hashlib
+import itertools
+import logging
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, Features, List, Value, disable_progress_bars
+
+from lockstep.config.sections import Data
+from lockstep.data import sources
+from lockstep.data.tokens import Tokens
+from lockstep.errors import BadInput
+from lockstep.files import hash_arrays
+
+SPLITS = ("train", "dev", "test")
+PART = 1000  # so many texts are in memory at a time
+
+
+def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], dict]:
+    """Read the source and divide it. Returns each split (columns text, label, row), and a summary for the report.
+
+    The first of several equal texts stays, so that no text stands in two splits. Splits are stratified by label and
+    seeded; they are views of a file in `work`. Raises BadInput where a label is unknown, or a split would be empty.
+    """
+    notes: list[str] = []
+    name, rows = sources.read(data, downloads, notes)
+    file = work / "rows.arrow"
+    digests, codes, known = _write(rows, file)
+    if not len(codes):
+        raise BadInput(f"{name}: holds no rows. Give a source with texts and labels.")
+    _, first, which = np.unique(digests, return_index=True, return_inverse=True)
+    kept = np.sort(first)
+    everything = Dataset.from_file(str(file))
+    labels = data.labels or sorted({str(known[code]) for code in np.unique(codes[kept])})
+    if len(labels) < 2:
+        raise BadInput(f"{name}: all rows have the label {labels[0]}; at least two labels are needed.")
+    number_of = np.full(len(known), -1)
+    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
+        row = everything[int(kept[at])]["row"]
+        number_of[codes[kept[at]]] = _label_number(known[codes[kept[at]]], labels, f"{name}, row {row}")
+    numbers = number_of[codes]
+    everything = everything.add_column("label", numbers)
+    if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
+        notes.append(f"no text has the label {_some(absent)}, which counts as 0 in every macro-F1")
+    parts = {part: kept[places] for part, places in _stratified(numbers[kept], labels, data, name).items()}
+    summary = {
+        "source": name,
+        "synthetic": data.synthetic,
+        "notes": notes,
+        "labels": labels,
+        "rows_read": len(codes),
+        "duplicates_removed": len(codes) - len(kept),
+        "duplicates_with_another_label": int((codes != codes[first[which]]).sum()),
+        "splits": {
+            part: {"texts": len(places), "labels": _counts(numbers[places], labels)} for part, places in parts.items()
+        },
+    }
+    return {part: everything.select(places) for part, places in parts.items()}, summary
+
+
+def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndarray, np.ndarray, list]:
+    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label as a number: where it
+    stands in the list of different labels, which comes third."""
+    digests, codes, known = bytearray(), array("q"), {}
+    schema = pa.schema({"text": pa.string(), "row": pa.int64()})
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+        for part in _parts(rows):
+            texts, labels, numbers = zip(*part, strict=True)
+            stream.write_batch(pa.record_batch([pa.array(texts), pa.array(numbers)], schema=schema))
+            for text, label in zip(texts, labels, strict=True):
+                digests += hashlib.blake2b(text.encode(), digest_size=16).digest()
+                codes.append(known.setdefault((type(label), label), len(known)))
+    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64), [label for _, label in known]
+
+
+def _parts(rows: Iterator) -> Iterator[list]:
+    while part := list(itertools.islice(rows, PART)):
+        yield part
+
+
+def texts(part: Dataset) -> Iterator[str]:
+    """Every text of a split, in order."""
+    for batch in part.iter(PART):
+        yield from batch["text"]
+
+
+def _label_number(label, labels: list[str], where: str) -> int:
+    """A label's number: by its name, or the number as which it stands in the data, where no name is a number."""
+    if str(label) in labels:
+        return labels.index(str(label))
+    numbered = not any(name.isdecimal() for name in labels)
+    if (
+        numbered
+        and isinstance(label, (int, str))
+        and not isinstance(label, bool)
+        and str(label).isdecimal()
+        and len(str(label)) < 10  # Python refuses to read some thousand digits
+        and int(label) < len(labels)
+    ):
+        return int(label)
+    numbers = f" or a number from 0 to {len(labels) - 1}" if numbered else ""
+    raise BadInput(
+        f"{where}: label {_short(label)} is not one of {', '.join(labels)}{numbers}."
+        " Mend the row, or set data.labels (null takes the labels from the data)."
+    )
+
+
+def _short(label) -> str:
+    return repr(label) if len(repr(label)) < 100 else f"{repr(label)[:100]}..."
+
+
+def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -> dict[str, np.ndarray]:
+    from sklearn.model_selection import train_test_split
+
+    few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(SPLITS)]
+    if few:
+        raise BadInput(
+            f"{source}: too few texts with the label {_some(few)}: each of train, dev and test needs one."
+            " Give more data, raise data.limit, or drop the label."
+        )
+    held_out = data.splits["dev"] + data.splits["test"]
+    try:
+        train, rest = train_test_split(
+            np.arange(len(labels)), test_size=held_out, stratify=labels, random_state=data.seed
+        )
+        dev, test = train_test_split(
+            rest, test_size=data.splits["test"] / held_out, stratify=labels[rest], random_state=data.seed
+        )
+    except ValueError:  # scikit-learn tells numbers of labels, not their names
+        counts = ", ".join(f"{count} {name}" for name, count in _counts(labels, names).items() if count)
+        raise BadInput(
+            f"{source}: {len(labels)} texts ({counts}) can't be split as data.splits says, with each label in every"
+            " part. Give more data, or other shares in data.splits."
+        ) from None
+    return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _counts(labels: np.ndarray, names: list[str]) -> dict[str, int]:
+    return {name: int(count) for name, count in zip(names, np.bincount(labels, minlength=len(names)), strict=True)}
+
+
+def store(splits: dict[str, Dataset], tokenizer, folder: Path) -> dict:
+    """Tokenise every split once and write it to `folder` as Arrow. Returns the hash, and token counts by split."""
+    disable_progress_bars()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    def tokenise(batch: dict) -> dict:
+        return {"input_ids": tokenizer(batch["text"], truncation=True)["input_ids"]}
+
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        tokenised = DatasetDict()
+        for name, part in splits.items():
+            tokenised[name] = part.map(
+                tokenise,
+                batched=True,
+                batch_size=PART,
+                features=Features(part.features | {"input_ids": List(Value("int32"))}),
+                cache_file_name=f"{work}/{name}.arrow",
+                new_fingerprint=name,  # or it would be made of the tokenizer, which takes longer than all else
+            )
+        tokenised.save_to_disk(folder, num_shards=dict.fromkeys(splits, 1))
+    stored = {name: Tokens.load(folder / name, pad_id=0) for name in splits}
+    arrays = {}
+    for name, part in stored.items():
+        counted = np.dtype(np.int32), (int(part.lengths.sum()),), _pieces(part)
+        arrays |= {f"{name}/input_ids": counted, f"{name}/lengths": part.lengths, f"{name}/labels": part.labels}
+    return {
+        "hash": hash_arrays(arrays),
+        "tokens": {name: int(part.lengths.sum()) for name, part in stored.items()},
+        "longest": {name: part.longest for name, part in stored.items()},
+    }
+
+
+def _pieces(tokens: Tokens) -> Iterator[np.ndarray]:
+    for first in range(0, len(tokens), PART):
+        yield tokens.flat(np.arange(first, min(first + PART, len(tokens))))

@@ -1,0 +1,236 @@
+"""The model: built or loaded, its tokenizer and its initial weights.
+
+Knows nothing of strategies. Foreign bytes: weights come from safetensors, or from torch.load(weights_only=True),
+which is what transformers does since torch 2.6; code that comes with a model is never run, nor asked for (left to
+its default, trust_remote_code asks whoever is at the terminal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from lockstep.errors import BadInput, brief
+from lockstep.files import hash_arrays
+
+if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+    from lockstep.config.sections import Model
+
+DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
+    """The pretrained tokenizer, or for a scratch model one token per character of `texts`, the training split.
+
+    Either one cuts texts to `max_length` tokens.
+    """
+    from transformers import AutoTokenizer
+
+    if model.name != "scratch":
+        with _explained(model):
+            tokenizer = AutoTokenizer.from_pretrained(
+                model.name, revision=model.revision, model_max_length=max_length, trust_remote_code=False
+            )
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise BadInput(f"model.name: {model.name}: holds no tokenizer. Save the one that the model was made with.")
+        return tokenizer
+    return character_tokenizer(texts, max_length)
+
+
+def character_tokenizer(texts: Iterable[str], max_length: int):
+    """A tokenizer with one token per character (lower case, blanks skipped), most frequent first.
+
+    Characters that stand in `texts` only once become [UNK], so that the model learns what to make of unknown ones.
+    """
+    from collections import Counter
+
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    counts = Counter(
+        character for text in texts for character in normalizer.normalize_str(text) if not character.isspace()
+    )
+    characters = sorted(
+        (character for character, count in counts.items() if count > 1),
+        key=lambda character: (-counts[character], character),
+    )
+    tokenizer = Tokenizer(
+        models.WordLevel({token: n for n, token in enumerate(SPECIAL + characters)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
+    )
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", SPECIAL.index("[SEP]")), ("[CLS]", SPECIAL.index("[CLS]"))
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=max_length, **dict(zip(names, SPECIAL, strict=True))
+    )
+
+
+def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed: int, notes: list[str] | None = None):
+    """The model with its initial weights: those of the pretrained one under a new head, or all new ones.
+
+    A head that the pretrained model has is kept where it has as many classes; where not, `notes` is told.
+    Raises BadInput where a pretrained model can't be had.
+    """
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    torch.manual_seed(seed)
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
+    if model.name != "scratch":
+        _require_weights(Path(model.name))
+        with _explained(model):
+            pretrained, report = AutoModelForSequenceClassification.from_pretrained(
+                model.name,
+                revision=model.revision,
+                trust_remote_code=False,
+                num_labels=len(labels),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **names,
+            )
+        others = {name: shape for name, shape, _ in report["mismatched_keys"]}
+        if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
+            raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+        if others and notes is not None:
+            classes = next(iter(others.values()))[0]
+            said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
+            notes.append(f"{said}: a new head replaces it")
+        _require_fit(pretrained, model, len(tokenizer), max_length)
+        return pretrained
+    if model.hidden_size % model.heads:
+        raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        intermediate_size=4 * model.hidden_size,
+        max_position_embeddings=max_length,
+        initializer_range=0.02 * (768 / model.hidden_size) ** 0.5,  # BERT's 0.02 is for a width of 768
+        pad_token_id=tokenizer.pad_token_id,
+        **names,
+    )
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
+    """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere if given. Never downloads."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    _require_weights(folder)
+    config = AutoConfig.from_pretrained(folder, **LOCAL)
+    if dropout is not None:
+        for name in _dropout_keys(config):
+            setattr(config, name, dropout)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
+    if dropout is not None:
+        for module in model.modules():
+            if isinstance(module, DROPOUT):
+                module.p = dropout
+    return model
+
+
+def _require_fit(pretrained: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
+    """Raises BadInput where a model can't take the tokenizer's last token, or as many as a text may have."""
+    longest = torch.full((1, max_length), tokens - 1)
+    try:
+        with torch.no_grad():
+            pretrained.eval()(input_ids=longest, attention_mask=torch.ones_like(longest))
+    except (RuntimeError, IndexError, ValueError) as error:
+        have = pretrained.get_input_embeddings().num_embeddings
+        if have < tokens:
+            why = f"has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its own tokenizer."
+        else:
+            why = f"can't take a text of {max_length} tokens ({brief(error)}). Lower data.max_length."
+        raise BadInput(f"model.name: {model.name}: {why}") from None
+
+
+@contextlib.contextmanager
+def kept_wide():
+    """Have `Tensor.float` leave float64 as it is: models call it to widen bf16, and would narrow float64 by it.
+
+    ModernBERT does so in its rotary embedding: a rounding to float32, which a difference of 1e-16 tips now and then.
+    """
+    narrow = torch.Tensor.float
+
+    def float_(tensor, *arguments, **options):
+        return tensor if tensor.dtype == torch.float64 else narrow(tensor, *arguments, **options)
+
+    torch.Tensor.float = float_
+    try:
+        yield
+    finally:
+        torch.Tensor.float = narrow
+
+
+def _dropout_keys(config) -> list[str]:
+    """What a configuration calls its dropout probabilities: each architecture has names of its own."""
+    return [
+        name
+        for name, value in config.to_dict().items()
+        if "drop" in name and not isinstance(value, bool) and isinstance(value, int | float | None)
+    ]
+
+
+def dropouts(model: torch.nn.Module) -> list[float]:
+    """The probabilities, each once, with which a live model drops anything: of modules, and of what they call."""
+    modules = list(model.modules())
+    found = {module.p for module in modules if isinstance(module, DROPOUT)}
+    for module in modules:
+        found |= {
+            float(value) for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)
+        }
+    return sorted(found)
+
+
+def keep_masks() -> None:
+    """Have transformers apply every attention mask, also one that masks nothing.
+
+    To leave that one out it would read the mask back, and so wait for the device in every forward pass.
+    """
+    from transformers import AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    def mask(**arguments):
+        return sdpa_mask(**arguments | {"allow_is_bidirectional_skip": False})
+
+    AttentionMaskInterface.register("sdpa", mask)
+
+
+def _require_weights(folder: Path) -> None:
+    if folder.is_dir() and not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        raise BadInput(f"{folder}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")
+
+
+@contextlib.contextmanager
+def _explained(model: Model):
+    """What transformers says where a model can't be had, in one line."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        from lockstep.config import containers
+
+        at = f" at revision {model.revision}" if model.revision else ""
+        why = "" if Path(model.name).exists() else containers.outside(model.name) or containers.offline()
+        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}{why}") from None
+
+
+def hash_weights(state: dict[str, torch.Tensor]) -> str:
+    """sha256 over a state dict's names, shapes and float values, wherever its tensors are."""
+    return hash_arrays({name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in state.items()})

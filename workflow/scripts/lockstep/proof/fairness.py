@@ -1,0 +1,303 @@
+"""The rules of a fair run, held against everything that a results folder says of itself."""
+
+import datetime
+import itertools
+import math
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config import configuration, reading
+from lockstep.config.hardware import busy_cores
+from lockstep.data.plan import Plan
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_json, verify
+from lockstep.run import blocks, journal, record, staleness, watcher
+from lockstep.run.ledger import check_ledger
+
+ENOUGH = 3  # repetitions
+DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
+IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
+# What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
+MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl")
+PROVENANCE = ("commit", "in_container")
+
+Breach = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    runs: int
+    rows: int
+    breaches: list[Breach]
+
+
+def check(results: Path) -> Found:
+    """Raises BadInput where there is nothing to check."""
+    files = sorted(results.glob("runs/*/*/*/record.json"))
+    if not files:
+        raise BadInput(f"{results}: no run has a record here. Name a results folder, as in: check.py results/")
+    breaches, records = [], {}
+    for file in files:
+        try:
+            records[file.parent] = record.read_run(file.parent)
+        except BadInput as error:
+            breaches.append((str(file.parent), str(error)))
+    breaches += [(str(file.parent), "it failed") for file in sorted(results.glob("runs/*/*/*/failed.json"))]
+    for folder, one in records.items():
+        for rule in (_placed, _trained, _sealed, _timed):
+            breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
+    for rule in (_together, _blocks, _rows, _current, _written, _published):
+        breaches += _readable(str(results), rule(records, results))
+    return Found(len(files), len({one["row"] for one in records.values()}), breaches)
+
+
+def is_counted(what: str) -> bool:
+    """Whether a breach is one that medians and intervals count: runs that are left out, or too few of them."""
+    return what.startswith(DISTURBED) or TOO_FEW in what
+
+
+def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
+    """What is found; and where something that is needed for it is missing or damaged, that."""
+    try:
+        yield from found
+    except BadInput as error:
+        yield where, str(error)
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        yield where, f"not all of it can be checked: {error!r}"
+
+
+def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether records were made with the settings that their rows have now."""
+    if not (results / "config.yaml").is_file():
+        return
+    now = reading.read([results / "config.yaml"])
+    for folder, one in records.items():
+        if one["row"] in now.rows and (why := staleness.written(now, one)):
+            yield str(folder), f"it was {why}"
+
+
+def _placed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a record belongs where it is."""
+    own = f"{one['row']}/n{one['world_size']}/rep{one['repeat']}"
+    if folder != results / "runs" / own:
+        yield f"its record is that of {own}"
+    if read_json(folder / "env.json").get("changed"):
+        yield "it was made by files that differ from their commit"
+
+
+def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run trained what it was to train."""
+    file = results / "data" / "plan" / f"{one['asked']['plan']}.npz"
+    if not file.is_file():
+        yield f"its plan, {file}, is not there any more"
+    else:
+        plan = Plan.load(file)
+        if plan.hash != one["hashes"]["plan"]:
+            yield "it trained another plan than the one that is there now"
+        try:
+            with np.load(folder / "ledger.npz", allow_pickle=False) as ledger:
+                check_ledger(dict(ledger), plan)
+        except (OSError, RunFailed) as error:
+            yield f"its ledger does not hold: {error}"
+    data = read_json(results / "data" / "data.json")
+    for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
+        if one["hashes"][name] != wanted:
+            yield f"it started from other {name} than those that are there now"
+    threads = read_json(folder / "env.json")["variables"].get("OMP_NUM_THREADS")
+    if threads != str(one["asked"]["hardware"]["threads"]):
+        yield f"OMP_NUM_THREADS was {threads}, where {one['asked']['hardware']['threads']} threads were asked for"
+    asked, live = one["asked"], one["settings"]
+    for name, wanted, found in (
+        ("precision", asked["precision"], live["precision"]),
+        ("processes", asked["hardware"]["processes"], live["world_size"]),
+        ("threads", asked["hardware"]["threads"], live["threads"]),
+        ("learning rate", [asked["train"]["learning_rate"]], sorted({g["initial_lr"] for g in live["groups"]})),
+    ):
+        if wanted != found:
+            yield f"{name}: {wanted} was asked for, and {found} was live"
+
+
+def _sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run's checkpoint, and the model made of it, are as they were written, where they were kept."""
+    weights = []
+    for part in ("native", "model"):
+        if (folder / part).is_dir():
+            try:
+                weights.append(verify(folder / part, "").get("weights"))
+            except RunFailed as error:
+                yield f"its {part} is not as it was written: {error}".rstrip()
+    if len(set(weights)) > 1:
+        yield "its model has other weights than its checkpoint"
+
+
+def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+    """Whether a run's times hold together, and nothing disturbed them."""
+    clock, seconds = one["clock"], one["clock"]["train_seconds"]
+    total = clock["total_seconds"]
+    if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= one["wall_seconds"]):
+        yield "its clocks contradict each other"
+    if not clock["step_seconds_median"] <= seconds <= total:
+        yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
+    if not math.isclose(one["throughput"]["samples_per_second"], one["work"]["samples"] / seconds, rel_tol=1e-6):
+        yield "its throughput is not its work over its training time"
+    ranks = [rank["clock"] for rank in record.read_ranks(folder, one["asked"]["hardware"]["processes"])]
+    if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
+        yield "its training time is not that of its slowest rank"
+    if not one["watch"]["samples"] and seconds > 2:
+        yield "nothing watched the machine beside it"
+    window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
+    cores, busy = read_json(folder / "env.json")["cores"], busy_cores(one["asked"]["hardware"])
+    seen = watcher.judge(watcher.read(folder), window, cores, busy)
+    if seen["samples"] != one["watch"]["samples"]:
+        yield f"its record tells of {one['watch']['samples']} samples of the machine, and {seen['samples']} are there"
+    for why in dict.fromkeys([*one["watch"]["disturbed"], *seen["disturbed"]]):
+        yield f"{DISTURBED}{why}"
+
+
+def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """What all runs must have in common."""
+    first = next(iter(records), None)
+    for folder in records:
+        ours, theirs = read_json(folder / "env.json"), read_json(first / "env.json")
+        for name in (*MACHINE, *PROVENANCE):
+            if ours.get(name) != theirs.get(name):
+                yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
+        for name, versions in other_versions(ours, theirs).items():
+            yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"
+    builds: dict[str, tuple[str, Path]] = {}  # an image's digest, and who ran in it first
+    for folder in records:
+        image, digest = (read_json(folder / "env.json").get(name) for name in ("image", "image_digest"))
+        theirs, first = builds.setdefault(image, (digest, folder))
+        if digest != theirs:
+            yield str(folder), f"its build of the image {image} is {digest}, and {theirs} in {first}"
+    closed = {folder: one for folder, one in records.items() if one["division"] == "closed"}
+    for name, of in (
+        ("plan", lambda one: one["hashes"]["plan"]),
+        ("optimizer", lambda one: (one["settings"]["optimizer"], [_shape(g) for g in one["settings"]["groups"]])),
+        ("dropout", lambda one: one["settings"]["dropout"]),
+    ):
+        for folder, one in closed.items():
+            if of(one) != of(next(iter(closed.values()))):
+                yield str(folder), f"another {name} than the rest of the closed division"
+    spans = sorted((_began(one), folder, one["wall_seconds"]) for folder, one in records.items())
+    for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
+        if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
+            yield str(later), f"it ran beside {earlier}"
+
+
+def _blocks(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the runs of a block, which are compared with each other, were made one after the other."""
+    blocks: dict[int, list[dict]] = {}
+    for run in records.values():
+        blocks.setdefault(run["repeat"], []).append(run)
+    for repeat, runs in sorted(blocks.items()):
+        if len(sessions := {run.get("session") for run in runs}) > 1:
+            yield f"repetition {repeat}", f"its runs are of {len(sessions)} sessions, and compared within each only"
+        busy = sum(run["wall_seconds"] for run in runs)
+        spent = max(_began(run) + run["wall_seconds"] for run in runs) - min(map(_began, runs))
+        if spent - busy > max(IDLE, busy):
+            yield f"repetition {repeat}", f"its runs took {busy:.0f} s, over a time of {spent:.0f} s"
+
+
+def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
+    """The packages that two environments both have, in other versions. An image has not all of them."""
+    both = {name: (version, theirs["packages"].get(name)) for name, version in ours["packages"].items()}
+    return {name: pair for name, pair in both.items() if None not in pair and pair[0] != pair[1]}
+
+
+def _shape(group: dict) -> tuple:
+    return (tuple(group["betas"]), group["eps"], group["weight_decay"])
+
+
+def _began(one: dict) -> float:
+    return datetime.datetime.fromisoformat(one["started"]).timestamp()
+
+
+def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """What every row must have."""
+    repeats: dict[str, set[int]] = {}
+    for one in records.values():
+        repeats.setdefault(one["row"], set()).add(one["repeat"])
+    every = set().union(*repeats.values())
+    wanted, decided = dict.fromkeys(repeats, every), None
+    if (results / "config.yaml").is_file():
+        now = reading.read([results / "config.yaml"])
+        decided = blocks.last(now, results)
+        if decided:
+            rows = repeats.keys() & now.rows.keys()
+            wanted |= {row: set(blocks.repetitions(now, now.rows[row], results)) for row in rows}
+    for row, have in repeats.items():
+        if missing := sorted(wanted[row] - have):
+            yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
+        elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]), ENOUGH)):
+            yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
+        yield from ((row, what) for what in _proven(row, records, results))
+
+
+def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
+    """Whether a row was found to train the same model, by the code and packages that it was timed with."""
+    files = list(results.glob(f"parity/{row}/*/rep1/verdict.json"))
+    if not files and not list(results.glob(f"parity/{row}/*/rep1/failed.json")):
+        yield "it was not held against the reference: snakemake --cores all parity"
+    elif not files:
+        yield "its trial for the proof failed"
+    for file in files:
+        verdict = read_json(file)
+        if verdict["proof"] == "unequal":
+            yield "it trains another model than the reference"
+            continue
+        distances, exact = verdict["distances"], verdict["fp64"] or {}
+        over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
+        over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.EXACT]
+        if over:
+            yield f"its verdict is {verdict['proof']}, and its {' and '.join(over)} say otherwise"
+        timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / "env.json")
+        proven = read_json(file.parent / "env.json")
+        differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
+        for name, (before, now) in (differing | other_versions(proven, timed)).items():
+            if before != now:
+                yield f"it was proven with {name} {before}, and timed with {now}"
+
+
+def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether every file is as it was written, and every row that was asked for is there."""
+    lines = journal.read(results)
+    if not lines:
+        yield str(results / journal.FILE), "is not there, so nothing tells whether files were changed since"
+        return
+    yield from journal.changed(results, lines)
+    noted = {results / line["folder"] for line in lines if line["what"] == "run"}
+    for folder in records.keys() - noted:
+        yield str(folder), "no line of the journal tells of this run"
+    requests = [line for line in lines if line["what"] == "request"]
+    trained = {run["row"] for run in records.values()} | {
+        file.parts[-4] for file in results.glob("runs/*/*/*/failed.json")
+    }
+    for row in requests[-1]["rows"] if requests else ():
+        if row not in trained:
+            yield row, "it was asked for, and no run of it has a record"
+
+
+def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the report says what the records say, each row's median worked out from them once more."""
+    file = results / "report" / "summary.json"
+    if not file.is_file():
+        return
+    for line in read_json(file)["rows"]:
+        runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
+        good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
+        if line["train_seconds"] is None or not good:
+            continue
+        tests = [read_json(folder / "test" / "report.json") for folder in good]
+        medians = {
+            "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
+            "final_loss": [run["losses"][-1] for run in good.values()],
+            **{name: [test[name] for test in tests] for name in ("accuracy", "macro_f1")},
+        }
+        for name, values in medians.items():
+            if not math.isclose(line[name], float(np.median(values)), rel_tol=1e-9):
+                yield line["row"], f"the report has {name} {line[name]:.6g}, and its records {np.median(values):.6g}"

@@ -1,0 +1,270 @@
+"""The proof that a row trains the same model as `single`: a few steps of both, from the same weights, side by side.
+
+Losses alone prove little. AdamW hides gradients that are summed instead of averaged, which the gradient's norm shows;
+and ranks that all train the whole global batch compute exactly what they should, which only the ledger shows (it is
+held against the plan after every run, see `runs`). So losses, gradient norm, update and ledger all are part of it.
+
+Two questions are asked apart, as rounding would hide the answer to the first.
+
+semantics  Does the row compute the same thing? Its trial is trained in float64 too, where rounding is below 1e-12 and
+           nothing but a mistake makes a difference: one tolerance holds for every model. Some frameworks can't.
+rounding   Does it compute it in the precision that it is timed in? How far rounding alone takes a model away in a few
+           steps depends on the model and on the machine, so it is measured: the reference against itself with its sums
+           in another order, as shares of two and of three ranks make them. A row may be a stated factor further away.
+
+The reference is also trained with two mild mistakes. A verdict says how far the row is from that floor, and how much
+further than the row the mildest mistake is.
+"""
+
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, Config
+from lockstep.config.row import Row
+from lockstep.data.plan import Plan
+from lockstep.errors import BadInput, OtherWork, RunFailed
+from lockstep.files import read_json, read_object, write_json
+from lockstep.proof import conversion
+from lockstep.run import journal, lifetime, record, runs
+from lockstep.run.ledger import check_ledger, gather_ledger
+from lockstep.run.progress import WEIGHTS
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far a trial is from the reference.
+
+    losses   largest difference of a step's mean loss over the global batch
+    norm     difference of the first step's gradient norm, over that of the reference
+    weights  largest difference of a final weight
+    update   norm of the difference of all final weights, over the norm of what the reference trained them by
+    """
+
+    losses: float
+    norm: float
+    weights: float
+    update: float
+
+    def beyond(self, tolerance: dict[str, float]) -> list[str]:
+        """The kinds of distance that are above their tolerance; no number is above any."""
+        return [name for name, most in tolerance.items() if not getattr(self, name) <= most]
+
+
+# In float64 rounding makes 1e-14 of these in 12 steps, and the mildest mistake 1e-4.
+FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), EXACT)
+# How far above the measured floor a row may be. The floor of one order of sums is mostly within a factor of two of
+# another's, and was 11 below a row of three ranks once (ModernBERT). In fp32 the mildest mistakes are some ten thousand
+# times above the floor; in reduced precision a few times only, which leaves less room.
+FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}
+# Chance can make a measured floor zero, as the first gradient's norm shows: as little as this counts as rounding.
+LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
+# A row that can't train exactly the same model is not proven to: these only say that it learns something like it.
+LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
+# A single weight is not held to the floor: where a gradient is small Adam makes whole steps of its rounding noise.
+MEASURED = ("losses", "norm", "update")
+OF_A_PROOF = ("verdict.json", "record.json", "env.json")
+# A key's bias adds the same to all scores of a query, which the softmax takes away again: its gradient is zero but for
+# rounding, of which Adam makes whole steps. What architectures call it.
+WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
+
+
+def prove_reference(config: Config, precision: str, results: Path) -> dict:
+    """Train the reference in `precision`, and measure its floor and mistakes, written as verdict.json in its folder."""
+    trial = config.reference(precision)
+    with lifetime.hold(results / trial.folder(1)):
+        return _prove_reference(config, trial, precision, results)
+
+
+def _prove_reference(config: Config, trial: Row, precision: str, results: Path) -> dict:
+    folder = _run(config, trial, results)
+    own, start = Trained.of(folder), _start(results)
+    distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
+    orders, mistakes = (
+        {name: distances[name] for name in names if name in distances} for names in (OTHER_ORDERS, MISTAKES)
+    )
+    for name in trial.variations:
+        shutil.rmtree(folder / name)
+    verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
+    if orders:
+        verdict["floor"] = {
+            name: max(LEAST_FLOOR[precision], *(getattr(distance, name) for distance in orders.values()))
+            for name in MEASURED
+        }
+        verdict["mistakes"] = {
+            name: {kind: getattr(distance, kind) for kind in MEASURED} for name, distance in mistakes.items()
+        }
+    write_json(folder / "verdict.json", verdict)
+    journal.note(results, "proof", folder, OF_A_PROOF)
+    return verdict
+
+
+def prove(config: Config, row: Row, results: Path) -> dict:
+    """Run `row`'s trial, hold it against its references, and return the verdict, written as verdict.json in its folder.
+
+    proof is equal, within-tolerance (in reduced precision), or unequal. Raises BadInput where a reference is missing,
+    RunFailed where the trial fails: then there is nothing to hold against it, and failed.json has the reason.
+    """
+    references = {precision: _reference(config, precision, results) for precision in config.references(row)}
+    trial = config.trial(row)
+    with lifetime.hold(results / trial.folder(1)):
+        return _prove(config, row, trial, references, results)
+
+
+def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], results: Path) -> dict:
+    verdict = {
+        "row": row.name,
+        "world_size": trial.hardware.devices,
+        "steps": trial.train.max_steps,
+        "precision": row.precision,
+        "kind": "lossy" if row.lossy else row.precision,
+        "lossy": row.lossy,
+    }
+    try:
+        folder = _run(config, trial, results)
+    except OtherWork as error:
+        folder = results / trial.folder(1)
+        verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
+    else:
+        verdict |= compare(row, folder, references, _start(results))
+        (folder / WEIGHTS).unlink()
+        shutil.rmtree(folder / "fp64", ignore_errors=True)
+    write_json(folder / "verdict.json", verdict)
+    journal.note(results, "proof", folder, OF_A_PROOF)
+    return verdict
+
+
+def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str, torch.Tensor]) -> dict:
+    """Hold the finished trial in `folder` against the `references`, a folder for each precision."""
+    precision = next(iter(references))
+    measured = read_json(references[precision] / "verdict.json")
+    distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
+    kind = "lossy" if row.lossy else precision
+    tolerance = LOSSY if row.lossy else {name: FACTOR[kind] * measured["floor"][name] for name in MEASURED}
+    reasons = [
+        f"{name} {getattr(distances, name):.2g} is above {tolerance[name]:.2g}" for name in distances.beyond(tolerance)
+    ]
+    verdict = {
+        "distances": asdict(distances),
+        "tolerance": tolerance,
+        "floor": measured["floor"],
+        "above_floor": max(getattr(distances, name) / measured["floor"][name] for name in MEASURED),
+        "below_mistake": _below_mildest(distances, measured),
+        "fp64": None,
+        "no_fp64": row.no_fp64,
+    }
+    if "fp64" in references:
+        exact = Trained.of(references["fp64"]).distances(Trained.of(folder / "fp64"), start)
+        verdict["fp64"] = asdict(exact)
+        reasons += [
+            f"in fp64 {name} {getattr(exact, name):.2g} is above {FP64[name]:.0e}" for name in exact.beyond(FP64)
+        ]
+    proof = "unequal" if reasons else "equal" if kind == "fp32" else "within-tolerance"
+    return verdict | {"proof": proof, "reason": "; ".join(reasons)}
+
+
+def _below_mildest(distances: Distances, measured: dict) -> float:
+    """How many times further away than the row the mildest mistake is, by the kind of distance that shows it best.
+
+    A distance below the floor counts as the floor: closer than rounding nothing can be told.
+    """
+    floor = measured["floor"]
+    return min(
+        max(mistake[name] / max(getattr(distances, name), floor[name]) for name in MEASURED)
+        for mistake in measured["mistakes"].values()
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trial, or a variation of it, came to."""
+
+    losses: list[float]
+    norm: float
+    weights: dict[str, torch.Tensor]
+
+    @staticmethod
+    def of(folder: Path) -> "Trained":
+        file = folder / "record.json" if (folder / "record.json").is_file() else folder / "ranks" / "0.json"
+        numbers = read_json(file)
+        return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / WEIGHTS))
+
+    def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
+        """How far `other` is from this one, the reference; both began with the weights `start`."""
+        names = [name for name in self.weights if not name.endswith(WITHOUT_GRADIENT)]
+        most, difference, movement = 0.0, 0.0, 0.0
+        for name in names:  # one by one: three copies of a large model in float64 would not fit
+            reference = self.weights[name].double()
+            apart = (other.weights[name].double() - reference).abs()
+            most = max(most, float(apart.max()))
+            difference += float(apart.square().sum())
+            movement += float((start[name].double() - reference).square().sum())
+        return Distances(
+            losses=max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)),
+            norm=abs(self.norm - other.norm) / self.norm,
+            weights=most,
+            update=(difference / movement) ** 0.5,
+        )
+
+
+def _run(config: Config, trial: Row, results: Path) -> Path:
+    """Run a trial and its variations; returns its folder, in which each has left its weights and nothing large else."""
+    folder = results / trial.folder(1)
+    for name in trial.variations:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    try:
+        finished = runs.run(config, trial, 1, results)
+        try:
+            save_file(conversion.read(folder), folder / WEIGHTS)
+        except RunFailed as error:  # it trained, and nothing can be said of what
+            record.write_run(folder / "failed.json", finished | {"status": "failed", "reason": str(error)})
+            (folder / "record.json").unlink()
+            raise
+    finally:
+        shutil.rmtree(folder / "native", ignore_errors=True)
+    plan = Plan.load(results / "data" / "plan" / f"{trial.plan_name}.npz")
+    for name in trial.variations:
+        check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
+    return folder
+
+
+def _start(results: Path) -> dict[str, torch.Tensor]:
+    return load_file(results / "data" / "weights" / "model.safetensors")
+
+
+def _reference(config: Config, precision: str, results: Path) -> Path:
+    """The folder of a reference that was trained. Raises BadInput where it was not."""
+    folder = results / config.reference(precision).folder(1)
+    for name in ("verdict.json", WEIGHTS):
+        if not (folder / name).is_file():
+            raise BadInput(
+                f"{folder / name} does not exist: the reference must be trained first."
+                " Run workflow/scripts/parity.py --row reference, or without --row to prove every row."
+            )
+    return folder
+
+
+def read(config: Config, row: Row, results: Path) -> dict | None:
+    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet."""
+    trial = config.trial(row)
+    folder = results / trial.folder(1)
+    if (folder / "verdict.json").is_file():
+        return read_object(folder / "verdict.json", ("proof", "reason", "distances", "steps", "world_size"))
+    if (folder / "failed.json").is_file():
+        return failed(config, row, read_object(folder / "failed.json", ("reason",))["reason"])
+    return None
+
+
+def failed(config: Config, row: Row, reason: str) -> dict:
+    """The verdict on a row whose trial did not come to one."""
+    return dict.fromkeys(("distances", "fp64", "steps"), None) | {
+        "row": row.name,
+        "world_size": config.trial(row).hardware.devices,
+        "proof": "failed",
+        "reason": reason,
+        "lossy": row.lossy,
+        "no_fp64": row.no_fp64,
+    }

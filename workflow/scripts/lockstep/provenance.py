@@ -1,0 +1,43 @@
+"""What other programs say: git of the project, and any that tells its version."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+from lockstep.paths import PROJECT
+
+COMMIT = "LOCKSTEP_COMMIT"  # environment variable: what `commit` returns, as JSON; for images, which have no git
+
+
+def output(*command: str) -> str | None:
+    """What a command prints, run at the top of the project; None where there is no such program, or it fails."""
+    try:
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def commit() -> dict[str, str | bool | None]:
+    """The git commit of the project, and whether the files differ from it; None where git can't tell."""
+    if COMMIT in os.environ:
+        return json.loads(os.environ[COMMIT])
+    head, status = output("git", "rev-parse", "HEAD"), output("git", "status", "--porcelain", "--untracked-files=no")
+    return {"commit": head, "changed": None if status is None else bool(status)}
+
+
+@cache
+def backend_built(backend: str) -> bool:
+    """Whether PyTorch was built with what processes may talk through."""
+    return _says_true(f"import torch.distributed as d; print(d.is_available() and d.is_backend_available({backend!r}))")
+
+
+@cache
+def horovod_has_mpi() -> bool:
+    return _says_true("import horovod.torch; print(bool(horovod.torch.mpi_built()))")
+
+
+def _says_true(program: str) -> bool:
+    """In a process of its own: what it imports takes seconds, and is not for the Snakefile."""
+    return output(sys.executable, "-c", program) == "True"

@@ -1,0 +1,101 @@
+"""The clock: what is timed, and when.
+
+Inside the timed window nothing is synchronised, printed or reduced: on a GPU a step leaves an event behind, on a CPU
+a reading of the clock. The device is synchronised once at each edge. `time.perf_counter` is Linux's CLOCK_MONOTONIC,
+which all processes of a machine share: so a process can count from the moment at which it was launched.
+"""
+
+import gc
+import itertools
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from lockstep.run.progress import WARMUP_STEPS
+
+STALL = 10  # times the upper quartile: the longest texts take less, compiling takes more
+LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the launcher started the processes
+
+
+class Clock:
+    def __init__(self, now: Callable[[], float] = time.perf_counter):
+        self.now = now
+        self.launched = float(os.environ.get(LAUNCHED, now()))
+        self.setup: dict[str, float] = {}  # seconds by part, in order
+        self.device: torch.device | None = None
+        self.excluded = 0.0  # seconds of evaluation and saving inside the training
+        self._last = self.launched
+        self._ticks: list[float | torch.cuda.Event] = []  # the start of each window, and the end of each step
+        self._windows: list[int] = []  # where in _ticks each window starts
+        self._opened: list[float] = []
+        self._seconds = 0.0
+
+    def part(self, name: str) -> None:
+        """A part of the set-up is done."""
+        now = self.now()
+        self.setup[name] = now - self._last
+        self._last = now
+
+    def synchronize(self) -> None:
+        if self.device is not None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def open(self, barrier: Callable[[], None] = lambda: None) -> None:
+        """The timed window begins: at the first step, and again after an evaluation.
+
+        `barrier` returns when every rank has come as far, and is the last thing before: the window of one that came
+        first would count its waiting for the others as training.
+        """
+        gc.collect()
+        gc.disable()  # a collection in the window would be timed as training
+        barrier()
+        self.synchronize()
+        if not self._windows:
+            self.part("check")
+        self._windows.append(len(self._ticks))
+        self._opened.append(self.now())
+        self.tick()
+
+    def tick(self) -> None:
+        """One optimizer step has been issued."""
+        if self.device is not None and self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._ticks.append(event)
+        else:
+            self._ticks.append(self.now())
+
+    def close(self) -> None:
+        """The timed window ends: after the last step, and before an evaluation."""
+        self.synchronize()
+        self._closed = self.now()
+        self._seconds += self._closed - self._opened[-1]
+        gc.enable()
+
+    def step_seconds(self) -> np.ndarray:
+        """Seconds of each step, shape [steps]."""
+        windows = [self._ticks[a:b] for a, b in zip(self._windows, [*self._windows[1:], None], strict=True)]
+        return np.array([_between(a, b) for ticks in windows for a, b in itertools.pairwise(ticks)])
+
+    def reading(self) -> dict:
+        """All of this rank's clocks, in seconds; call after the last window is closed."""
+        steps = self.step_seconds()
+        steady = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
+        median, upper = np.quantile(steady, [0.5, 0.75]).tolist()
+        return {
+            "setup": self.setup,
+            "first_step_seconds": self._opened[0] - self.launched + float(steps[0]),
+            "train_seconds": self._seconds,
+            "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
+            "step_seconds_median": median,
+            "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
+            "total_seconds": self.now() - self.launched,
+            "window": [self._opened[0], self._closed],  # by the machine's clock: when what is timed began and ended
+        }
+
+
+def _between(start, end) -> float:
+    return start.elapsed_time(end) / 1000 if isinstance(start, torch.cuda.Event) else end - start

@@ -1,0 +1,199 @@
+"""Where a step's time goes: a run of its own, not timed, of which some steps are recorded by torch.profiler.
+
+Its first steps warm up; the next are timed as they are; then the same ones are recorded. Then each rank trains the same
+shares once more (where it drives several devices, those of the first) on a plain model that talks to nobody: how much
+longer the row's own steps take is what its communication costs beyond what computing hides, found a second way.
+"""
+
+import gzip
+import itertools
+import json
+from bisect import bisect_right
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lockstep.files import write_json
+from lockstep.model import models
+from lockstep.model.optimizer import make_optimizer
+from lockstep.rank.clock import Clock
+from lockstep.rank.replay import Replay
+from lockstep.rank.session import Session
+from lockstep.run.progress import WARMUP_STEPS, RankFiles
+from lockstep.strategies import single
+
+PHASES = ("data", "forward", "backward", "optimizer")
+MARK = "lockstep:"
+# Ranges that only wait: what the profiler calls the collectives of torch.distributed, and what strategies name so.
+COMMUNICATION = ("gloo:", "nccl:", "nccl", "communication")
+COMPUTE = "aten::"
+TRACE = "trace.json"
+
+Interval = tuple[float, float]
+
+
+class Profiler:
+    """Records the last `steps` steps of a run; each part of a step is marked where it begins."""
+
+    def __init__(self, session: Session, total: int, steps: int):
+        self.session, self.steps, self.begin = session, steps, total - steps
+        activities = [ProfilerActivity.CPU]
+        if session.strategy.world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self.profile = profile(activities=activities)
+        module = session.strategy.module
+        module.register_forward_pre_hook(lambda *_: self.mark("forward"))
+        module.register_forward_hook(lambda *_: self.mark("backward"))
+        register_optimizer_step_pre_hook(lambda *_: self.mark("optimizer"))
+
+    @staticmethod
+    def mark(phase: str) -> None:
+        with record_function(MARK + phase):
+            pass
+
+    def step_done(self, step: int) -> None:
+        if step + 1 == self.begin:
+            self.session.clock.synchronize()
+            self.profile.start()
+        if step + 1 >= self.begin:
+            self.mark("step")
+        if step + 1 == self.begin + self.steps:
+            self.session.clock.synchronize()
+            self.profile.stop()
+
+    def write(self, replay: Replay, keep_trace: bool) -> None:
+        """Write profile.json: what the ranks found, and their mean. Every rank calls this."""
+        own = replay.session.clock.step_seconds()[WARMUP_STEPS : self.begin]
+        alone = _alone(replay)[WARMUP_STEPS : self.begin]
+        world = self.session.strategy.world
+        file = self.session.folder / "ranks" / f"{world.rank}.{TRACE}"
+        self.profile.export_chrome_trace(str(file))
+        trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        if keep_trace and world.rank == 0:
+            with gzip.open(self.session.folder / f"{TRACE}.gz", "wt", encoding="utf-8") as stream:
+                stream.write(file.read_text(encoding="utf-8"))
+        file.unlink()
+        found = split(trace) | {
+            "step_seconds": float(np.mean(own)),
+            "alone_step_seconds": float(np.mean(alone)),
+            "exposed_by_difference": float(np.median(own - alone)),
+        }
+        values = torch.tensor(list(found.values()), dtype=torch.float64, device=world.device)
+        ranks = [dict(zip(found, line, strict=True)) for line in self.session.strategy.all_gather(values).tolist()]
+        if world.rank == 0:
+            mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in found}
+            parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
+            write_json(
+                self.session.folder / "profile.json", {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks}
+            )
+
+
+def _alone(replay: Replay) -> np.ndarray:
+    """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
+    session = replay.session
+    devices = session.settings["hardware"]["devices"]
+    settings = session.settings | {"hardware": session.settings["hardware"] | {"processes": devices}}
+    plain = single.Strategy(settings)
+    plain.world = replace(session.strategy.world, size=devices)
+    plain.prepare(
+        models.load(Path(session.settings["data"]) / "weights", settings["dropout"]).train(),
+        lambda model: make_optimizer(model, session.train),
+    )
+    clock = Clock()
+    clock.device = plain.world.device
+    silent = SimpleNamespace(step=session.progress.alive, alive=session.progress.alive)
+    files = RankFiles(session.folder, plain.world.rank)
+    again = Replay(
+        Session(plain, settings, session.folder, clock, files, silent),
+        replay.plan,
+        replay.tokens,
+        replay.dev_split,
+    )
+    plain.train(again)
+    return clock.step_seconds()
+
+
+def split(trace: list[dict]) -> dict[str, float]:
+    """Seconds of a step by what it is spent on, from the events of a Chrome trace (ts and dur in microseconds).
+
+    A moment counts for the part of the step that computes then; for communication where nothing computes and something
+    is communicated; else as idle: Python, launches, waiting. On a GPU it is kernels that compute, each for the part of
+    the step in which it was launched.
+    """
+    complete = [event for event in trace if event.get("ph") == "X"]
+    marks = sorted(
+        (event["ts"], event["name"].removeprefix(MARK))
+        for event in complete
+        if event["name"].startswith(MARK) and event.get("cat") != "gpu_user_annotation"
+    )
+    steps = [at for at, name in marks if name == "step"]
+    begin, end = steps[0], steps[-1]
+    kernels = [event for event in complete if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if kernels:
+        launched = {
+            event["args"]["correlation"]: event["ts"] for event in complete if event.get("cat") == "cuda_runtime"
+        }
+        work = [(event, launched.get(event["args"].get("correlation"), event["ts"])) for event in kernels]
+        busy = [(event, at) for event, at in work if not event["name"].startswith(COMMUNICATION)]
+        talking = [event for event, _ in work if event["name"].startswith(COMMUNICATION)]
+    else:
+        busy = [(event, None) for event in complete if event["name"].startswith(COMPUTE)]
+        talking = [event for event in complete if event["name"].startswith(COMMUNICATION)]
+    parts: dict[str, list[Interval]] = {phase: [] for phase in PHASES}
+    for event, launch in busy:
+        for phase, interval in _by_phase(event, launch, marks):
+            parts[phase].append(interval)
+    # Batches are made by NumPy and copied, so whatever else happens in that part of a step is data too.
+    spans = [(at, until) for (at, name), (until, _) in itertools.pairwise(marks) if name == "data"]
+    taken: list[Interval] = []
+    seconds = dict.fromkeys((*PHASES, "communication"), 0.0)
+    for name, intervals in (*parts.items(), ("communication", map(_interval, talking)), ("data", spans)):
+        inside = [(max(a, begin), min(b, end)) for a, b in intervals if b > begin and a < end]
+        before = _length(taken)
+        taken = _union(taken + inside)
+        seconds[name] += (_length(taken) - before) / 1e6 / (len(steps) - 1)
+    total = (end - begin) / 1e6 / (len(steps) - 1)
+    return seconds | {"idle": total - sum(seconds.values())}
+
+
+def _interval(event: dict) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]
+
+
+def _by_phase(event: dict, launch: float | None, marks: list[tuple[float, str]]):
+    """The event's interval, under the phase in which it was launched, or cut where another phase begins."""
+    begin, end = _interval(event)
+    times = [at for at, _ in marks]
+    if launch is not None:
+        yield _phase(marks, bisect_right(times, launch)), (begin, end)
+        return
+    at = bisect_right(times, begin)
+    while begin < end:
+        until = min(end, times[at]) if at < len(times) else end
+        yield _phase(marks, at), (begin, until)
+        begin, at = until, at + 1
+
+
+def _phase(marks: list[tuple[float, str]], at: int) -> str:
+    """The phase that the mark before position `at` began; between two steps it is the optimizer's."""
+    name = marks[at - 1][1] if at else "step"
+    return "optimizer" if name == "step" else name
+
+
+def _union(intervals: list[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _length(intervals: list[Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)

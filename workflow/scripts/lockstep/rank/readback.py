@@ -1,0 +1,89 @@
+"""What a run really trains with, read from the live objects, and held against what its row asks for.
+
+A framework that quietly uses another setting would otherwise be compared under a wrong name.
+"""
+
+import torch
+
+from lockstep.errors import RunFailed
+from lockstep.model import models
+from lockstep.model.optimizer import BETAS, EPS
+from lockstep.strategies.single import Strategy
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check(strategy: Strategy, asked: dict) -> dict:
+    """The live settings of a prepared strategy; `asked` is the run's settings.json. Raises RunFailed if they differ.
+
+    The precision shows in the first forward pass only: this leaves a hook there, which raises then.
+    """
+    live = read(strategy)
+    train = asked["train"]
+    wanted = {"world_size": strategy.processes, "threads": asked["hardware"]["threads"], "optimizer": "AdamW"}
+    wanted |= {"device": asked["hardware"]["device"]}
+    found = {name: live[name] for name in ("world_size", "threads", "optimizer")}
+    found |= {"device": strategy.world.device.type}
+    if asked.get("dropout") is not None:
+        wanted["dropout"], found["dropout"] = [asked["dropout"]], live["dropout"] or [asked["dropout"]]
+    for number, group in enumerate(live["groups"]):
+        name = f"optimizer group {number}"
+        expected = {"initial_lr": train["learning_rate"], "betas": BETAS, "eps": EPS}
+        wanted |= {f"{name}: {key}": value for key, value in expected.items()}
+        found |= {f"{name}: {key}": group[key] for key in expected}
+    wanted["weight decay"] = sorted({0.0, train["weight_decay"]})
+    found["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
+    flat = train | asked["hardware"] | asked["options"]
+    wanted |= {key: flat[key] for key in live["options"] if key in flat}
+    found |= {key: value for key, value in live["options"].items() if key in flat}
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise RunFailed(f"{key}: {value} is asked for, and the live {asked['strategy']} has {found[key]}")
+    _check_precision(strategy, asked["precision"], live)
+    return live
+
+
+def read(strategy: Strategy) -> dict:
+    optimizer, world = strategy.optimizer, strategy.world
+    inner = optimizer
+    while hasattr(inner, "optimizer") or hasattr(inner, "optim"):  # frameworks wrap it, some twice
+        inner = getattr(inner, "optimizer", None) or inner.optim
+    return {
+        "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
+        "model": type(strategy.model).__name__,
+        "dropout": models.dropouts(strategy.module),
+        "attention": getattr(strategy.module.config, "_attn_implementation", None),
+        "optimizer": type(inner).__name__,
+        "fused": all(
+            group.get("fused") for group in inner.param_groups
+        ),  # what steps; a wrapper has defaults of its own
+        "groups": [
+            {name: group[name] for name in ("initial_lr", "betas", "eps", "weight_decay")}
+            | {"parameters": sum(parameter.numel() for parameter in group["params"])}
+            for group in optimizer.param_groups
+        ],
+        "precision": strategy.precision,
+        "matmul": torch.get_float32_matmul_precision(),
+        "loss_scaling": strategy.scaler.is_enabled(),
+        "world_size": world.size,
+        "device": str(world.device),
+        "backend": world.backend,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "options": strategy.live(),
+    }
+
+
+def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:
+    """Note in `live` in what the first linear layer computes, once it does; raise RunFailed if not in `precision`."""
+    layer = next((module for module in strategy.module.modules() if isinstance(module, torch.nn.Linear)), None)
+    if layer is None:
+        return
+
+    def look(module, inputs, output):
+        handle.remove()
+        live["computes_in"] = str(output.dtype).removeprefix("torch.")
+        if output.dtype != DTYPES[precision]:
+            raise RunFailed(f"precision: {precision} is asked for, and the model computes in {live['computes_in']}")
+
+    handle = layer.register_forward_hook(look)

@@ -1,0 +1,110 @@
+"""The plan as one rank trains it: its batches and losses, and what is noted of them, whichever loop asks.
+
+A strategy's `train` is the loop (the plain one is in strategies/single.py); a framework that brings a loop of its own
+is fed from here too. Nothing is synchronised, printed or reduced per step: losses stay on the device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from lockstep.data.plan import Plan
+from lockstep.data.tokens import Tokens
+from lockstep.model.optimizer import make_schedule
+from lockstep.rank import checkpoint, readback
+from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.session import Session
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one rank."""
+
+    step: int
+    ids: np.ndarray  # int64 [n], positions in the training split
+    inputs: dict[str, torch.Tensor]  # what the model takes: input_ids and attention_mask, int64 [n, width]
+    labels: torch.Tensor  # int64 [n]
+    last: bool  # of its optimizer step
+
+
+class Replay:
+    """Iterating yields each optimizer step's number, and times and notes the step when the next one is asked for."""
+
+    def __init__(self, session: Session, plan: Plan, tokens: Tokens, dev_split: DevSplit):
+        self.session, self.plan, self.tokens, self.dev_split = session, plan, tokens, dev_split
+        self.steps = plan.steps
+        self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps)
+        # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
+        dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
+        self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
+
+    def __iter__(self) -> Iterator[int]:
+        self.begin()
+        for step in range(self.steps):
+            yield step
+            self.step_done(step)
+        self.end()
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """This rank's share of the step, in micro-batches."""
+        world = self.session.strategy.world
+        parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train["accumulation"])
+        for number, ids in enumerate(parts, 1):
+            if self.session.profiler:
+                self.session.profiler.mark("data")
+            tensors = self.session.strategy.batch(self.tokens, ids, self.plan.widths[step])
+            labels = tensors.pop("labels")
+            yield Batch(step, ids, tensors, labels, last=number == len(parts))
+
+    def loss(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+        """The batch's part in the mean loss over the global batch; notes it, and that its samples were trained.
+
+        Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
+        this rank's losses * world size / global batch.
+        """
+        scale = self.session.strategy.world.size / len(self.plan.step_ids(batch.step))
+        loss = cross_entropy(logits.to(self.losses.dtype), batch.labels, reduction="sum") * scale
+        self.losses[batch.step] += loss.detach()
+        self.session.files.consume(batch.step, batch.ids)
+        return loss
+
+    def gradients_ready(self, step: int) -> None:
+        """The step's gradients are complete, and not clipped yet."""
+        # Only in a trial: the timed window of a run that is measured has no room for it.
+        if self.session.settings["kind"] == "parity" and step == 0:
+            self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
+
+    def begin(self) -> None:
+        """The model is wrapped. Raises RunFailed where it is not set up as the row asks for."""
+        self.settings = readback.check(self.session.strategy, self.session.settings)
+        self._open()
+
+    def step_done(self, step: int) -> None:
+        """Weights and learning rate are updated."""
+        self.session.clock.tick()
+        self.session.progress.step()
+        if self.session.profiler:
+            self.session.profiler.step_done(step)
+        if self.dev_split.due(step + 1):
+            self.end()
+            self.dev_split.evaluate(step + 1)
+            self._open()
+
+    def end(self) -> None:
+        """The timed window closes."""
+        self.session.clock.close()
+        if self.session.meter:
+            self.session.meter.stop()
+        if self.session.gauge:
+            self.session.gauge.stop()
+
+    def _open(self) -> None:
+        strategy = self.session.strategy
+        if self.session.gauge:
+            self.session.gauge.start()
+        if self.session.meter:
+            self.session.meter.start()
+        self.session.clock.open(lambda: checkpoint.barrier(strategy))

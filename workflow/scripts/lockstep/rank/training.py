@@ -1,0 +1,179 @@
+"""One rank of a run: sets its strategy up, lets it train the plan, and writes down what came of it."""
+
+import contextlib
+import copy
+import gc
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from lockstep import provenance
+from lockstep.config import registry
+from lockstep.data.plan import Plan
+from lockstep.data.tokens import Tokens
+from lockstep.errors import RunFailed
+from lockstep.files import read_json, write_json
+from lockstep.model import models
+from lockstep.model.optimizer import make_optimizer
+from lockstep.rank import checkpoint, environment, memory
+from lockstep.rank.clock import Clock
+from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.energy import Meter
+from lockstep.rank.replay import Replay
+from lockstep.rank.session import Session
+from lockstep.run import lifetime
+from lockstep.run.processes import die_with_parent
+from lockstep.run.progress import WEIGHTS, Progress, RankFiles
+
+
+def main(folder: Path) -> None:
+    """Train this process's share of the run in `folder`. Does not return.
+
+    The process ends by os._exit: with gloo, PyTorch 2.13's DDP sometimes hangs or aborts in the interpreter's own exit,
+    after all is done. So everything is written and flushed first, and what was written says how the run went.
+    """
+    die_with_parent()
+    lifetime.end_with_holder(folder)
+    signal.signal(signal.SIGTERM, _end)
+    code, files, progress = 1, RankFiles(folder, int(os.environ.get("RANK", 0))), None
+    try:
+        clock = Clock()
+        settings = read_json(folder / "settings.json")
+        torch.set_num_threads(settings["hardware"]["threads"])
+        torch.set_num_interop_threads(1)
+        strategy = registry.load(settings["strategy"])(settings)
+        clock.part("imports")
+        world = strategy.start()
+        clock.part("process_group")
+        files.rank = world.rank
+        progress = Progress(folder)
+        progress.begin(world.rank)
+        # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
+        _train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
+        for name, changes in settings.get("variations", {}).items():
+            gc.collect()
+            _vary(strategy, settings, folder / name, progress, changes)
+        strategy.stop()
+        code = 0
+    except BaseException as error:  # not only Exception: DCP's CheckpointException is none
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
+        files.write_error(error, int(progress.row[2]) if progress else 0)
+        print(f"rank {files.rank} failed:", file=sys.stderr)
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _end(number, frame):
+    """A launcher ends the other ranks when one dies. Saying so tells them from the one that died without a word."""
+    raise RunFailed("was ended by SIGTERM")
+
+
+def _train(session: Session) -> None:
+    """The run itself, of which everything is measured and kept."""
+    strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
+    replay, start = _prepare(session)
+    if strategy.world.rank == 0:
+        about = {name: settings[name] for name in ("config_hash",)} | provenance.commit()
+        write_json(session.folder / "env.json", environment.describe() | about)
+    checkpoint.barrier(strategy)
+    if strategy.world.local_rank == 0:
+        session.meter = Meter()
+    session.gauge = memory.Gauge(strategy.world.device)
+    clock.part("data")
+
+    files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
+    if settings["kind"] == "profile":
+        from lockstep.rank.profiling import Profiler
+
+        session.profiler = Profiler(session, replay.steps, settings["profile"]["steps"])
+    _train_steps(replay)
+    files.event("run_stop")
+    if session.profiler:
+        session.profiler.write(replay, settings["profile"]["trace"])
+    replay.dev_split.finish()
+    files.write(
+        {
+            "clock": clock.reading(),
+            "memory": session.gauge.found,
+            "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
+            "seed": torch.initial_seed(),  # as it is now: a framework may have set another
+            "settings": replay.settings | {"parameters": start["parameters"]},
+            "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
+            "losses": _losses(replay),
+            "gradient_norm": files.gradient_norm,
+            "dev": replay.dev_split.history,
+            "notes": strategy.notes,
+        },
+        clock.step_seconds(),
+    )
+
+
+def _vary(started, settings: dict, folder: Path, progress: Progress, changes: dict) -> None:
+    """Train a trial's plan once more in the processes that there are, with `changes` to its settings.
+
+    These are a precision, keys of `train`, or a factor for the initial weights. What the proof compares is left in
+    `folder`: losses, gradient norm, ledger and final weights.
+    """
+    strategy = copy.copy(started)
+    settings = settings | changes | {"train": settings["train"] | changes.get("train", {})}
+    strategy.precision, strategy.accumulation = settings["precision"], settings["train"]["accumulation"]
+    files = RankFiles(folder, strategy.world.rank)
+    files.folder.mkdir(parents=True, exist_ok=True)
+    replay, _ = _prepare(Session(strategy, settings, folder, Clock(), files, progress))
+    _train_steps(replay)
+    weights = strategy.state_dict()  # called on every rank, as each may have a share only
+    if strategy.world.rank == 0:
+        save_file({name: weight.cpu().contiguous().clone() for name, weight in weights.items()}, folder / WEIGHTS)
+    summary = {"losses": _losses(replay), "gradient_norm": files.gradient_norm}
+    files.write(summary, replay.session.clock.step_seconds())
+
+
+def _prepare(session: Session) -> tuple[Replay, dict]:
+    """The plan, ready to be trained by the wrapped model; and the hash and size that the model had before."""
+    strategy, settings, clock = session.strategy, session.settings, session.clock
+    world, data = strategy.world, Path(settings["data"])
+    clock.device = world.device
+    # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
+    # memory of which warnings were shown already.
+    warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+    # Dropout must differ from rank to rank.
+    seed = int(np.random.SeedSequence([session.train["seed"], world.rank]).generate_state(1)[0])
+    torch.manual_seed(seed)
+    models.keep_masks()
+    model = models.load(data / "weights", settings["dropout"]).train()
+    start = {"weights": models.hash_weights(model.state_dict()), "parameters": model.num_parameters()}
+    if settings["precision"] == "fp64":
+        model.double()
+    if "weights_times" in settings:
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), settings["weights_times"])
+    clock.part("model")
+    strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
+    clock.part("wrap")
+    plan, tokens = Plan.load(Path(settings["plan_file"])), Tokens.load(data / "dataset" / "train")
+    dev_split = DevSplit(session, plan, Tokens.load(data / "dataset" / "dev"))
+    return Replay(session, plan, tokens, dev_split), start
+
+
+def _train_steps(replay: Replay) -> None:
+    strategy = replay.session.strategy
+    with models.kept_wide() if strategy.precision == "fp64" else contextlib.nullcontext():
+        strategy.train(replay)
+
+
+def _losses(replay: Replay) -> list[float]:
+    """The mean loss over each step's global batch. Called on every rank; raises RunFailed where one is no number."""
+    losses = replay.session.strategy.all_gather(replay.losses).mean(dim=0).tolist()
+    wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
+    if wrong:
+        raise RunFailed(f"the loss is {losses[wrong - 1]} in step {wrong}; lower train.learning_rate or set train.clip")
+    return losses

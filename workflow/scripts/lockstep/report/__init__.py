@@ -1,0 +1,1 @@
+"""From records to what people read: evaluation, summary, headline, charts and page."""

@@ -1,0 +1,345 @@
+"""The report's pictures, each a function from the summary to a figure, its title, its note and the numbers in it.
+
+Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes each time, no script needed. Vega-Lite or
+Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
+"""
+
+from dataclasses import dataclass, field
+
+import matplotlib
+import numpy as np
+
+from lockstep.report import headline
+from lockstep.report.summary import good_runs, trusted
+from lockstep.report.words import Text, join, same, say
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+# Colours that reach a contrast of 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
+COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
+INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = "osD^v<>pPX*h"
+ALIKE = 0.1  # how far apart losses may end, dropout and precision being what they are, and still be called alike
+PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
+MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
+SETUP = ("imports", "process_group", "model", "wrap", "data", "check")
+
+
+@dataclass
+class Drawing:
+    """A figure, and what the page says with it."""
+
+    figure: plt.Figure
+    title: Text
+    note: Text
+    header: list[Text]
+    table: list[list[str]]
+    tips: dict[str, str] = field(default_factory=dict)  # what a mark says when it is pointed at, by its gid
+
+
+def drawings(summary: dict):
+    """(name, function) of every picture that there is something to draw for; call the function to draw it."""
+    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
+    profiled = [row for row in done if summary["profiles"].get(row["row"])]
+    if done:
+        yield "train_seconds", lambda: times(done, summary)
+    if profiled:
+        yield "step_parts", lambda: step_parts(profiled, summary)
+    if done:
+        yield "losses", lambda: losses(done, summary)
+        yield "quality", lambda: quality(done, summary)
+        yield "memory", lambda: memory(done, summary)
+        yield "setup", lambda: setup(done, summary)
+    if several := scaling_groups(done):
+        yield "scaling", lambda: scaling(several)
+
+
+def times(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["train_seconds"])
+    figure, axes = bars([row["row"] for row in ordered])
+    tips, table, longest = {}, [], 0.0
+    for place, row in enumerate(ordered):
+        runs = [run for run in summary["runs"][row["row"]] if run["status"] == "ok"]
+        good = [run["clock"]["train_seconds"] for run in good_runs(runs)]
+        axes.plot([min(good), max(good)], [place, place], color=COLOURS[0], linewidth=2)
+        axes.plot(row["train_seconds"], place, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
+        for run in runs:
+            seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
+            gid = f"run-{row['row']}-{run['repeat']}"
+            axes.plot(
+                seconds,
+                place,
+                "o",
+                color=COLOURS[1],
+                markerfacecolor="none" if disturbed else COLOURS[1],
+                markersize=7,
+                gid=gid,
+                zorder=4 if disturbed else 3,  # a ring is seen around a dot, not below one
+            )
+            tips[gid] = f"{row['row']} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
+            table.append([row["row"], str(run["repeat"]), f"{seconds:.3f}", "; ".join(disturbed)])
+            longest = max(longest, seconds)
+        # Above the mark that it is the value of, not beside a dot that may be another's.
+        axes.annotate(
+            f"{row['train_seconds']:.3g} s",
+            (row["train_seconds"], place),
+            xytext=(0, 11),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+        )
+    axes.set_xlim(0, longest * 1.15)
+    axes.set_xlabel(say("axis_train").en)
+    best = headline.fastest(done)
+    title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
+    return Drawing(
+        figure,
+        title if trusted(summary["runs"][best["row"]]) else say("picture_times_disturbed"),
+        say("picture_times_note"),
+        [say("row"), same("#"), say("train_seconds"), say("disturbed")],
+        table,
+        tips,
+    )
+
+
+def step_parts(done: list[dict], summary: dict) -> Drawing:
+    found = {row["row"]: summary["profiles"][row["row"]] for row in done}
+    ordered = sorted(found, key=lambda name: sum(found[name]["seconds"].values()))
+    figure, axes = bars(ordered)
+    values = [[1000 * found[name]["seconds"][phase] for phase in PHASES] for name in ordered]
+    tips = stack(axes, ordered, values, [say(f"phase_{phase}") for phase in PHASES], "part", "ms")
+    axes.set_xlabel(say("axis_ms").en)
+    waiting = max(ordered, key=lambda name: found[name]["seconds"]["communication"])
+    most = 1000 * found[waiting]["seconds"]["communication"]
+    talking, silent = (
+        [
+            same(f"{name} {1000 * found[name]['exposed_by_difference']:.1f} ms")
+            for name in ordered
+            if (found[name]["seconds"]["communication"] > 0) == talks
+        ]
+        for talks in (True, False)
+    )
+    each = {"difference": talking, "null": silent}
+    return Drawing(
+        figure,
+        say("picture_steps", row=waiting, ms=f"{most:.3g}") if most else say("picture_steps_none"),
+        say(
+            "picture_steps_note", **{name: join(texts, say("comma")) if texts else "–" for name, texts in each.items()}
+        ),
+        [say("row"), *(say(f"phase_{phase}") for phase in PHASES)],
+        [[name, *(f"{value:.2f}" for value in line)] for name, line in zip(ordered, values, strict=True)],
+        tips,
+    )
+
+
+def losses(done: list[dict], summary: dict) -> Drawing:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained", sharey=True)
+    table, window = [], 1
+    for place, row in enumerate(done):
+        run = median_run(row, summary)
+        window = max(1, len(run["losses"]) // 25)
+        smooth = np.convolve(run["losses"], np.ones(window) / window, mode="valid")
+        steps = np.arange(window, len(run["losses"]) + 1)
+        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(
+            int
+        )  # more points than can be seen weigh much
+        seconds = steps / len(run["losses"]) * run["clock"]["train_seconds"]
+        style = {"color": COLOURS[place % len(COLOURS)], "linewidth": 1.4}
+        style["linestyle"] = STYLES[(place + place // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
+        left.plot(steps[keep], smooth[keep], label=row["row"], **style)
+        right.plot(seconds[keep], smooth[keep], **style)
+        table.append([row["row"], *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))])
+    ends = [float(np.mean(median_run(row, summary)["losses"][-window:])) for row in done]
+    alike = len(ends) > 1 and max(ends) - min(ends) < ALIKE
+    left.set_xlabel(say("axis_step").en)
+    right.set_xlabel(say("axis_seconds").en)
+    left.set_ylabel(say("axis_loss").en)
+    right.set_xlim(left=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    return Drawing(
+        figure,
+        say("picture_losses" if alike else "picture_losses_plain"),
+        say("picture_losses_note", window=window),
+        [say("row"), same("1"), same("1/2"), same("1/1")],
+        table,
+    )
+
+
+def quality(done: list[dict], summary: dict) -> Drawing:
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    tips = {}
+    for place, row in enumerate(done):
+        gid = f"quality-{row['row']}"
+        axes.plot(
+            row["train_seconds"],
+            row["macro_f1"],
+            MARKERS[place % len(MARKERS)],
+            color=COLOURS[place % len(COLOURS)],
+            markersize=8,
+            linestyle="none",
+            label=row["row"],
+            gid=gid,
+        )
+        tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, macro-F1 {row['macro_f1']:.4f}"
+    axes.set_xlabel(say("axis_train").en)
+    axes.set_ylabel(say("axis_f1").en)
+    axes.set_xlim(left=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row['macro_f1']:.4f}"] for row in done]
+    header = [say("row"), say("train_seconds"), say("macro_f1")]
+    return Drawing(figure, say("picture_quality"), say("picture_quality_note"), header, table, tips)
+
+
+def memory(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["peak_memory_mb"])
+    figure, axes = bars([row["row"] for row in ordered])
+    # Of a row that was measured by an earlier version only the peak is known.
+    before = [row["memory_before_mb"] or 0.0 for row in ordered]
+    values = [[had, max(0.0, row["peak_memory_mb"] - had)] for had, row in zip(before, ordered, strict=True)]
+    parts = [say("memory_before_mb"), say("memory_window_mb")]
+    tips = stack(axes, [row["row"] for row in ordered], values, parts, "memory", "MiB")
+    axes.set_xlabel(say("axis_memory").en)
+    least = ordered[0]
+    table = [
+        [
+            row["row"],
+            *("" if row[key] is None else f"{row[key]:.0f}" for key in MEMORY),
+        ]
+        for row in ordered
+    ]
+    title = say("picture_memory", row=least["row"], mb=f"{least['peak_memory_mb']:.0f}")
+    header = [say("row"), *map(say, MEMORY)]
+    return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
+
+
+def setup(done: list[dict], summary: dict) -> Drawing:
+    ordered = sorted(done, key=lambda row: row["startup_seconds"])
+    figure, axes = bars([row["row"] for row in ordered])
+    names = [*SETUP, "first", "train"]
+    values = []
+    for row in ordered:
+        clock = median_run(row, summary)["clock"]
+        parts = [clock["setup"].get(part, 0.0) for part in SETUP]
+        first = max(0.0, clock["first_step_seconds"] - sum(parts))
+        values.append([*parts, first, max(0.0, clock["train_seconds"] - first)])
+    header = [say(f"setup_{name}") for name in names]
+    tips = stack(axes, [row["row"] for row in ordered], values, header, "setup", "s")
+    axes.set_xlabel(say("axis_setup").en)
+    soonest = ordered[0]
+    title = say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}")
+    return Drawing(
+        figure,
+        title if trusted(summary["runs"][soonest["row"]]) else say("picture_setup_disturbed"),
+        say("picture_setup_note"),
+        [say("row"), *header],
+        [[row["row"], *(f"{v:.2f}" for v in line)] for row, line in zip(ordered, values, strict=True)],
+        tips,
+    )
+
+
+def scaling_groups(done: list[dict]) -> dict[str, list[dict]]:
+    """Rows with a speed-up, by strategy, where a strategy was run on several numbers of devices."""
+    groups: dict[str, list[dict]] = {}
+    for row in done:
+        if row["speedup"]:
+            groups.setdefault(f"{row['strategy']} {row['precision']}", []).append(row)
+    return {name: rows for name, rows in groups.items() if len({row["world_size"] for row in rows}) > 1}
+
+
+def scaling(groups: dict[str, list[dict]]) -> Drawing:
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    largest = max(row["world_size"] for rows in groups.values() for row in rows)
+    axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
+    table, tips = [], {}
+    for place, (name, rows) in enumerate(groups.items()):
+        rows = sorted(rows, key=lambda row: row["world_size"])
+        sizes, speedups = [row["world_size"] for row in rows], [row["speedup"] for row in rows]
+        axes.plot(sizes, speedups, MARKERS[place % 12] + "-", color=COLOURS[place % len(COLOURS)], label=name)
+        table += [[name, str(size), f"{speedup:.2f}"] for size, speedup in zip(sizes, speedups, strict=True)]
+    axes.set_xlabel(say("axis_devices").en)
+    axes.set_ylabel(say("axis_speedup").en)
+    axes.set_xticks(range(1, largest + 1))
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
+    header = [say("row"), say("world_size"), say("speedup")]
+    return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
+
+
+def confusion(done: list[dict], summary: dict) -> plt.Figure:
+    """Every row's confusion matrix in one figure: a file for papers; the page has them as tables."""
+    columns = min(4, len(done))
+    lines = -(-len(done) // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(3 * columns, 3 * lines), layout="constrained", squeeze=False, sharex=True, sharey=True
+    )
+    for axes in grid.flat[len(done) :]:
+        axes.set_visible(False)
+    for axes, row in zip(grid.flat, done, strict=False):
+        counts = np.array(median_run(row, summary)["test"]["confusion_matrix"], dtype=float)
+        shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for at, share in np.ndenumerate(shares):
+            axes.text(
+                at[1],
+                at[0],
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="w" if share > 0.5 else "k",
+            )
+        axes.set_title(row["row"], fontsize=10)
+        axes.set_xticks(range(len(shares)))
+        axes.set_yticks(range(len(shares)))
+    return figure
+
+
+def median_run(row: dict, summary: dict) -> dict:
+    """The run whose training time is the row's median, or next below it."""
+    runs = sorted(good_runs(summary["runs"][row["row"]]), key=lambda run: run["clock"]["train_seconds"])
+    return runs[(len(runs) - 1) // 2]
+
+
+def three(number: float) -> str:
+    """Three digits that say something, never as 1e+03."""
+    return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
+
+
+def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:
+    """A figure with a line for each name, the first on top."""
+    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.42 * len(names)), layout="constrained")
+    axes.set_yticks(range(len(names)), [name if len(name) <= 24 else name[:23] + "…" for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    return figure, axes
+
+
+def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> dict[str, str]:
+    """Horizontal bars made of parts; returns what each part says."""
+    tips, starts = {}, np.zeros(len(names))
+    for part, label in enumerate(labels):
+        lengths = np.array([line[part] for line in values])
+        drawn = axes.barh(
+            range(len(names)),
+            lengths,
+            left=starts,
+            height=0.66,
+            color=COLOURS[part % len(COLOURS)],
+            alpha=1 if part < len(COLOURS) else 0.55,
+            edgecolor="white",
+            linewidth=0.5,
+            label=label.en,
+        )
+        for bar, name, length in zip(drawn, names, lengths, strict=True):
+            if length > 0.06 * max(map(sum, values)):  # said in the part too, so that colour alone says nothing
+                axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, three(length), **INSIDE)
+            bar.set_gid(f"{prefix}-{name}-{part}")
+            tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"
+        starts += lengths
+    for place, total in enumerate(starts):
+        axes.text(total + 0.01 * starts.max(), place, f"{three(total)} {unit}", va="center", fontsize=10)
+    axes.set_xlim(0, starts.max() * 1.14)
+    axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
+    return tips

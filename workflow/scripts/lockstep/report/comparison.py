@@ -1,0 +1,141 @@
+"""Two results folders side by side: the same rows on two machines, of two commits, with two versions of a library."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import stats
+from lockstep.errors import BadInput
+from lockstep.files import read_json
+from lockstep.proof import fairness
+from lockstep.report.summary import good_runs, trusted
+
+# What makes two times answers to different questions. Each may be let through by its name.
+KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
+HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
+
+
+@dataclass(frozen=True)
+class Line:
+    row: str
+    ratio: stats.Ratio  # B's time over A's
+    seconds: tuple[float, float]
+    differs: dict[str, str]  # by KINDS: what of it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    lines: list[Line]
+    environment: list[str]  # what else differs, one line each
+    alone: list[str]  # rows that only one of both has
+
+
+def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
+    """Raises BadInput where the folders differ in a kind that is not `allowed`, or one breaks a rule of a fair run.
+
+    All runs of both are checked first: a folder whose own runs are of several machines is comparable with none.
+    """
+    ours, theirs = _read(first), _read(second)
+    unfair = [what for folder in (first, second) if (what := _breaches(folder))]
+    if unfair and "rules" not in allowed:
+        raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")
+    rows = [
+        {row["row"]: row for row in summary["rows"] if row["train_seconds"] is not None} for summary in (ours, theirs)
+    ]
+    lines, refused = [], {}
+    for name in (name for name in rows[0] if name in rows[1]):
+        runs = [good_runs(summary["runs"][name]) for summary in (ours, theirs)]
+        differs = _differences(runs[0][0], runs[1][0])
+        refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
+        seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
+        lines.append(Line(name, unpaired(seconds[1], seconds[0]), tuple(map(np.median, seconds)), differs))
+    if refused:
+        said = "; ".join(f"{kind} differs ({what})" for kind, what in refused.items())
+        asked = " ".join(f"--across {kind}" for kind in refused)
+        raise BadInput(f"{first} and {second} can't be compared: {said}. To compare them all the same: {asked}")
+    if not lines:
+        raise BadInput(f"{first} and {second} have no finished row in common.")
+    differs = _environment(ours, theirs) + [what for line in lines for what in _asked(line.row, ours, theirs)]
+    return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()))
+
+
+def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
+    """The ratio of the geometric means of times that have no blocks in common, and a 95 % interval around it.
+
+    Welch's t interval of their logarithms (Welch 1947, Biometrika 34).
+    """
+    value = float(np.exp(np.log(ours).mean() - np.log(theirs).mean()))
+    n = min(len(ours), len(theirs))
+    if np.ptp(ours) == np.ptp(theirs) == 0 and n > 1:
+        return stats.Ratio(value, value, value, n, "interval")
+    if n == 1:
+        return stats.Ratio(value, value, value, n, "")
+    from scipy.stats import ttest_ind  # takes half a second to import
+
+    interval = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(stats.CONFIDENCE)
+    return stats.Ratio(value, float(np.exp(interval.low)), float(np.exp(interval.high)), n, "interval")
+
+
+def _read(folder: Path) -> dict:
+    file = folder / "report" / "summary.json"
+    if not file.is_file():
+        raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
+    return read_json(file)
+
+
+def _breaches(folder: Path) -> str:
+    """What of a folder's own runs is not as the rules want it, in a line; empty where all is."""
+    if not any(folder.glob("runs/*/*/*/record.json")):
+        return f"{folder} has a report only, so that its runs can't be checked"
+    breaches = [(where, what) for where, what in fairness.check(folder).breaches if not fairness.is_counted(what)]
+    if not breaches:
+        return ""
+    more = f", and {len(breaches) - 1} more" if len(breaches) > 1 else ""
+    return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists that"
+
+
+def _differences(ours: dict, theirs: dict) -> dict[str, str]:
+    found = {}
+    machines = [{name: run["environment"].get(name) for name in HARDWARE} for run in (ours, theirs)]
+    if machines[0] != machines[1]:
+        named = [name for name in HARDWARE if machines[0][name] != machines[1][name]]
+        found["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
+    if ours["world_size"] != theirs["world_size"]:
+        found["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
+    if ours["precision"] != theirs["precision"]:
+        found["precision"] = f"{ours['precision']} and {theirs['precision']}"
+    for kind in ("plan", "weights", "data"):
+        if ours["hashes"][kind] != theirs["hashes"][kind]:
+            found[kind] = f"{ours['hashes'][kind][:12]} and {theirs['hashes'][kind][:12]}"
+    return found
+
+
+def _environment(ours: dict, theirs: dict) -> list[str]:
+    """What differs in the environments, besides the hardware."""
+    flat = [_flat(summary["environment"]) for summary in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in HARDWARE]
+    return [
+        f"{name}: {flat[0].get(name)} and {flat[1].get(name)}"
+        for name in names
+        if flat[0].get(name) != flat[1].get(name)
+    ]
+
+
+def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
+    """What else was asked of a row in each, and whether its times can be trusted there."""
+    flat = [_flat(good_runs(summary["runs"][row])[0]["asked"]) for summary in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
+    said = [f"{row}: {name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
+    return said + [
+        f"{row}: every run of {which} was disturbed"
+        for which, summary in (("A", ours), ("B", theirs))
+        if not trusted(summary["runs"][row])
+    ]
+
+
+def _flat(nested: dict) -> dict:
+    flat = {}
+    for name, value in nested.items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,265 @@
+"""The report's first lines, the same in the terminal, in Markdown and on the page.
+
+1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
+"""
+
+from lockstep.config.hardware import busy_cores
+from lockstep.proof.fairness import other_versions
+from lockstep.report import summary as gathered
+from lockstep.report.words import Text, join, listing, same, say
+from lockstep.run import blocks
+
+LISTED, MANY = 4, 12  # names in a sentence, at most
+ENOUGH = 3  # repetitions
+AGREE = 2  # times: what is found in two ways may differ by that much
+SAME = ("cpu", "cores", "gpus", "python", "commit")
+
+
+def lines(summary: dict) -> list[Text]:
+    rows = summary["rows"]
+    done = [row for row in rows if row["train_seconds"] is not None]
+    if not done:
+        return [say("nothing")]
+    sound = [row for row in done if gathered.trusted(summary["runs"][row["row"]])]
+    said = _times(sound, summary) if sound else [say("all_disturbed")]
+    said += [_same_model(rows, summary["verdicts"]), _conditions(done, summary)]
+    wanted = sum(len(runs) for runs in summary["runs"].values())
+    have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
+    if have < wanted:
+        said.append(say("partial", done=have, all=wanted))
+    if mind := warning(summary):
+        said.append(mind)
+    return said
+
+
+def _times(done: list[dict], summary: dict) -> list[Text]:
+    """Which row is fastest, and by how much."""
+    best = fastest(done)
+    # A single closed row among open ones is what those are held against, and is in no race.
+    alone = summary["ladder"] and sum(row["division"] == "closed" for row in done) == 1
+    said = [] if alone else [_fastest(best, done, summary)]
+    base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
+    if base and best is not base and not alone and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
+        said.append(_ratio(best, base, ratio))
+    said += _control(done, base, summary["ratios"])
+    if found := summary["ladder"]:
+        said.append(_open(found))
+    return said
+
+
+def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
+    """What two rows that are one program came to: on a CPU `nn.DataParallel` hands everything to the plain model."""
+    alias = next((row for row in done if row["strategy"] == "dataparallel" and row["device"] == "cpu"), None)
+    ratio = ratios.get(alias["row"], {}).get(base["row"]) if alias and base else None
+    if not ratio or not ratio["kind"]:
+        return []
+    figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
+    told = {name: f"{value:.3g}" for name, value in figures.items()}
+    return [say("control", row=alias["row"], base=base["row"], **told)]
+
+
+def _open(found: dict) -> Text:
+    """Which row of the open division to take (lockstep/report/ladder.py)."""
+    rung = next((rung for rung in found["rungs"] if rung["row"] == found["best"]), None)
+    if rung is None:
+        return say("open_none", base=found["base"])
+    figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
+    return say("open", row=rung["row"], base=found["base"], **figures)
+
+
+def warning(summary: dict) -> Text | None:
+    """The last line: what not to conclude from the others."""
+    rows = summary["rows"]
+    done = [row for row in rows if row["train_seconds"] is not None]
+    warnings = _warnings(rows, done, summary) if done else []
+    return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
+
+
+def fastest(done: list[dict]) -> dict:
+    """The row with the shortest median time of those that may be ranked; where none may, of the closed division's.
+
+    A row that has one device like the baseline does the same under another name; between them only chance decides.
+    """
+    ranked = [row for row in done if row["rank"]]
+    several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == gathered.BASELINE]
+    closed = [row for row in done if row["division"] == "closed"]
+    return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
+
+
+def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
+    ratios = summary["ratios"].get(best["row"], {})
+    alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
+    slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
+    last = max(slower, key=lambda row: row["train_seconds"], default=best)
+    kind = "gpu_device" if best["device"] == "cuda" else "cpu_device"
+    return say(
+        "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
+        devices=say(kind + "s" * (best["world_size"] > 1), n=best["world_size"]),
+        row=_some([best["row"], *alike]) if alike else best["row"],
+        slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
+    )
+
+
+def _because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
+    """Where one profiled run of each has the difference; nothing where what was found in two ways disagrees.
+
+    A step's length is known as recorded and as timed; communication that nothing hides, as recorded and as what a step
+    takes more than the same work done alone. The latter's error is seen where nothing is communicated.
+    """
+    ours, theirs = profiles[slower], profiles[faster]
+    if not ours or not theirs:
+        return same("")
+    more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
+    phase = max(more, key=more.get)
+    total = [sum(more.values()), ours["step_seconds"] - theirs["step_seconds"]]
+    part, error = [more[phase]] * 2, 0.0
+    if phase == "communication":
+        part[1] = ours["exposed_by_difference"] - theirs["exposed_by_difference"]
+        silent = [found for found in profiles.values() if found and not found["seconds"]["communication"]]
+        error = max((abs(found["exposed_by_difference"]) for found in silent), default=0.0)
+    if min(total) <= 0 or min(part) <= error or any(max(pair) > AGREE * min(pair) for pair in (total, part)):
+        return same("")
+    spans = {"total": total, "part": [min(one, max(total)) for one in part]}
+    return say("because", phase=say(f"phase_{phase}"), **{name: _span(values) for name, values in spans.items()})
+
+
+def _span(seconds: list[float]) -> Text:
+    """Two values as milliseconds; one, where they are the same to two digits."""
+    low, high = (f"{1000 * value:.2g}" for value in sorted(seconds))
+    return same(low) if low == high else say("span", low=low, high=high)
+
+
+def _slowest(last: dict, best: dict, summary: dict) -> Text:
+    percent = 100 * (1 / summary["ratios"][best["row"]][last["row"]]["value"] - 1)
+    because = _because(last["row"], best["row"], summary["profiles"])
+    if last["precision"] != best["precision"]:
+        because += say("other_precision", ours=last["precision"], theirs=best["precision"])
+    return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=because)
+
+
+def _ratio(best: dict, base: dict, ratio: dict) -> Text:
+    low, high = f"{ratio['low']:.3g}", f"{ratio['high']:.3g}"
+    return say(
+        "ratio",
+        row=best["row"],
+        base=base["row"],
+        ratio=f"{ratio['value']:.3g}",
+        interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
+        ours=f"{best['train_seconds']:.3g}",
+        theirs=f"{base['train_seconds']:.3g}",
+        n=ratio["n"],
+    )
+
+
+def _same_model(rows: list[dict], verdicts: dict) -> Text:
+    said = []
+    for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
+        if names := [row["row"] for row in rows if row["proof"] == kind]:
+            said.append(say(f"count_{kind}", n=len(names), rows=_some(names, MANY)))
+    equal = [verdict for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
+    if equal:
+        losses = max(verdict["distances"]["losses"] for verdict in equal)
+        mistake = min(verdict["below_mistake"] for verdict in equal)
+        said.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
+    return say("same_model", found=join(said, say("semicolon")))
+
+
+def machine(environment: dict, device: str) -> Text:
+    if device == "cuda":
+        return same(f"{len(environment['gpus'])} x {environment['gpus'][0]}")
+    return say("cpu_machine", cores=environment["cores"], cpu=environment["cpu"])
+
+
+def _conditions(done: list[dict], summary: dict) -> Text:
+    def each(key):
+        return "/".join(dict.fromkeys(str(row[key]) for row in done))
+
+    statistics = summary["statistics"]
+    base = next((row["row"] for row in done if row["strategy"] == gathered.BASELINE and row["device"] == "cpu"), None)
+    idle = same("")
+    if base:
+        busy = busy_cores(gathered.good_runs(summary["runs"][base])[0]["asked"]["hardware"])
+        if busy < summary["environment"]["cores"]:
+            idle = say("one_share", row=base, n=busy, cores=summary["environment"]["cores"])
+    shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
+    return say(
+        "conditions",
+        idle=idle,
+        resolution=shown,
+        blocks=_blocks(summary["blocks"]),
+        machine=machine(summary["environment"], done[0]["device"]),
+        precision=each("precision"),
+        batch=each("global_batch"),
+        steps=each("steps"),
+        repeats=_span_of([len(runs) for runs in summary["runs"].values()]),
+        texts=summary["data"]["splits"]["train"]["texts"],
+    )
+
+
+def _blocks(decided: dict | None) -> Text:
+    """Why there were no more blocks of runs, with `repeats: auto`."""
+    if not decided or decided["rows"]:
+        return same("")
+    if len(decided["contending"]) < 2:
+        return say("blocks_one")
+    if decided["width"] is None:
+        return say("blocks_unknown")
+    kind = "blocks_precise" if decided["why"] == "precise" else "blocks_budget"
+    return say(kind, width=f"{100 * decided['width']:.2g} %")
+
+
+def _span_of(numbers: list[int]) -> Text:
+    low, high = min(numbers), max(numbers)
+    return same(str(low)) if low == high else say("span", low=low, high=high)
+
+
+def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
+    def named(key: str, names: list[str]) -> list[Text]:
+        return [say(key, rows=_some(names))] if names else []
+
+    lost = [row["row"] for row in done if not gathered.trusted(summary["runs"][row["row"]])]
+    disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
+    runs = [run for several in summary["runs"].values() for run in several if run["status"] == "ok"]
+    warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
+    warnings += named("warn_proof_failed", [row["row"] for row in done if row["proof"] == "failed"])
+    warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
+    warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])
+    warnings += named("warn_stale", [row["row"] for row in rows if row["status"] == "stale"])
+    warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
+    warnings += named("warn_only_disturbed", lost)
+    warnings += named("warn_apart", summary["apart"])
+    if summary["statistics"] and summary["statistics"]["unlike_spreads"]:
+        warnings.append(say("warn_spreads"))
+    if disturbed:
+        warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
+    if mixed := _mixed(runs):
+        warnings.append(say("warn_mixed", what=", ".join(mixed)))
+    if summary["data"]["synthetic"]:
+        warnings.append(say("warn_synthetic"))
+    if all(row["device"] == "cpu" for row in done):
+        warnings.append(say("warn_cpu"))
+    if len(done) > 1 and not summary["config"]["vary_seed"]:
+        warnings.append(say("warn_seed"))
+    asked = {name: len(several) for name, several in summary["runs"].items()}
+    needed = {name: blocks.needed(summary["blocks"], name, count, ENOUGH) for name, count in asked.items()}
+    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < needed[row["row"]]])
+    if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
+        warnings.append(say("warn_precision", precisions=", ".join(precisions)))
+    if any(row["division"] == "open" for row in done):
+        warnings.append(say("warn_open"))
+    return warnings
+
+
+def _mixed(runs: list[dict]) -> list[str]:
+    """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
+    same = (*SAME, "in_container")
+    places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]
+    found = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
+    first = runs[0]["environment"]
+    found += sorted({name for run in runs for name in other_versions(run["environment"], first)})
+    builds = {(run["environment"].get("image"), run["environment"].get("image_digest")) for run in runs}
+    return found + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
+
+
+def _some(names: list[str], most: int = LISTED) -> Text:
+    return listing(names if len(names) <= most + 1 else [*names[:most], f"+{len(names) - most}"])

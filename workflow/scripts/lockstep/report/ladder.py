@@ -1,0 +1,159 @@
+"""The open division: what each row gains over the closed one, what its cold start costs, and whether it is as good.
+
+Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
+Quality is macro-F1 on the test split, held against the base row's of the same repetition, which has the same seed. As
+good is a row of which it is shown, by a one-sided t test, that it is not worse by MARGIN or more (a test for
+non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is
+of other seeds, not of other texts: all runs are tested on the same. That nothing was shown is no proof of quality,
+nor is it one that two models are alike which have both learnt nothing.
+"""
+
+import math
+
+import numpy as np
+from scipy.special import ndtr, stdtr, stdtrit
+
+from lockstep import stats
+from lockstep.config.configuration import Config
+
+BASE = "single"  # the strategy of the row that all others are held against
+MARGIN = 0.02  # of macro-F1
+LEVEL = 0.05
+ENOUGH = 5  # repetitions, each with a seed of its own
+POWER, MOST_SEEDS = 0.8, 99
+
+
+def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: dict[str, list[dict]]) -> dict | None:
+    """`rungs`, one for each open row that has results; `best`, the fastest of them that is as good (or None).
+
+    None where there is no open row, or nothing to hold it against. runs: every row's runs that succeeded; timed: those
+    of them whose time counts, as nothing disturbed them, which does no harm to quality.
+    """
+    base = next((row["row"] for row in rows if row["strategy"] == BASE and row["division"] == "closed"), None)
+    names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
+    if base is None or not runs[base] or not names:
+        return None
+    rungs, learnt = [], _learnt(runs[base])
+    for name in names:
+        rung = _rung(config, name, timed[name], timed[base])
+        judged = quality(*_paired(runs[name], runs[base]))
+        empty = not learnt and judged["quality"] != "too_few"
+        rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
+    _choose(rungs)
+    sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
+    good = [rung for rung in sure if rung["quality"] == "as_good"]
+    best = max(good, key=lambda rung: rung["gain"], default=None)
+    return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
+
+
+def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict:
+    """What a row gains. Its times are None where no block holds runs of both that count.
+
+    disturbed: whether all of its runs, or of the base's, were; then times are of those, and no gain is to be relied on.
+    """
+    about = {
+        "row": name,
+        "changes": _changes(config, name),
+        "disturbed": any(all(run["watch"]["disturbed"] for run in several) for several in (ours, theirs)),
+    }
+    warm = [{stats.block(run): _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
+    if not (gain := stats.ratio(*warm)):
+        return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
+    cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
+    # Of the base's steps: so many fewer seconds each takes in this row.
+    step = theirs[0]["global_batch"] * float(np.median(list(warm[0].values()))) * (1 - 1 / gain.value)
+    return about | {
+        "gain": gain.value,
+        "gain_low": gain.low if gain.kind else None,
+        "gain_high": gain.high if gain.kind else None,
+        "n": gain.n,
+        "cold_seconds": cold,
+        # Rounded first: a quotient of 400.0000000001 steps is one of 400.
+        "pays_after": max(0, math.ceil(round((cold - base_cold) / step, 6))) if gain.kind and gain.low > 1 else None,
+    }
+
+
+def quality(differences: list[float], seeds: int) -> dict:
+    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences."""
+    paired = np.array(differences)
+    mean = float(paired.mean()) if differences else None
+    spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
+    verdict = {
+        "macro_f1_difference": mean,
+        "macro_f1_bound": None,
+        "chance": None,
+        "seeds": seeds,
+        "seeds_needed": None,
+    }
+    if len(paired) < ENOUGH or seeds < ENOUGH:
+        return verdict | {"quality": "too_few"}
+    error = spread / np.sqrt(len(paired))
+    half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
+    judged = "as_good" if mean - half > -MARGIN else "worse" if mean + half < -MARGIN else "not_shown"
+    above = mean + MARGIN
+    return verdict | {
+        "macro_f1_bound": mean - half,
+        "chance": float(stdtr(len(paired) - 1, -above / error)) if error else float(above <= 0),
+        "quality": judged,
+        "seeds_needed": seeds_needed(spread) if judged == "not_shown" else None,
+    }
+
+
+def seeds_needed(spread: float) -> int | None:
+    """How many seeds show with probability POWER that a row without any loss is as good; None above MOST_SEEDS.
+
+    spread: the standard deviation of the paired differences. Power is taken from the normal distribution, at Student's
+    quantile.
+    """
+    for seeds in range(ENOUGH, MOST_SEEDS + 1):
+        reach = MARGIN * np.sqrt(seeds) / spread if spread else np.inf
+        if ndtr(reach - stdtrit(seeds - 1, 1 - LEVEL)) >= POWER:
+            return seeds
+    return None
+
+
+def _choose(rungs: list[dict]) -> None:
+    """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
+    tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
+    shown = True
+    for place, rung in enumerate(tested):
+        shown = shown and rung["chance"] <= LEVEL / (len(tested) - place)
+        if rung["quality"] == "as_good" and not shown:
+            rung["quality"] = "not_shown"
+
+
+def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
+    """What a row's macro-F1 is above the base's in each repetition that both have, and over how many seeds that is."""
+    bases = {run["repeat"]: run["test"]["macro_f1"] for run in theirs}
+    both = [run for run in ours if run["repeat"] in bases]
+    differences = [run["test"]["macro_f1"] - bases[run["repeat"]] for run in both]
+    return differences, len({run["asked"]["train"]["seed"] for run in both})
+
+
+def _learnt(runs: list[dict]) -> bool:
+    """Whether macro-F1 is above what a model has that always names the most frequent label, by more than MARGIN."""
+    truths = np.array(runs[0]["test"]["confusion_matrix"]).sum(axis=1)
+    most = truths.max() / truths.sum()
+    guessed = 2 * most / (1 + most) / len(truths)
+    return float(np.median([run["test"]["macro_f1"] for run in runs])) > guessed + MARGIN
+
+
+def _warm(run: dict) -> float:
+    return run["clock"]["train_seconds"] - run["clock"]["stall_seconds"]
+
+
+def _cold(run: dict) -> float:
+    """Seconds from the launch that no step needs once it is warm."""
+    clock = run["clock"]
+    return sum(clock["setup"].values()) + clock["stall_seconds"]
+
+
+def _changes(config: Config, name: str) -> str:
+    """What the row asks for that the configuration's own rows do not."""
+    asked, base = config.source["rows"][name], {"processes": 1} | config.source["train"]
+    changed = {key: value for key, value in asked.items() if key != "strategy" and (key, value) not in base.items()}
+    return ", ".join(f"{key}: {_word(value)}" for key, value in changed.items()) or asked["strategy"]
+
+
+def _word(value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

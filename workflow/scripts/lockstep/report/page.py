@@ -1,0 +1,255 @@
+"""The report's files: report.html, report.md, summary.csv, summary.json, plots/."""
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+import yaml
+from markupsafe import Markup
+
+from lockstep.errors import brief
+from lockstep.files import write_json, write_text
+from lockstep.paths import WORKFLOW
+from lockstep.report import headline, pictures
+from lockstep.report.summary import COLUMNS, good_runs
+from lockstep.report.words import Text, same, say
+
+FOLDER = WORKFLOW / "report"
+# The table that people read: column, digits after the point (None: a word), and the columns of its range.
+SHOWN = (
+    ("row", None, ()),
+    ("rank", 0, ()),
+    ("proof", None, ()),
+    ("train_seconds", 2, ("train_seconds_low", "train_seconds_high")),
+    ("speedup", 2, ("speedup_low", "speedup_high")),
+    ("efficiency", 2, ()),
+    ("samples_per_second", 0, ()),
+    ("mfu", 1, ()),
+    ("startup_seconds", 1, ()),
+    ("total_seconds", 1, ()),
+    ("peak_memory_mb", 0, ()),
+    ("proportional_memory_mb", 0, ()),
+    ("energy_joules", 0, ()),
+    ("accuracy", 4, ()),
+    ("macro_f1", 4, ()),
+    ("world_size", 0, ()),
+    ("precision", None, ()),
+    ("repeats", 0, ()),
+    ("disturbed", 0, ()),
+    ("division", None, ()),
+    ("status", None, ()),
+)
+# Of these, what fits a terminal.
+TERMINAL = (
+    *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
+    *("accuracy", "macro_f1", "precision", "repeats", "status"),
+)
+PERCENT = ("mfu",)
+WORDS = ("proof", "status")  # columns whose values have words of their own
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure."""
+
+    key: str
+    text: Text
+    sort: str
+    more: str
+    number: bool
+
+
+def table(rows: list[dict]) -> list[list[Cell]]:
+    """The table for people. Columns that say nothing of any row are left out."""
+    columns = [column for column in SHOWN if any(row[column[0]] not in (None, 0) for row in rows)]
+    return [[_cell(row, *column) for column in columns] for row in rows]
+
+
+def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
+    value = row[key]
+    if digits is None:
+        return Cell(key, say(f"{key}_{value}") if key in WORDS else same(str(value)), str(value), "", False)
+    factor = 100 if key in PERCENT else 1
+    found = [row[limit] for limit in limits]
+    more = " – ".join(f"{limit:.{digits}f}" for limit in found) if limits and None not in found else ""
+    if more and row["repeats"] < 2:
+        more = ""  # one run has no spread
+    shown = "" if value is None else f"{value * factor:.{digits}f}"
+    return Cell(key, same(shown), "" if value is None else repr(value), more, True)
+
+
+def plain(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """The same table for the terminal: headings, and lines of strings."""
+    cells = [[cell for cell in line if cell.key in TERMINAL] for line in table(rows)]
+    header = [say(cell.key).en for cell in cells[0]]
+    return header, [[" ".join(filter(None, (cell.text.en, cell.more))) for cell in line] for line in cells]
+
+
+def notes(summary: dict) -> list[tuple[str, Text]]:
+    """What a reader must know about a row, or about the data and the model of all: (row, note), each once."""
+    said = [(say("all_rows").en, same(note)) for note in summary["data"].get("notes", ())]
+    said += [(say("all_rows").en, same(what)) for what in summary["damaged"]]
+    for name, runs in summary["runs"].items():
+        said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
+        done = [run for run in runs if run["status"] == "ok" and run["watch"]["disturbed"]]
+        said += [
+            (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"]))) for run in done
+        ]
+        said += [
+            (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))
+            for run in runs
+            for attempt in run.get("disturbed_before", ())
+        ]
+    for what, reasons in summary["stale"].items():
+        said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
+    return list(dict.fromkeys(said))
+
+
+def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
+    """Each setting as it was read back, in every row: name -> one value a row."""
+    flat = [_flat(run["settings"]) for _, run in tested]
+    names = dict.fromkeys(name for one in flat for name in one)
+    return {name: [one.get(name, "") for one in flat] for name in names}
+
+
+def _flat(found: dict) -> dict[str, str]:
+    flat = {}
+    for name, value in found.items():
+        if name == "options":
+            flat |= {key: _word(inner) for key, inner in value.items()}
+        elif name == "groups":
+            flat |= {f"group {number}": _word(group) for number, group in enumerate(value)}
+        else:
+            flat[name] = _word(value)
+    return flat
+
+
+def _word(value) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def published(rows: list[dict]) -> list[dict]:
+    """The published table's lines, each with the same strategy's row here, and both as ratios to their single."""
+    theirs = yaml.safe_load((FOLDER / "published.yaml").read_text(encoding="utf-8"))["rows"]
+    ours = {row["strategy"]: row for row in reversed(rows) if row["speedup"]}
+    base = theirs[0]["minutes"]
+    return [
+        line
+        | {
+            "ratio": line["minutes"] / base,
+            "our_ratio": f"{1 / ours[line['ours']]['speedup']:.3f}" if line["ours"] in ours else "",
+            "flaw": Text(*line["flaw"]),
+        }
+        for line in theirs
+    ]
+
+
+def write(summary: dict, folder: Path, predictions: Path) -> None:
+    """Write everything into `folder`; `predictions` is the CSV file of the same texts through every model."""
+    first = headline.lines(summary)
+    drawn = pictures.draw(summary, folder / "plots")
+    write_text(folder / "summary.csv", pd.DataFrame(summary["rows"], columns=COLUMNS).to_csv(index=False))
+    write_json(folder / "summary.json", {"headline": [line.en for line in first]} | summary)
+    texts, damaged = None, list(summary["damaged"])
+    if predictions.is_file():
+        try:
+            texts = pd.read_csv(predictions, keep_default_na=False, dtype=str, encoding="utf-8-sig")
+        except (ValueError, pd.errors.ParserError) as error:
+            damaged.append(f"{predictions}: is damaged ({brief(error)}). Remove it, and predict again.")
+    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    tested = [
+        (row["row"], good_runs(summary["runs"][row["row"]])[0])
+        for row in summary["rows"]
+        if row["train_seconds"] is not None
+    ]
+    context = summary | {
+        "say": say,
+        "headline": first,
+        "mind": headline.warning(summary),
+        "cells": table(summary["rows"]),
+        "notes": notes(summary | {"damaged": damaged}),
+        "pictures": drawn,
+        "caption": _caption(summary),
+        "made": _made(summary),
+        "predictions": texts,
+        "tested": tested,
+        "settings": settings(tested),
+        "settings_rows": [name for name, _ in tested],
+        "published": published(summary["rows"]),
+        "peak_text": _peak_text(summary["peak"]),
+        "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
+        "variance_text": _variance_text(summary["variance"]),
+        "config_text": yaml.safe_dump(summary["config"], allow_unicode=True, sort_keys=False),
+        "style": Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    for name, escape in (("report.md", False), ("report.html", True)):
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER),
+            autoescape=escape,  # the dataset's texts are anybody's
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["cell"] = _markdown_cell
+        write_text(folder / name, environment.get_template(f"{name}.j2").render(context).lstrip())
+
+
+def _caption(summary: dict) -> Text:
+    """What a picture must carry to stay true when it is copied out of the page."""
+    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
+    if not done:
+        return same("")
+    manifest = summary["manifest"] or {"commit": None}
+    return say(
+        "caption",
+        devices=headline.machine(summary["environment"], done[0]["device"]),
+        precision="/".join(dict.fromkeys(row["precision"] for row in done)),
+        batch="/".join(dict.fromkeys(str(row["global_batch"]) for row in done)),
+        n=max(row["repeats"] for row in done),
+        date=" – ".join(dict.fromkeys(time[:10] for time in _made(summary))),
+        commit=(manifest["commit"] or "?")[:10],
+    )
+
+
+def _made(summary: dict) -> list[str]:
+    """When the first and the last run in the table were started: what was asked since need not have trained any."""
+    started = sorted(run["started"] for runs in summary["runs"].values() for run in runs if run["status"] == "ok")
+    return list(dict.fromkeys([*started[:1], *started[-1:]]))
+
+
+def _peak_text(peak: dict | None) -> Text:
+    if not peak:
+        return same("")
+    found = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
+    return say("peak_cpu", found=f"{peak['cores']} cores, {found}")
+
+
+def _variance_text(variance: dict | None) -> Text:
+    if not variance:
+        return same("")
+    best = variance["best_steps"]
+    percents = {
+        "launch": variance["launch"],
+        "step": variance["step"],
+        "left": variance["step"] / variance["steps"] ** 0.5,
+    }
+    return say(
+        "variance_text",
+        steps=variance["steps"],
+        advice=say("variance_best", steps=best) if best else say("variance_longer"),
+        **{name: f"{100 * value:.2g}" for name, value in percents.items()},
+    )
+
+
+def _markdown_cell(value) -> str:
+    """A text that can't break out of a Markdown table's cell, nor be read as Markdown or HTML."""
+    text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
+    for mark in "\\|`*_[]#":
+        text = text.replace(mark, f"\\{mark}")
+    return text

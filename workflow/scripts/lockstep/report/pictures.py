@@ -1,0 +1,80 @@
+"""Figures as files (SVG and PNG, in plots/) and as parts of the page (inline SVG)."""
+
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from markupsafe import Markup
+
+from lockstep.files import atomic_file, write_text
+from lockstep.report import charts
+from lockstep.report.charts import Drawing, plt
+from lockstep.report.words import Text, axis_texts
+
+INK = "#010203"  # replaced by currentColor on the page, so that axes and text follow its theme
+SETTINGS = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "font.family": ["sans-serif"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+
+@dataclass
+class Picture:
+    name: str
+    title: Text
+    note: Text
+    svg: Markup
+    header: list[Text]
+    table: list[list[str]]
+
+
+def draw(summary: dict, folder: Path) -> list[Picture]:
+    """Draw what there is to draw, write each picture to `folder`, and return them for the page."""
+    found = []
+    for name, paint in charts.drawings(summary):
+        with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
+            drawing = paint()
+            svg = _save(drawing.figure, name, folder)
+            found.append(
+                Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
+            )
+    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
+    if done:
+        with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
+            _save(charts.confusion(done, summary), "confusion", folder)
+    return found
+
+
+def _save(figure, name: str, folder: Path) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    write_text(folder / f"{name}.svg", buffer.getvalue())
+    with atomic_file(folder / f"{name}.png") as temporary:
+        figure.savefig(temporary, format="png", dpi=130, facecolor="white")
+    plt.close(figure)
+    return buffer.getvalue()
+
+
+def _inline(svg: str, name: str, drawing: Drawing) -> Markup:
+    inline = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    inline = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", inline, flags=re.DOTALL)
+    for gid, tip in drawing.tips.items():
+        inline = inline.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{escape(tip)}</title>')
+    # Ids must be the only ones on the page.
+    inline = re.sub(r'id="|(?<=xlink:href=")#|(?<=url\()#', lambda match: f"{match[0]}{name}-", inline)
+    for text in axis_texts():
+        both = "".join(
+            f'<tspan class="{language}" lang="{language}">{escape(getattr(text, language))}</tspan>'
+            for language in ("en", "zh")
+        )
+        inline = inline.replace(f">{escape(text.en)}</text>", f">{both}</text>")
+    label = f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-note"'
+    inline = re.sub(r'(?<=<svg) (width|height)="[^"]*"', "", inline)
+    return Markup(inline.replace("<svg", f"<svg {label}", 1))

@@ -1,0 +1,400 @@
+"""What all runs of a results folder come to: medians, ratios, ranks, and which runs they are made of.
+
+It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import stats
+from lockstep.config.configuration import Config
+from lockstep.config.row import Row
+from lockstep.errors import BadInput
+from lockstep.files import read_json, read_object
+from lockstep.model import metrics
+from lockstep.proof import parity
+from lockstep.report import ladder
+from lockstep.run import blocks, record, staleness
+from lockstep.run.progress import WARMUP_STEPS
+
+BASELINE = ladder.BASE
+LOG_LINES = 15
+MOST_STEPS = 100_000  # beyond which a window counts as one without end
+# What is read of files that others may have changed.
+PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
+PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
+TEST, ENVIRONMENT = (
+    ("accuracy", "macro_f1", "support", "confusion_matrix", "labels"),
+    ("cpu", "cores", "gpus", "packages", "image"),
+)
+DATA = ("hash", "weights", "splits", "labels")
+# summary.csv: users script against these names, so add freely and rename never.
+COLUMNS = [
+    "row",
+    "strategy",
+    "division",
+    "device",
+    "world_size",
+    "nodes",
+    "precision",
+    "global_batch",
+    "steps",
+    "repeats",
+    "train_seconds",
+    "step_ms",
+    "samples_per_second",
+    "tokens_per_second",
+    "startup_seconds",
+    "speedup",
+    "efficiency",
+    "accuracy",
+    "macro_f1",
+    "final_loss",
+    "peak_memory_mb",
+    "proof",
+    "status",
+    "reason",
+    "rank",
+    "disturbed",
+    "train_seconds_low",
+    "train_seconds_high",
+    "speedup_low",
+    "speedup_high",
+    "total_seconds",
+    "mfu",
+    "mfu_padded",
+    "proportional_memory_mb",
+    "reserved_memory_mb",
+    "energy_joules",
+    "memory_before_mb",
+]
+
+
+def gather(config: Config, results: Path) -> dict:
+    """All that the report says, as plain values: `rows` (one a row, by COLUMNS), `runs`, `ratios`, ..."""
+    data_file = results / "data" / "data.json"
+    if not data_file.is_file():
+        raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
+    data = read_object(data_file, DATA)
+    runs = {
+        row.name: [
+            _run(config, config.repetition(row, repeat), repeat, results)
+            for repeat in blocks.repetitions(config, row, results)
+        ]
+        for row in config.rows.values()
+    }
+    damaged: list[str] = []
+    verdicts = {row.name: _verdict(config, row, results) for row in config.rows.values()}
+    profiles = {row.name: None for row in config.rows.values()}
+    if config.profile.steps:
+        files = {row.name: results / config.profiled(row).folder(1) / "profile.json" for row in config.rows.values()}
+        profiles = {name: _optional(file, PROFILE, damaged) for name, file in files.items()}
+    stale = {
+        "proof": _stale(config, verdicts, config.trial, results),
+        "profile": _stale(config, profiles, config.profiled, results),
+    }
+    peak = _optional(results / "data" / "peak.json", PEAK, damaged)
+    manifest = _optional(results / "manifest.json", MANIFEST, damaged)
+    rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
+    ratios, statistics, apart = _compare(rows, runs, config)
+    environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
+    return {
+        "rows": rows,
+        "runs": runs,
+        "ratios": ratios,
+        "statistics": statistics,
+        "apart": apart,
+        "blocks": blocks.last(config, results),
+        "variance": _variance(config, runs, results),
+        "verdicts": verdicts,
+        "ladder": ladder.climb(
+            config,
+            rows,
+            {name: _succeeded(several) for name, several in runs.items()},
+            {name: good_runs(several) for name, several in runs.items()},
+        ),
+        "profiles": profiles,
+        "stale": stale,
+        "data": data,
+        "peak": peak,
+        "plans": {
+            name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
+            for name in dict.fromkeys(row.plan_name for row in config.rows.values())
+            if (results / "data" / "plan" / f"{name}.json").is_file()
+        },
+        "environment": _merged(environments),
+        "manifest": manifest,
+        "damaged": damaged,
+        "config": config.source,
+    }
+
+
+def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
+    """How runs of a row differ: between `launch`es, and from `step` to step; of how many `steps` a run is, and which
+    number of them would tell most in the same time (`best_steps`, None: as many as can be). None where nothing tells.
+    """
+    rows, startup, step, counts = [], [], [], []
+    for row in config.rows.values():
+        good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
+        times = [_step_seconds(results / row.folder(run["repeat"]) / record.STEPS) for run in good]
+        if len(times) > 1 and len({len(seconds) for seconds in times}) == 1 and len(times[0]) > 1:
+            rows.append(np.stack(times))
+            startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
+            step += [run["clock"]["step_seconds_median"] for run in good]
+            counts += [run["steps"] for run in good]
+    found = stats.variance(rows)
+    if found is None:
+        return None
+    best = found.best_steps(float(np.median(startup)), float(np.median(step)))
+    most = round(best) if best < MOST_STEPS else None
+    return asdict(found) | {"steps": int(np.median(counts)), "best_steps": most}
+
+
+def _step_seconds(file: Path) -> np.ndarray:
+    """The steady steps' seconds by the clock of the rank that took longest; none where that is not known."""
+    try:
+        ranks = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return np.zeros(0)  # made before steps were kept, or damaged, which check.py tells of
+    return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]
+
+
+def _stale(config: Config, found: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
+    """Which rows' verdicts or profiles, `found` by row, are of other settings, and why; they are taken out of it."""
+    reasons = {
+        name: why
+        for name, made in found.items()
+        if made and (why := staleness.folder(config, run_of(config.rows[name]), results))
+    }
+    found |= dict.fromkeys(reasons)
+    return reasons
+
+
+def _merged(environments: list[dict]) -> dict | None:
+    """One environment for all runs; where they differ, all values beside each other. `images`: each image's digests.
+
+    A row's image lacks what only others need, which is no difference.
+    """
+    if not environments:
+        return None
+    names = dict.fromkeys(name for environment in environments for name in environment["packages"])
+    versions = {name: _each(environment["packages"].get(name) for environment in environments) for name in names}
+    packages = {name: version for name, version in versions.items() if version}
+    images: dict[str, list[str]] = {}
+    for environment in environments:
+        if environment["image"]:
+            digests = images.setdefault(environment["image"], [])
+            digests += [environment["image_digest"]] * (environment["image_digest"] not in digests)
+    told = ("system", "kernel", "python", "cuda", "cudnn", "nccl", "mpi")
+    values = {name: _each(environment.get(name) for environment in environments) for name in told}
+    kinds = [environment.get("in_container") for environment in environments]
+    values["in_container"] = _each(kind or "no container" for kind in kinds) if any(kinds) else None
+    return environments[0] | values | {"packages": packages, "images": images}
+
+
+def _each(values) -> str | None:
+    """Values that should be one: each that there is, once."""
+    return " / ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None
+
+
+def _optional(file: Path, keys: tuple[str, ...], damaged: list[str]) -> dict | None:
+    """What a file says that the table can do without; None without it. What can't be read is added to `damaged`."""
+    try:
+        return read_object(file, keys) if file.is_file() else None
+    except BadInput as error:
+        damaged.append(str(error))
+        return None
+
+
+def _verdict(config: Config, row: Row, results: Path) -> dict | None:
+    """The verdict on a row; where it can't be read, the row is not proven."""
+    try:
+        return parity.read(config, row, results)
+    except BadInput as error:
+        return parity.failed(config, row, str(error))
+
+
+def _without_ids(plan: dict) -> dict:
+    return plan | {"dropped": len(plan["dropped"])}
+
+
+def _run(config: Config, row: Row, repeat: int, results: Path) -> dict:
+    """What is known of one run. One whose files can't be read has failed, and costs the others nothing."""
+    try:
+        return _read(config, row, repeat, results)
+    except (BadInput, OSError) as error:
+        return {"status": "failed", "reason": str(error), "repeat": repeat, "log_end": []}
+
+
+def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
+    folder = results / row.folder(repeat)
+    missing = {"status": "skipped", "reason": "not run yet"}
+    if row.unavailable:
+        missing = {"status": "unavailable", "reason": row.unavailable}
+    found = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
+    if "asked" in found and (why := staleness.run(config, row, found, results)):
+        return found | {"status": "stale", "reason": why}
+    if found["status"] == "ok":
+        tested = folder / "test" / "report.json"
+        if not tested.is_file():
+            if (folder / record.UNTESTED).is_file():
+                return found | {
+                    "status": "failed",
+                    "reason": read_object(folder / record.UNTESTED, ("reason",))["reason"],
+                }
+            return found | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
+        found["test"] = read_object(tested, TEST)
+        found["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
+        found["environment"] = read_object(folder / "env.json", ENVIRONMENT)
+    elif found["status"] == "failed" and Path(found["log"]).is_file():
+        log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
+        found["log_end"] = log.splitlines()[-LOG_LINES:]
+    return found
+
+
+def good_runs(runs: list[dict]) -> list[dict]:
+    """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
+    done = _succeeded(runs)
+    return [run for run in done if not run["watch"]["disturbed"]] or done
+
+
+def _succeeded(runs: list[dict]) -> list[dict]:
+    return [run for run in runs if run["status"] == "ok"]
+
+
+def trusted(runs: list[dict]) -> bool:
+    """Whether a row has a run that nothing disturbed."""
+    return any(run["status"] == "ok" and not run["watch"]["disturbed"] for run in runs)
+
+
+def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -> dict:
+    """One line of summary.csv."""
+    good, bad = good_runs(runs), [run for run in runs if run["status"] != "ok"]
+    line = dict.fromkeys(COLUMNS) | {
+        "row": row.name,
+        "strategy": row.strategy,
+        "division": row.division,
+        "device": row.hardware.device,
+        "world_size": row.hardware.devices,
+        "nodes": row.hardware.nodes,
+        "precision": row.precision,
+        "global_batch": row.train.global_batch,
+        "repeats": len(good),
+        "disturbed": sum(bool(run["watch"]["disturbed"]) for run in runs if run["status"] == "ok"),
+        "proof": verdict["proof"] if verdict else "not-run",
+        "status": bad[0]["status"] if bad else "ok",
+        "reason": "; ".join(dict.fromkeys(run["reason"] for run in bad)),
+    }
+    if not good:
+        return line
+    measured = [_figures(row, run, peak) for run in good]
+    seconds = stats.spread([figures["train_seconds"] for figures in measured])
+    medians = {
+        name: stats.spread([figures[name] for figures in measured]).median if measured[0][name] is not None else None
+        for name in measured[0]
+    }
+    return (
+        line
+        | medians
+        # As it ran, whatever the configuration says by now.
+        | {name: good[0][name] for name in ("precision", "global_batch", "world_size", "steps")}
+        | {"train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
+    )
+
+
+def _figures(row: Row, run: dict, peak: dict | None) -> dict:
+    """What one run measured, by column. None where a device does not tell."""
+    seconds, work, memory = run["clock"]["train_seconds"], run["work"], run["memory"]
+    devices, per_device = _peak(row, run, peak)
+    energy = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
+    return {
+        "train_seconds": seconds,
+        "step_ms": run["clock"]["step_seconds_median"] * 1000,
+        "samples_per_second": run["throughput"]["samples_per_second"],
+        "tokens_per_second": run["throughput"]["tokens_per_second"],
+        "startup_seconds": run["clock"]["first_step_seconds"],
+        "total_seconds": run["clock"]["total_seconds"],
+        "accuracy": run["test"]["accuracy"],
+        "macro_f1": run["test"]["macro_f1"],
+        "final_loss": run["losses"][-1],
+        "peak_memory_mb": memory["peak_mb"],
+        "memory_before_mb": memory.get("before_mb"),
+        "reserved_memory_mb": memory["reserved_mb"],
+        "proportional_memory_mb": memory["proportional_mb"],
+        "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),
+        "mfu_padded": metrics.utilisation(work["padded_flops"], seconds, devices, per_device),
+        "energy_joules": sum(energy) if energy else None,
+    }
+
+
+def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
+    """How many devices a run had, and the peak of each, in operations per second. On a CPU a device is a core."""
+    if row.hardware.device == "cuda":
+        tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
+        name = (run["environment"]["gpus"] or [""])[0]
+        return row.hardware.devices, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+    cores = row.hardware.devices * row.hardware.threads
+    rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
+    return cores, rate / peak["cores"] if rate else None
+
+
+def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None, list[str]]:
+    """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
+
+    And of the ranked rows (of the kind that has most of them) what they can show: `sigma`, the spread of a row's log
+    times; `resolution`, how much longer a row must take to be shown slower; whether rows have `unlike_spreads`. And
+    the rows that no block connects with the rest.
+
+    Rows are compared that do the same work on the same kind of device. One that was found to train another model is
+    not. Of the rest, those are ranked that train by the same recipe, undisturbed. A row whose every run was disturbed
+    is compared with the others, but is no part of what they are compared by.
+    """
+    kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
+    for row in rows:
+        if row["train_seconds"] is not None and row["proof"] not in ("unequal", "failed"):
+            kind = (row["device"], config.rows[row["row"]].plan_name)
+            seconds = {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
+            kinds.setdefault(kind, {})[row["row"]] = seconds
+    by_name = {row["row"]: row for row in rows}
+    ratios: dict[str, dict[str, dict]] = {}
+    most, apart = None, []
+    for members in kinds.values():
+        sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
+        fit = stats.Fit(sound)
+        base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
+        closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, base)
+        ranked = closed.ranks()
+        most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed
+        for name in members:
+            row = by_name[name]
+            row["rank"] = ranked.get(name)
+            against = {other: _ratio(fit, members, name, other) for other in members}
+            ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
+            alone = not any(against[other] for other in closed.rows or members if other != name)
+            if alone and len(members) > 1 and name not in closed.rows:
+                apart.append(name)
+            if base and (ratio := against[base]):
+                row["speedup"] = 1 / ratio.value
+                if ratio.kind:
+                    row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
+                row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
+    if not most or most.sigma is None:
+        return ratios, None, apart
+    names = ("sigma", "resolution", "unlike_spreads")
+    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
+
+
+def _together(seconds: dict[str, dict[stats.Block, float]], base: str | None) -> stats.Fit:
+    """The fit of the most rows that blocks connect; of two groups as large, of the baseline's."""
+    fit = stats.Fit(seconds)
+    groups = fit.groups()
+    largest = max(groups, key=lambda group: (len(group), base in group), default=[])
+    return fit if len(groups) < 2 else stats.Fit({name: seconds[name] for name in largest})
+
+
+def _ratio(fit: stats.Fit, members: dict[str, dict[stats.Block, float]], ours: str, theirs: str) -> stats.Ratio | None:
+    """The ratio of two rows by the `fit` of all undisturbed ones; a disturbed one is fitted beside those by itself."""
+    disturbed = {name: members[name] for name in (ours, theirs) if name not in fit.seconds}
+    return (stats.Fit(fit.seconds | disturbed) if disturbed else fit).ratio(ours, theirs)

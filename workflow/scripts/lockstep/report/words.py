@@ -1,0 +1,68 @@
+"""The report's words in each of its languages, from workflow/report/words.yaml."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+
+from lockstep.paths import WORKFLOW
+
+FILE = WORKFLOW / "report" / "words.yaml"
+LANGUAGES = ("en", "zh")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text in every language."""
+
+    en: str
+    zh: str
+
+    def __add__(self, other: "Text") -> "Text":
+        return Text(self.en + other.en, self.zh + other.zh)
+
+
+@cache
+def _entries() -> dict[str, list[str]]:
+    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+
+
+def say(key: str, **values) -> Text:
+    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names."""
+    return Text(
+        *(
+            template.format(**{name: _in(value, language) for name, value in values.items()})
+            for language, template in zip(LANGUAGES, _entries()[key], strict=True)
+        )
+    )
+
+
+def same(text: str) -> Text:
+    """What reads alike in every language: names, numbers."""
+    return Text(text, text)
+
+
+def listing(names: list[str]) -> Text:
+    """a, b and c"""
+    *first, last = names
+    comma, conjunction = say("comma"), say("and")
+    return Text(
+        *(
+            f"{_in(comma, language).join(first)}{_in(conjunction, language)}{last}" if first else last
+            for language in LANGUAGES
+        )
+    )
+
+
+def join(texts: list[Text], separator: Text) -> Text:
+    return Text(separator.en.join(text.en for text in texts), separator.zh.join(text.zh for text in texts))
+
+
+def _in(value, language: str) -> str:
+    return getattr(value, language) if isinstance(value, Text) else str(value)
+
+
+@cache
+def axis_texts() -> list[Text]:
+    """What the pictures say along their axes and in their legends: drawn in English, in both languages on the page."""
+    return [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]

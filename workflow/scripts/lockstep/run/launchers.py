@@ -1,0 +1,83 @@
+"""The commands that start a run's processes, by the row's `launcher` (a strategy without that option: plain Python).
+
+Each is a function of the row's settings, the training script, and the run's folder, on which the script works. A run is
+started and watched from here by a process that needs neither PyTorch nor a framework, which take seconds to import.
+"""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from lockstep.config.hardware import free_port
+from lockstep.files import write_text
+
+
+def command(settings: dict, script: Path, folder: Path) -> list[str]:
+    """The command of the launcher that a row asks for; `settings` is `config.Row.settings`."""
+    return LAUNCHERS[settings["options"].get("launcher", "python")](settings, script, folder)
+
+
+def python(settings, script, folder):
+    return [sys.executable, str(script), str(folder)]
+
+
+def torchrun(settings, script, folder, module="torch.distributed.run"):
+    hardware = settings["hardware"]
+    processes = ["--nproc-per-node", str(hardware["processes"]), "--max-restarts", "0"]
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(hardware["port"]))]
+    return [sys.executable, "-m", module, *processes, *address, str(script), str(folder)]
+
+
+def launch(settings, script, folder):
+    """What torchrun replaced; deprecated since PyTorch 1.9."""
+    return torchrun(settings, script, folder, "torch.distributed.launch")
+
+
+def spawn(settings, script, folder):
+    """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
+    meeting = (folder / "rendezvous").absolute()
+    meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
+    address = f"tcp://127.0.0.1:{free_port(settings['hardware']['port'])}"
+    if settings["options"]["rendezvous"] == "file":
+        address = f"file://{meeting}"
+    processes = str(settings["hardware"]["processes"])
+    return [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder), address, processes]
+
+
+def accelerate(settings, script, folder):
+    hardware, file = settings["hardware"], folder / "accelerate.yaml"
+    about = {
+        "compute_environment": "LOCAL_MACHINE",
+        # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
+        "distributed_type": "MULTI_GPU",
+        "num_processes": hardware["processes"],
+        "num_machines": 1,
+        "main_process_ip": "127.0.0.1",
+        "main_process_port": free_port(hardware["port"]),
+        "mixed_precision": "no" if settings["precision"] == "fp32" else settings["precision"],
+        "dynamo_config": {"dynamo_backend": "NO"},
+        "use_cpu": False,
+    }
+    write_text(file, yaml.safe_dump(about))
+    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file), str(script), str(folder)]
+
+
+def deepspeed(settings, script, folder):
+    hardware = settings["hardware"]
+    devices = ["--num_gpus" if hardware["device"] == "cuda" else "--num_accelerators", str(hardware["processes"])]
+    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware["port"]))]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
+
+
+def horovodrun(settings, script, folder):
+    controller, processes = settings["options"]["controller"], str(settings["hardware"]["processes"])
+    program = Path(sys.executable).with_name("horovodrun")
+    shape = [f"--{controller}", "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
+    # Its cache of what it found out about the hosts would be a file in the user's home.
+    return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
+
+
+LAUNCHERS = {
+    launcher.__name__: launcher for launcher in (python, torchrun, launch, spawn, accelerate, deepspeed, horovodrun)
+}

@@ -1,0 +1,58 @@
+"""The ledger: which sample each rank trained in which step, held against the plan; and how long each step took."""
+
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.plan import Plan
+from lockstep.errors import OtherWork
+from lockstep.files import atomic_file
+
+
+def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
+    """The ledgers of all ranks as three columns of equal length: rank, step, id; in order of step, then rank."""
+    columns = {"rank": [], "step": [], "id": []}
+    for rank in range(world_size):
+        with np.load(folder / "ranks" / f"{rank}.npz", allow_pickle=False) as arrays:
+            columns["rank"].append(np.full(len(arrays["id"]), rank, dtype=np.int64))
+            columns["step"].append(arrays["step"])
+            columns["id"].append(arrays["id"])
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    order = np.lexsort((joined["rank"], joined["step"]))
+    return {name: column[order] for name, column in joined.items()}
+
+
+def gather_steps(folder: Path, world_size: int) -> np.ndarray:
+    """The seconds that each step took each rank, float32 [ranks, steps]."""
+    seconds = []
+    for rank in range(world_size):
+        with np.load(folder / "ranks" / f"{rank}.npz", allow_pickle=False) as arrays:
+            seconds.append(arrays["seconds"])
+    return np.stack(seconds)
+
+
+def check_ledger(ledger: dict[str, np.ndarray], plan: Plan) -> None:
+    """Raises OtherWork at the first step in which the ranks did not train each of the plan's samples once, no other."""
+    bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
+    if bounds[-1] != len(ledger["step"]):
+        raise OtherWork(f"the ledger has steps beyond the plan's {plan.steps}")
+    for step in range(plan.steps):
+        consumed = ledger["id"][bounds[step] : bounds[step + 1]]
+        planned = plan.step_ids(step)
+        if not np.array_equal(np.sort(consumed), np.sort(planned)):
+            missing = np.setdiff1d(planned, consumed)
+            extra = len(consumed) - len(planned) + len(missing)
+            raise OtherWork(
+                f"the ledger differs from the plan in step {step + 1}: {len(missing)} of {len(planned)} samples were"
+                f" not trained, {extra} were trained that should not have been, or more than once"
+            )
+
+
+def write_ledger(path: Path, ledger: dict[str, np.ndarray]) -> None:
+    with atomic_file(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, **ledger)
+
+
+def write_steps(path: Path, seconds: np.ndarray) -> None:
+    with atomic_file(path) as temporary, temporary.open("wb") as stream:
+        np.save(stream, seconds)

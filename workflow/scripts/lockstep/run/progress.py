@@ -1,0 +1,80 @@
+"""What a rank tells its launcher: how far it is, while it trains; and what it did, in files, at the end."""
+
+import os
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.files import atomic_file, write_json
+
+# Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
+WARMUP_STEPS = 3
+WEIGHTS = "weights.safetensors"  # what a trial for the proof, or a variation of it, ended with
+
+
+class Progress:
+    """How far each rank is, in memory that the launcher shares: a rank writes a number, and no system call is made.
+
+    int64 [world size, 3]: process id, things done of any kind (so that standing still shows), steps done.
+    """
+
+    def __init__(self, folder: Path, world_size: int | None = None):
+        path = folder / "progress"
+        if world_size:
+            np.zeros((world_size, 3), dtype=np.int64).tofile(path)
+        self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 3)
+
+    def begin(self, rank: int) -> None:
+        self.row = self.table[rank]
+        self.row[0] = os.getpid()
+        self.alive()
+
+    def alive(self) -> None:
+        self.row[1] += 1
+
+    def step(self) -> None:
+        self.row[1] += 1
+        self.row[2] += 1
+
+
+class RankFiles:
+    """What one rank writes for the launcher: ranks/<rank>.json and .npz at the end, or <rank>.error.json."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.folder, self.rank = folder / "ranks", rank
+        self.ids: list[np.ndarray] = []
+        self.id_steps: list[int] = []
+        self.events: list[dict] = []
+        self.gradient_norm: float | None = None  # of the first step, in a trial for the proof
+
+    def consume(self, step: int, ids: np.ndarray) -> None:
+        """Note that this rank trained samples `ids` in `step`: its ledger."""
+        self.ids.append(ids)
+        self.id_steps.append(step)
+
+    def event(self, key: str, value=None) -> None:
+        """One line of events.jsonl, in the spirit of MLPerf's log (github.com/mlcommons/logging)."""
+        self.events.append({"time": time.time(), "key": key, "value": value, "rank": self.rank})
+
+    def write(self, summary: dict, step_seconds: np.ndarray) -> None:
+        steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
+        ids = np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
+        with atomic_file(self.folder / f"{self.rank}.npz") as temporary, temporary.open("wb") as stream:
+            np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32))
+        write_json(self.folder / f"{self.rank}.json", summary | {"events": self.events})
+
+    def write_error(self, error: BaseException, step: int) -> None:
+        message = str(error).strip() or type(error).__name__
+        write_json(
+            self.folder / f"{self.rank}.error.json",
+            {
+                "time": time.time(),
+                "rank": self.rank,
+                "step": step,
+                "type": type(error).__name__,
+                "message": message.splitlines()[0][:300],
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+        )

@@ -1,0 +1,63 @@
+"""The record of a run: written by its schema, read again; and the events and errors of its ranks."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from lockstep.errors import BadInput
+from lockstep.files import read_json, write_json, write_text
+from lockstep.paths import WORKFLOW
+
+SCHEMA_FILE = WORKFLOW / "schemas" / "record.schema.yaml"
+STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank's clock
+UNTESTED = "untested.json"  # why a run that trained could not be converted and tested
+
+
+def read_ranks(folder: Path, world_size: int) -> list[dict]:
+    return [read_json(folder / "ranks" / f"{rank}.json") for rank in range(world_size)]
+
+
+def read_errors(folder: Path) -> list[dict]:
+    """What ranks said when they failed, the first one first."""
+    return sorted(
+        (read_json(file) for file in (folder / "ranks").glob("*.error.json")), key=lambda error: error["time"]
+    )
+
+
+def write_events(path: Path, ranks: list[dict]) -> None:
+    events = sorted((event for rank in ranks for event in rank["events"]), key=lambda event: event["time"])
+    write_text(path, "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events))
+
+
+def read_run(folder: Path) -> dict | None:
+    """The record of the run in `folder`: of the last attempt, whether it succeeded or failed; None if there is none.
+
+    Raises BadInput where it is no valid one.
+    """
+    for name in ("record.json", "failed.json"):
+        if (folder / name).is_file():
+            found = read_json(folder / name)
+            if problems := invalid(found):
+                raise BadInput(
+                    f"{folder / name}: is no valid record: {problems[0]}. Remove it, and train the row again."
+                )
+            return found
+    return None
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8")))
+
+
+def invalid(found: dict) -> list[str]:
+    """What is wrong with a run's record, by its schema."""
+    return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(found)]
+
+
+def write_run(path: Path, found: dict) -> None:
+    _validator().validate(found)
+    write_json(path, found)

@@ -1,0 +1,84 @@
+"""Whether what lies in a results folder was made with the settings, and from the data, that its row has now."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep.config.configuration import Config
+from lockstep.config.row import NOT_DECIDING, Row
+from lockstep.errors import BadInput
+from lockstep.files import read_json, read_object
+
+LISTED = 4  # settings in a reason, at most
+
+
+def run(config: Config, row: Row, found: dict, results: Path) -> str:
+    """Why the record of one of the row's runs is not of the row as it is now; empty if it is."""
+    return _told(differences(found["asked"], _now(config, row)) + _data(config, row, found.get("hashes", {}), results))
+
+
+def folder(config: Config, row: Row, results: Path) -> str:
+    """The same of the row's first repetition, or its only one in the proof and profile, by its settings.json."""
+    files = [results / row.folder(1) / name for name in ("settings.json", "record.json")]
+    made, ended = map(_read, files)
+    return _told(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
+
+
+def written(config: Config, found: dict) -> str:
+    """The same of a record by what the configuration says, on any machine: `auto` and `all` may differ there."""
+    row = config.repetition(config.rows[found["row"]], found["repeat"])
+    left = (*NOT_DECIDING, "processes")  # which one device has one of, and a record's folder is named by
+    hardware = {
+        key: value for key, value in asdict(row.asked).items() if value not in ("auto", "all") and key not in left
+    }
+    now = {"strategy": row.strategy, "options": row.options, "train": asdict(row.train), "hardware": hardware}
+    return _told(differences(found["asked"], now | {"dropout": config.model.dropout}))
+
+
+def differences(made: dict, now: dict) -> list[str]:
+    """What differs of the settings that both have, as in `train.epochs 3, now 30`."""
+    ours, theirs = _flat(made), _flat(now)
+    both = [key for key in theirs if key in ours and ours[key] != theirs[key]]
+    # The plan is named by settings that stand here themselves.
+    return [f"{key} {_word(ours[key])}, now {_word(theirs[key])}" for key in both if key != "plan"]
+
+
+def _read(file: Path) -> dict:
+    """What a file says; nothing where it is missing or damaged, which is told elsewhere."""
+    try:
+        return read_object(file, ()) if file.is_file() else {}
+    except BadInput:
+        return {}
+
+
+def _now(config: Config, row: Row) -> dict:
+    dropout = {} if row.kind == "parity" else {"dropout": config.model.dropout}  # which trials are without
+    return row.deciding() | dropout
+
+
+def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
+    """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
+    about = read_json(results / "data" / "data.json")
+    said = differences(about.get("asked", {}), config.data_settings)
+    plan = results / "data" / "plan" / f"{row.plan_name}.json"
+    there = {"data": about["hash"], "weights": about["weights"]}
+    there |= {"plan": read_json(plan)["hash"]} if plan.is_file() else {}
+    other = [name for name, wanted in there.items() if hashes.get(name, wanted) != wanted]
+    return said + ([f"{' and '.join(other)} that have changed since"] if other else [])
+
+
+def _told(differing: list[str]) -> str:
+    if not differing:
+        return ""
+    more = [f"and {len(differing) - LISTED} more"] if len(differing) > LISTED else []
+    return f"made with other settings: {'; '.join(differing[:LISTED] + more)}"
+
+
+def _flat(nested: dict, prefix: str = "") -> dict:
+    flat = {}
+    for name, value in nested.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _word(value) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
