@@ -110,7 +110,11 @@ def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:
     source = registry.path(name).read_text(encoding="utf-8")
     (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Strategy"]
     base = ast.unparse(found.bases[0]).removesuffix(".Strategy") if found.bases else None
-    return {node.name: _lines(source, node) for node in found.body if isinstance(node, ast.FunctionDef)}, base
+    methods = {node.name: _lines(source, node) for node in found.body if isinstance(node, ast.FunctionDef)}
+    if base and base.startswith("_"):  # no strategy by itself: what it defines stands with those that extend it
+        shared, base = definitions(base)
+        methods = shared | methods
+    return methods, base
 
 
 def helpers(name: str) -> list[list[str]]:

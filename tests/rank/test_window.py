@@ -86,7 +86,7 @@ def session(benchmark, tmp_path) -> Session:
 
 def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypatch):
     with Counting(session.clock, monkeypatch) as counting:
-        training._train(session)
+        training.train(session)
     assert counting.steps == 9
     assert counting.found == []
 
@@ -102,7 +102,7 @@ def test_the_count_sees_what_it_must(session, monkeypatch, what):
 
     monkeypatch.setattr(session.strategy, "step", careless)
     with Counting(session.clock, monkeypatch) as counting:
-        training._train(session)
+        training.train(session)
     assert len(counting.found) >= 9
 
 
@@ -111,10 +111,13 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     slept, evaluate = [], training.DevSplit.evaluate
 
     def train(replay):
-        for _ in replay:
+        replay.begin()
+        for step in range(replay.steps):
             began = time.perf_counter()
             time.sleep(0.1)
             slept.append(time.perf_counter() - began)  # on a busy machine a sleep takes longer than was asked for
+            replay.step_done(step)
+        replay.end()
 
     def slow(self, step):
         time.sleep(0.3)
@@ -127,7 +130,7 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     monkeypatch.setattr(session.strategy, "all_gather", wait_for_others)
     monkeypatch.setattr(session.strategy, "train", train)
     monkeypatch.setattr(training.DevSplit, "evaluate", slow)
-    training._train(session)
+    training.train(session)
     clock = json.loads((session.folder / "ranks" / "0.json").read_text())["clock"]
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
@@ -154,7 +157,7 @@ def test_memory_is_that_of_the_window(session, monkeypatch):
     monkeypatch.setattr(session.strategy, "step", stepping)
     monkeypatch.setattr(session.strategy, "state_dict", gathering)
     take(900)
-    training._train(session)
+    training.train(session)
     found = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
     assert 95 < found["peak_mb"] - found["before_mb"] < 500
     assert found["proportional_mb"] <= found["peak_mb"]

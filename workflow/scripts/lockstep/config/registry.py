@@ -1,6 +1,6 @@
 """The registry: a strategy is a file in lockstep/strategies, found by its name.
 
-A strategy file defines a class `Strategy` and may begin with literals that are read without importing it (and so
+A strategy file defines a class `Strategy`, and may hold literals that are read without importing it (and so
 without importing torch or its framework):
 
     OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
@@ -37,10 +37,12 @@ def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     found |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
-    for statement in ast.parse(path(name).read_text(encoding="utf-8")).body:
+    statements = ast.parse(path(name).read_text(encoding="utf-8")).body
+    for statement in statements:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
             found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
-        elif isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
             base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
             kept = base["OPTIONS"] if found["INHERITS"] is None else found["INHERITS"]
             found["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | found["OPTIONS"]

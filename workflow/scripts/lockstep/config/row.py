@@ -26,8 +26,8 @@ RESERVED = (
     "tune",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Keys of `train` that a row of the closed division leaves alone. Besides strategy and precision, they decide which model
-# it ends with.
+# Keys of `train` that a row of the closed division leaves alone: with strategy and precision they decide which model it
+# ends with.
 CLOSED_KEYS = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
 CLOSED_KEYS += ("clip", "seed")
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.

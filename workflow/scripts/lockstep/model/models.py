@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays
+from lockstep.model import lean
 
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
     from lockstep.config.sections import Model
@@ -131,9 +132,14 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
 
 def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere if given. Never downloads."""
+    _require_weights(folder)
+    with lean.imports():
+        return _load(folder, dropout)
+
+
+def _load(folder: Path, dropout: float | None) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    _require_weights(folder)
     config = AutoConfig.from_pretrained(folder, **LOCAL)
     if dropout is not None:
         for name in _dropout_keys(config):
@@ -204,8 +210,9 @@ def keep_masks() -> None:
 
     To leave that one out it would read the mask back, and so wait for the device in every forward pass.
     """
-    from transformers import AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    with lean.imports():
+        from transformers import AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
 
     def mask(**arguments):
         return sdpa_mask(**arguments | {"allow_is_bidirectional_skip": False})

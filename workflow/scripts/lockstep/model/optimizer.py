@@ -2,6 +2,8 @@
 
 import torch
 
+from lockstep.model import lean
+
 BETAS, EPS = (0.9, 0.999), 1e-8  # of AdamW
 
 
@@ -17,7 +19,8 @@ def make_optimizer(model: torch.nn.Module, train: dict) -> torch.optim.AdamW:
 
 def make_schedule(optimizer: torch.optim.Optimizer, train: dict, steps: int):
     """The learning rate at each of `steps` optimizer steps, by transformers' schedules; step it after each one."""
-    from transformers import get_scheduler
+    with lean.imports():
+        from transformers import get_scheduler
 
     name = "constant_with_warmup" if train["schedule"] == "constant" else train["schedule"]
     warmup = round(train["warmup"] * steps) if train["warmup"] < 1 else int(train["warmup"])

@@ -1,5 +1,7 @@
 """Evaluation on the dev split while training, and which checkpoint is kept."""
 
+import math
+
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
@@ -79,7 +81,7 @@ def gather_logits(session: Session, tokens: Tokens) -> torch.Tensor:
     strategy.model.eval()
     with torch.no_grad():
         for ids in tokens.batches(session.train["global_batch"]):
-            padded = np.full(-(-len(ids) // world.size) * world.size, -1)
+            padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
             padded[: len(ids)] = ids
             mine = share(padded, world.rank, world.size)
             width = int(tokens.lengths[ids].max())

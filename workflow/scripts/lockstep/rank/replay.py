@@ -31,7 +31,10 @@ class Batch:
 
 
 class Replay:
-    """Iterating yields each optimizer step's number, and times and notes the step when the next one is asked for."""
+    """One rank's part of the plan, for the loop of a strategy or of a framework.
+
+    The loop calls `begin`; in each step `batches`, `loss`, `trained`, `gradients_ready` and `step_done`; and `end`.
+    """
 
     def __init__(self, session: Session, plan: Plan, tokens: Tokens, dev_split: DevSplit):
         self.session, self.plan, self.tokens, self.dev_split = session, plan, tokens, dev_split
@@ -40,13 +43,6 @@ class Replay:
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
-
-    def __iter__(self) -> Iterator[int]:
-        self.begin()
-        for step in range(self.steps):
-            yield step
-            self.step_done(step)
-        self.end()
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -60,16 +56,18 @@ class Replay:
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
 
     def loss(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
-        """The batch's part in the mean loss over the global batch; notes it, and that its samples were trained.
+        """The batch's part in the mean loss over the global batch.
 
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
         this rank's losses * world size / global batch.
         """
         scale = self.session.strategy.world.size / len(self.plan.step_ids(batch.step))
-        loss = cross_entropy(logits.to(self.losses.dtype), batch.labels, reduction="sum") * scale
+        return cross_entropy(logits.to(self.losses.dtype), batch.labels, reduction="sum") * scale
+
+    def trained(self, batch: Batch, loss: torch.Tensor) -> None:
+        """The batch's gradients are there: note its loss, and in the ledger its samples."""
         self.losses[batch.step] += loss.detach()
         self.session.files.consume(batch.step, batch.ids)
-        return loss
 
     def gradients_ready(self, step: int) -> None:
         """The step's gradients are complete, and not clipped yet."""
@@ -78,12 +76,12 @@ class Replay:
             self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
 
     def begin(self) -> None:
-        """The model is wrapped. Raises RunFailed where it is not set up as the row asks for."""
+        """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
         self.settings = readback.check(self.session.strategy, self.session.settings)
         self._open()
 
     def step_done(self, step: int) -> None:
-        """Weights and learning rate are updated."""
+        """Weights and learning rate are updated: the clock ticks, and the dev split is evaluated where that is due."""
         self.session.clock.tick()
         self.session.progress.step()
         if self.session.profiler:

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
         progress = Progress(folder)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
-        _train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
+        train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
         for name, changes in settings.get("variations", {}).items():
             gc.collect()
             _vary(strategy, settings, folder / name, progress, changes)
@@ -77,7 +77,7 @@ def _end(number, frame):
     raise RunFailed("was ended by SIGTERM")
 
 
-def _train(session: Session) -> None:
+def train(session: Session) -> None:
     """The run itself, of which everything is measured and kept."""
     strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
     replay, start = _prepare(session)

@@ -20,19 +20,6 @@ from safetensors.torch import load_file
 from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
-INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
-OPTIONS = {
-    "launcher": {
-        "enum": ["accelerate", "torchrun"],
-        "default": "accelerate",
-        "description": "accelerate launch with a configuration file of its own, or torchrun",
-    },
-}
-NEEDS = {"accelerate": ("1.15.0", "make setup")}
-REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
-]
-
 
 class Strategy(ddp.Strategy):
     def start(self):
@@ -42,7 +29,7 @@ class Strategy(ddp.Strategy):
             cpu=self.hardware["device"] == "cpu",
             mixed_precision="no" if self.precision == "fp32" else self.precision,
             kwargs_handlers=[
-                DistributedDataParallelKwargs(broadcast_buffers=False, **options),
+                DistributedDataParallelKwargs(**options),
                 InitProcessGroupKwargs(self.hardware["backend"], timeout=timedelta(seconds=self.hardware["timeout"])),
             ],
         )
@@ -53,6 +40,7 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
+        self.accelerator.ddp_handler.broadcast_buffers = ddp.has_changing_buffers(model)
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)
 
@@ -78,3 +66,17 @@ class Strategy(ddp.Strategy):
     @staticmethod
     def to_state_dict(folder):
         return load_file(folder / "model.safetensors")
+
+
+INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
+OPTIONS = {
+    "launcher": {
+        "enum": ["accelerate", "torchrun"],
+        "default": "accelerate",
+        "description": "accelerate launch with a configuration file of its own, or torchrun",
+    },
+}
+NEEDS = {"accelerate": ("1.15.0", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
+]

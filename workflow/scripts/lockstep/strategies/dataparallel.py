@@ -13,24 +13,15 @@ from lockstep.strategies import single
 
 ONE_DEVICE_ON = ("cpu",)
 ONE_PROCESS_ON = ("cpu", "cuda")
-OPTIONS = {
-    "nodes": {
-        "type": "integer",
-        "const": 1,
-        "default": 1,
-        "description": "nn.DataParallel is one process, and can't span machines.",
-    },
-}
 PREFIX = "module.model."  # of what it saves
 
 
 class Strategy(single.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
-        if self.world.device.type == "cuda":
-            self.model = torch.nn.DataParallel(Replica(model, self.autocast), list(range(self.hardware["devices"])))
-        else:
-            self.model = torch.nn.DataParallel(Replica(model, self.autocast))
+    def wrap(self):
+        on_gpus = self.world.device.type == "cuda"
+        devices = list(range(self.hardware["devices"])) if on_gpus else None
+        self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices)
+        if not on_gpus:
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
 
     def live(self):
@@ -40,6 +31,16 @@ class Strategy(single.Strategy):
     def to_state_dict(folder):
         state = single.Strategy.to_state_dict(folder)
         return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
+
+
+OPTIONS = {
+    "nodes": {
+        "type": "integer",
+        "const": 1,
+        "default": 1,
+        "description": "nn.DataParallel is one process, and can't span machines.",
+    },
+}
 
 
 class Replica(torch.nn.Module):

@@ -9,16 +9,55 @@ On a CPU: gloo in place of NCCL; it takes cycles from the cores that compute, so
 """
 
 import contextlib
-import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.config.hardware import World
-from lockstep.strategies import single
+from lockstep.strategies import _group, single
+
+HOOKS = {
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "powersgd": powerSGD_hook.powerSGD_hook,
+}
+
+
+class Strategy(_group.Strategy):
+    def wrap(self):
+        if self.options["sync_batchnorm"]:
+            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.model = DistributedDataParallel(
+            self.model,
+            gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
+            bucket_cap_mb=self.options["bucket_mb"],
+            static_graph=self.options["static_graph"],
+            find_unused_parameters=self.options["find_unused_parameters"],
+            broadcast_buffers=has_changing_buffers(self.model),
+        )
+        if self.options["hook"] != "none":
+            state, rank = None, self.options["powersgd_rank"]
+            if self.options["hook"] == "powersgd":
+                # Its first 1000 steps are not compressed by default; 2 is the least it takes.
+                state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, HOOKS[self.options["hook"]])
+
+    def train(self, replay):
+        with self.model.join() if self.options.get("join") else contextlib.nullcontext():
+            super().train(replay)
+
+    def averaging(self, last):
+        return contextlib.nullcontext() if last else self.model.no_sync()
+
+    def live(self):
+        return {"backend": dist.get_backend()} | live_options(self.model)
+
+    @staticmethod
+    def to_state_dict(folder):
+        state = single.Strategy.to_state_dict(folder)
+        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+
 
 OPTIONS = {
     "launcher": {
@@ -70,11 +109,6 @@ OPTIONS = {
         "description": "convert BatchNorm layers to SyncBatchNorm, which takes its statistics over all ranks",
     },
 }
-HOOKS = {
-    "fp16": default_hooks.fp16_compress_hook,
-    "bf16": default_hooks.bf16_compress_hook,
-    "powersgd": powerSGD_hook.powerSGD_hook,
-}
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed on their way"),
 ]
@@ -83,70 +117,6 @@ REFUSED = [
     ({"sync_batchnorm": [True], "device": ["cpu"]}, "PyTorch's SyncBatchNorm works on GPUs only"),
     ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
 ]
-
-
-class Strategy(single.Strategy):
-    def start(self, **rendezvous):
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = torch.device(self.hardware["device"])
-        if device.type == "cuda":
-            device = torch.device("cuda", local_rank)
-            torch.cuda.set_device(device)
-        timeout = timedelta(seconds=self.hardware["timeout"])
-        dist.init_process_group(self.hardware["backend"], timeout=timeout, **rendezvous)
-        self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
-        return self.world
-
-    def prepare(self, model, make_optimizer):
-        if self.options["sync_batchnorm"]:
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        super().prepare(model, make_optimizer)
-        self.wrap()
-
-    def wrap(self) -> None:
-        """Have the ranks' gradients averaged."""
-        self.model = DistributedDataParallel(
-            self.model,
-            gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
-            bucket_cap_mb=self.options["bucket_mb"],
-            static_graph=self.options["static_graph"],
-            find_unused_parameters=self.options["find_unused_parameters"],
-            broadcast_buffers=has_changing_buffers(self.model),
-        )
-        if self.options["hook"] != "none":
-            state, rank = None, self.options["powersgd_rank"]
-            if self.options["hook"] == "powersgd":
-                # Its first 1000 steps are not compressed by default; 2 is the least it takes.
-                state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            self.model.register_comm_hook(state, HOOKS[self.options["hook"]])
-
-    def train(self, replay):
-        with self.model.join() if self.options.get("join") else contextlib.nullcontext():
-            super().train(replay)
-
-    def live(self):
-        return {"backend": dist.get_backend()} | live_options(self.model)
-
-    def backward(self, loss, last):
-        with contextlib.nullcontext() if last else self.model.no_sync():
-            super().backward(loss, last)
-
-    def all_gather(self, tensor):
-        gathered = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        dist.all_gather(gathered, tensor)
-        return torch.stack(gathered)
-
-    def save(self, folder):
-        if self.world.rank == 0:  # every rank holds the same weights
-            super().save(folder)
-
-    @staticmethod
-    def to_state_dict(folder):
-        state = single.Strategy.to_state_dict(folder)
-        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
-
-    def stop(self):
-        dist.destroy_process_group()
 
 
 def has_changing_buffers(model: torch.nn.Module) -> bool:

@@ -15,6 +15,13 @@ import torch
 
 from lockstep.strategies import ddp_spawn
 
+
+class Strategy(ddp_spawn.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        self.scaler = torch.amp.GradScaler(self.world.device.type)
+
+
 OPTIONS = {
     "precision": {
         "enum": ["amp", "bf16", "fp16"],
@@ -22,9 +29,3 @@ OPTIONS = {
         "description": "amp is fp16 on CUDA and bf16 on CPU",
     },
 }
-
-
-class Strategy(ddp_spawn.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
-        self.scaler = torch.amp.GradScaler(self.world.device.type)

@@ -15,6 +15,13 @@ import torch
 
 from lockstep.strategies import ddp
 
+
+class Strategy(ddp.Strategy):
+    def start(self):
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return super().start(init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=world_size)
+
+
 OPTIONS = {
     "launcher": {
         "enum": ["spawn"],
@@ -27,12 +34,6 @@ OPTIONS = {
         "description": "how the processes find each other: file:// or tcp://",
     },
 }
-
-
-class Strategy(ddp.Strategy):
-    def start(self):
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return super().start(init_method=os.environ["RENDEZVOUS"], rank=rank, world_size=world_size)
 
 
 def process(rank: int, script: str, folder: str, address: str, world_size: int) -> None:

@@ -20,47 +20,7 @@ import torch
 from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
-INHERITS = ()
-OPTIONS = {
-    "launcher": {
-        "enum": ["deepspeed", "torchrun"],
-        "default": "deepspeed",
-        "description": "DeepSpeed's own launcher, or torchrun",
-    },
-    "stage": {
-        "enum": [0, 1, 2, 3],
-        "default": 3,
-        "description": "ZeRO stage: 1 shards the optimizer's state, 2 gradients too, 3 parameters too",
-    },
-    "native_precision": {
-        "type": "boolean",
-        "default": False,
-        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
-    },
-    "activation_checkpointing": {
-        "type": "boolean",
-        "default": False,
-        "description": "compute each layer's activations again in the backward pass instead of keeping them",
-    },
-    "offload_optimizer": {
-        "type": "boolean",
-        "default": False,
-        "description": "keep the optimizer's state in the CPU's memory",
-    },
-}
-NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-NEEDS = {"deepspeed": ("0.19.8", "make setup")}
-LOSSY = [
-    (
-        {"native_precision": [True], "precision": ["bf16", "fp16"]},
-        "also what autocast keeps in fp32 is computed in the reduced precision",
-    ),
-]
-REFUSED = [
-    ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
-    ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
-]
 
 
 class Strategy(ddp.Strategy):
@@ -188,6 +148,48 @@ class Strategy(ddp.Strategy):
                 return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
         file = folder / "final" / "mp_rank_00_model_states.pt"
         return torch.load(file, map_location="cpu", weights_only=True)["module"]
+
+
+INHERITS = ()
+OPTIONS = {
+    "launcher": {
+        "enum": ["deepspeed", "torchrun"],
+        "default": "deepspeed",
+        "description": "DeepSpeed's own launcher, or torchrun",
+    },
+    "stage": {
+        "enum": [0, 1, 2, 3],
+        "default": 3,
+        "description": "ZeRO stage: 1 shards the optimizer's state, 2 gradients too, 3 parameters too",
+    },
+    "native_precision": {
+        "type": "boolean",
+        "default": False,
+        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
+    },
+    "activation_checkpointing": {
+        "type": "boolean",
+        "default": False,
+        "description": "compute each layer's activations again in the backward pass instead of keeping them",
+    },
+    "offload_optimizer": {
+        "type": "boolean",
+        "default": False,
+        "description": "keep the optimizer's state in the CPU's memory",
+    },
+}
+NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
+NEEDS = {"deepspeed": ("0.19.8", "make setup")}
+LOSSY = [
+    (
+        {"native_precision": [True], "precision": ["bf16", "fp16"]},
+        "also what autocast keeps in fp32 is computed in the reduced precision",
+    ),
+]
+REFUSED = [
+    ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
+    ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
+]
 
 
 @contextlib.contextmanager

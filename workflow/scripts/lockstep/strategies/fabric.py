@@ -8,6 +8,7 @@ On a CPU: as ddp.
 """
 
 import contextlib
+from datetime import timedelta
 
 import torch
 from lightning.fabric import Fabric
@@ -16,22 +17,18 @@ from lightning.fabric.strategies import DDPStrategy
 from lockstep.config.hardware import World
 from lockstep.strategies import ddp
 
-INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
 PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-NEEDS = {"lightning": ("2.6.6", "make setup")}
-REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),
-]
 
 
 class Strategy(ddp.Strategy):
     def start(self):
         options = {name: self.options[name] for name in ("gradient_as_bucket_view", "find_unused_parameters")}
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
+        timeout = timedelta(seconds=self.hardware["timeout"])
         self.fabric = Fabric(
             accelerator=self.hardware["device"],
             devices=self.hardware["devices"],
-            strategy=DDPStrategy(process_group_backend=self.hardware["backend"], broadcast_buffers=False, **options),
+            strategy=DDPStrategy(process_group_backend=self.hardware["backend"], timeout=timeout, **options),
             precision=PRECISION[self.precision],
         )
         self.fabric.launch()
@@ -42,6 +39,7 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.module = model
+        self.fabric.strategy._ddp_kwargs["broadcast_buffers"] = ddp.has_changing_buffers(model)
         self.model, self.optimizer = self.fabric.setup(model, make_optimizer(model))
         self.scaler = getattr(self.fabric.strategy.precision, "scaler", None) or torch.amp.GradScaler(enabled=False)
 
@@ -67,3 +65,10 @@ class Strategy(ddp.Strategy):
     @staticmethod
     def to_state_dict(folder):
         return torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)["model"]
+
+
+INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
+NEEDS = {"lightning": ("2.6.6", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),
+]

@@ -8,6 +8,7 @@ Limits: parameters are sent in the forward and in the backward pass: half as muc
 On a CPU: works through gloo, and agrees with ddp; slower than it, so a test of function.
 """
 
+import contextlib
 import warnings
 
 import torch
@@ -18,33 +19,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lockstep.strategies import ddp
 
-INHERITS = ("launcher",)
-OPTIONS = {
-    "reshard_after_forward": {
-        "type": "boolean",
-        "default": True,
-        "description": "free a layer's gathered parameters after its forward pass: less memory, more sent",
-    },
-    "mixed_precision": {
-        "enum": ["autocast", "policy"],
-        "default": "autocast",
-        "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which gathers in bf16 too",
-    },
-}
-LOSSY = [
-    (
-        {"mixed_precision": ["policy"], "precision": ["bf16"]},
-        "also what autocast keeps in fp32 is computed in bf16",
-    ),
-]
-REFUSED = [
-    ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
-]
-
 
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super(ddp.Strategy, self).prepare(model, lambda _: None)
+    def wrap(self):
         policy = MixedPrecisionPolicy()
         if self.precision == "bf16" and self.options["mixed_precision"] == "policy":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -53,19 +30,18 @@ class Strategy(ddp.Strategy):
             "mp_policy": policy,
             "reshard_after_forward": self.options["reshard_after_forward"],
         }
-        for layer in layers(model):
+        for layer in layers(self.model):
             fully_shard(layer, **sharding)
-        fully_shard(model, **sharding)
-        self.optimizer = make_optimizer(model)  # of the shards
+        fully_shard(self.model, **sharding)  # in place: the optimizer will be that of the shards
 
     def autocast(self):
         if self.options["mixed_precision"] == "policy":
             return torch.autocast(self.world.device.type, enabled=False)
         return super().autocast()
 
-    def backward(self, loss, last):
+    def averaging(self, last):
         self.model.set_requires_gradient_sync(last)
-        super(ddp.Strategy, self).backward(loss, last)
+        return contextlib.nullcontext()
 
     def gradient_norm(self):
         return super().gradient_norm().full_tensor()
@@ -95,6 +71,30 @@ class Strategy(ddp.Strategy):
             warnings.simplefilter("ignore")  # that one process loads it is meant
             dcp.load(state, storage_reader=reader, no_dist=True)
         return state
+
+
+INHERITS = ("launcher",)
+OPTIONS = {
+    "reshard_after_forward": {
+        "type": "boolean",
+        "default": True,
+        "description": "free a layer's gathered parameters after its forward pass: less memory, more sent",
+    },
+    "mixed_precision": {
+        "enum": ["autocast", "policy"],
+        "default": "autocast",
+        "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which gathers in bf16 too",
+    },
+}
+LOSSY = [
+    (
+        {"mixed_precision": ["policy"], "precision": ["bf16"]},
+        "also what autocast keeps in fp32 is computed in bf16",
+    ),
+]
+REFUSED = [
+    ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
+]
 
 
 def layers(model):

@@ -16,28 +16,6 @@ from torch.profiler import record_function
 from lockstep.config.hardware import World
 from lockstep.strategies import single
 
-OPTIONS = {
-    "launcher": {
-        "enum": ["horovodrun"],
-        "default": "horovodrun",
-        "description": "horovodrun",
-    },
-    "controller": {
-        "enum": ["gloo", "mpi"],
-        "default": "gloo",
-        "description": "what the processes meet and, without NCCL, talk through",
-    },
-    "compression": {
-        "enum": ["none", "fp16"],
-        "default": "none",
-        "description": "send gradients in fp16",
-    },
-}
-NEEDS = {"horovod": ("0.28.1", "make horovod")}
-LOSSY = [
-    ({"compression": ["fp16"]}, "gradients are compressed on their way"),
-]
-
 
 class Strategy(single.Strategy):
     def start(self):
@@ -91,3 +69,26 @@ class Strategy(single.Strategy):
 
     def stop(self):
         hvd.shutdown()
+
+
+OPTIONS = {
+    "launcher": {
+        "enum": ["horovodrun"],
+        "default": "horovodrun",
+        "description": "horovodrun",
+    },
+    "controller": {
+        "enum": ["gloo", "mpi"],
+        "default": "gloo",
+        "description": "what the processes meet and, without NCCL, talk through",
+    },
+    "compression": {
+        "enum": ["none", "fp16"],
+        "default": "none",
+        "description": "send gradients in fp16",
+    },
+}
+NEEDS = {"horovod": ("0.28.1", "make horovod")}
+LOSSY = [
+    ({"compression": ["fp16"]}, "gradients are compressed on their way"),
+]

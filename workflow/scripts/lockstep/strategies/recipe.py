@@ -20,7 +20,9 @@ more than the padding that buckets leave; nor does compiling a model of this siz
 is converted in each step.
 """
 
+import contextlib
 import copy
+import math
 
 import numpy as np
 import torch
@@ -29,6 +31,109 @@ from lockstep.data import packing
 from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.strategies import ddp, single
+
+HEAD = {"pooler", "pre_classifier", "classifier", "score"}  # what models call what follows the encoder
+WIDTH = 16  # static: widths are multiples of this
+
+
+class Strategy(ddp.Strategy):
+    def joins_group(self):
+        return self.processes > 1  # DDP would copy the gradients of one process for nothing
+
+    def prepare(self, model, make_optimizer):
+        if self.options["tf32"]:
+            torch.set_float32_matmul_precision("high")
+        if self.options["lora"]:
+            self.adapted = adapted(model, self.options["lora"])
+            model = self.adapted.get_base_model()  # the same class as before, with updates beside its matrices
+        super().prepare(model, lambda _: make_optimizer(self.trained))
+        if self.options["optimizer"] == "adamw8bit":
+            self.optimizer = in_8_bits(self.optimizer)
+
+    def wrap(self):
+        self.trained = self.module  # what the optimizer updates; the module is what computes
+        if self.options["weights"] == "bf16":
+            self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
+        if self.options["packed"]:
+            self.model = packing.Packed(self.module)
+        if self.options["compile"] == "dynamic":
+            self.model.compile(dynamic=True)
+        elif self.options["compile"] == "static":
+            torch._dynamo.config.cache_size_limit = 64
+            on_gpu = self.world.device.type == "cuda"
+            self.model.compile(dynamic=False, mode="reduce-overhead" if on_gpu else "default")
+        if self.joins_group():
+            super().wrap()
+            if self.options["weights"] == "bf16":
+                self.model.register_comm_hook(None, average_in_fp32)
+
+    def batch(self, tokens, ids, width):
+        if self.options["packed"]:
+            return self.to_device(packing.batch(tokens, ids, tokens.longest))
+        if self.options["compile"] == "static":
+            width = min(math.ceil(width / WIDTH) * WIDTH, self.module.config.max_position_embeddings)
+        if self.options["resident"]:
+            return self.resident_batch(tokens, ids, int(width))
+        return super().batch(tokens, ids, width)
+
+    def resident_batch(self, tokens, ids, width):
+        """What `Tokens.batch` returns, made on the device from arrays that are there."""
+        if not hasattr(self, "data"):
+            every = Tokens(tokens.flat(np.arange(len(tokens))), tokens.lengths, tokens.labels, tokens.pad_id)
+            arrays = {name: getattr(every, name) for name in ("token_ids", "starts", "lengths", "labels")}
+            self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
+        ids = self.to_device({"ids": ids})["ids"]
+        columns = torch.arange(width, device=self.world.device)
+        mask = columns < self.data["lengths"][ids, None]
+        positions = torch.where(mask, self.data["starts"][ids, None] + columns, 0)
+        found = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
+        return {"input_ids": found.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
+
+    def averaging(self, last):
+        return super().averaging(last) if self.joins_group() else contextlib.nullcontext()
+
+    def step(self):
+        if self.trained is self.module:
+            super().step()
+            return
+        trained, working = (
+            [weight for weight in model.parameters() if weight.requires_grad] for model in (self.trained, self.module)
+        )
+        for weight, computed in zip(trained, working, strict=True):
+            weight.grad = None if computed.grad is None else computed.grad.float()
+        if self.clip:
+            torch.nn.utils.clip_grad_norm_(trained, self.clip)
+        self.optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(working, trained)
+        self.optimizer.zero_grad()
+        self.module.zero_grad()
+
+    def live(self):
+        bf16 = next(self.module.parameters()).dtype == torch.bfloat16
+        ranks = {len(weight) for name, weight in self.module.named_parameters() if ".lora_A." in name}
+        own = {
+            "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
+            "weights": "bf16" if bf16 else "fp32",
+            "tf32": torch.get_float32_matmul_precision() == "high",
+            "lora": max(ranks, default=0),
+            "optimizer": type(self.optimizer).__name__.lower(),
+        }
+        return super().live() | own if self.joins_group() else own
+
+    def state_dict(self):
+        if self.options["lora"]:  # on a copy: the live model goes on training its updates apart
+            return copy.deepcopy(self.adapted).merge_and_unload().state_dict()
+        return self.trained.state_dict()
+
+    def save(self, folder):
+        if self.world.rank == 0:
+            torch.save(self.state_dict(), folder / "checkpoint.pt")
+
+    @staticmethod
+    def to_state_dict(folder):
+        return single.Strategy.to_state_dict(folder)
+
 
 OPTIONS = {
     "packed": {
@@ -76,6 +181,7 @@ INHERITS = [
     "find_unused_parameters",
     "hook",
     "powersgd_rank",
+    "sync_batchnorm",
 ]
 NEEDS = {
     "peft": ("0.21.2", "make setup", {"lora": [4, 8, 16, 32, 64]}),
@@ -99,115 +205,6 @@ LOSSY = [
     ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]
-HEAD = {"pooler", "pre_classifier", "classifier", "score"}  # what models call what follows the encoder
-WIDTH = 16  # static: widths are multiples of this
-
-
-class Strategy(ddp.Strategy):
-    def start(self):
-        self.alone = self.processes == 1
-        return single.Strategy.start(self) if self.alone else super().start()
-
-    def prepare(self, model, make_optimizer):
-        if self.options["tf32"]:
-            torch.set_float32_matmul_precision("high")
-        if self.options["lora"]:
-            self.adapted = adapted(model, self.options["lora"])
-            model = self.adapted.get_base_model()  # the same class as before, with updates beside its matrices
-        single.Strategy.prepare(self, model, make_optimizer)
-        if self.options["optimizer"] == "adamw8bit":
-            self.optimizer = in_8_bits(self.optimizer)
-        self.trained = self.module  # what the optimizer updates
-        if self.options["weights"] == "bf16":
-            self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
-        if self.options["packed"]:
-            self.model = packing.Packed(self.module)
-        if self.options["compile"] == "dynamic":
-            self.model.compile(dynamic=True)
-        elif self.options["compile"] == "static":
-            torch._dynamo.config.cache_size_limit = 64
-            on_gpu = self.world.device.type == "cuda"
-            self.model.compile(dynamic=False, mode="reduce-overhead" if on_gpu else "default")
-        if not self.alone:
-            self.wrap()
-            if self.options["weights"] == "bf16":
-                self.model.register_comm_hook(None, average_in_fp32)
-
-    def batch(self, tokens, ids, width):
-        if self.options["packed"]:
-            return self.to_device(packing.batch(tokens, ids, tokens.longest))
-        if self.options["compile"] == "static":
-            width = min(-(-width // WIDTH) * WIDTH, self.module.config.max_position_embeddings)
-        if self.options["resident"]:
-            return self.resident_batch(tokens, ids, int(width))
-        return super().batch(tokens, ids, width)
-
-    def resident_batch(self, tokens, ids, width):
-        """What `Tokens.batch` returns, made on the device from arrays that are there."""
-        if not hasattr(self, "data"):
-            every = Tokens(tokens.flat(np.arange(len(tokens))), tokens.lengths, tokens.labels, tokens.pad_id)
-            arrays = {name: getattr(every, name) for name in ("token_ids", "starts", "lengths", "labels")}
-            self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
-        ids = self.to_device({"ids": ids})["ids"]
-        columns = torch.arange(width, device=self.world.device)
-        mask = columns < self.data["lengths"][ids, None]
-        positions = torch.where(mask, self.data["starts"][ids, None] + columns, 0)
-        found = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
-        return {"input_ids": found.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
-
-    def backward(self, loss, last):
-        (single.Strategy if self.alone else ddp.Strategy).backward(self, loss, last)
-
-    def step(self):
-        if self.trained is self.module:
-            super().step()
-            return
-        trained, working = (
-            [weight for weight in model.parameters() if weight.requires_grad] for model in (self.trained, self.module)
-        )
-        for weight, computed in zip(trained, working, strict=True):
-            weight.grad = None if computed.grad is None else computed.grad.float()
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(trained, self.clip)
-        self.optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(working, trained)
-        self.optimizer.zero_grad()
-        self.module.zero_grad()
-
-    def live(self):
-        bf16 = next(self.module.parameters()).dtype == torch.bfloat16
-        ranks = {len(weight) for name, weight in self.module.named_parameters() if ".lora_A." in name}
-        own = {
-            "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
-            "weights": "bf16" if bf16 else "fp32",
-            "tf32": torch.get_float32_matmul_precision() == "high",
-            "lora": max(ranks, default=0),
-            "optimizer": type(self.optimizer).__name__.lower(),
-        }
-        if self.alone:
-            return own
-        return super().live() | own
-
-    def all_gather(self, tensor):
-        return (single.Strategy if self.alone else ddp.Strategy).all_gather(self, tensor)
-
-    def state_dict(self):
-        if self.options["lora"]:  # on a copy: the live model goes on training its updates apart
-            return copy.deepcopy(self.adapted).merge_and_unload().state_dict()
-        return self.trained.state_dict()
-
-    def save(self, folder):
-        if self.world.rank == 0:
-            torch.save(self.state_dict(), folder / "checkpoint.pt")
-
-    @staticmethod
-    def to_state_dict(folder):
-        return single.Strategy.to_state_dict(folder)
-
-    def stop(self):
-        if not self.alone:
-            super().stop()
 
 
 def adapted(model, rank):

@@ -37,24 +37,33 @@ class Strategy:
         return self.world
 
     def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
-        """Move and wrap the model; build the optimizer by `make_optimizer(model)` when its parameters are final.
+        """Move the model, wrap it, and make the optimizer by `make_optimizer(model)`, as its parameters are final then.
 
         The proof calls it more than once in a process, each time on a copy that was made after `start`.
         """
         self.module = self.model = model.to(self.world.device)
-        self.optimizer = make_optimizer(self.model)
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")
+        self.wrap()
+        self.optimizer = make_optimizer(self.module)
+
+    def wrap(self) -> None:
+        """Turn `self.model`, which is on its device, into what is trained; `self.module` stays the plain model."""
 
     def train(self, replay) -> None:
-        """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and times each step."""
-        for step in replay:
+        """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and notes what was trained."""
+        replay.begin()
+        for step in range(replay.steps):
             for batch in replay.batches(step):
                 with self.autocast():
                     logits = self.model(**batch.inputs).logits
-                self.backward(replay.loss(batch, logits), batch.last)
+                loss = replay.loss(batch, logits)
+                self.backward(loss, batch.last)
+                replay.trained(batch, loss)
             replay.gradients_ready(step)
             self.step()
             replay.schedule.step()
+            replay.step_done(step)
+        replay.end()
 
     def batch(self, tokens, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
         """Samples `ids` of `tokens` (data/tokens.py), padded to `width`: what the model takes, and `labels`."""
@@ -76,7 +85,12 @@ class Strategy:
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
-        self.scaler.scale(loss).backward()
+        with self.averaging(last):
+            self.scaler.scale(loss).backward()
+
+    def averaging(self, last: bool) -> contextlib.AbstractContextManager:
+        """The context of a backward pass, in which ranks average their gradients if it is the step's `last` one."""
+        return contextlib.nullcontext()
 
     def gradient_norm(self) -> torch.Tensor:
         """The norm of the whole model's gradient as `step` will use it, before clipping. Called on every rank."""

@@ -10,25 +10,18 @@ On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 """
 
 import contextlib
-import sys
 
 import torch
 import transformers
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.strategies import ddp, single
-
-INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "static_graph", "find_unused_parameters")
-NEEDS = {"accelerate": ("1.15.0", "make setup")}
-REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),
-]
+from lockstep.model import lean
+from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        single.Strategy.prepare(self, model, make_optimizer)
+    def wrap(self):  # which Trainer does when it trains, by these arguments
         self.arguments = {
             "use_cpu": self.world.device.type == "cpu",
             "ddp_backend": self.hardware["backend"],
@@ -36,7 +29,7 @@ class Strategy(ddp.Strategy):
             "ddp_bucket_cap_mb": self.options["bucket_mb"],
             "ddp_static_graph": self.options["static_graph"],
             "ddp_find_unused_parameters": self.options["find_unused_parameters"],
-            "ddp_broadcast_buffers": ddp.has_changing_buffers(model),
+            "ddp_broadcast_buffers": ddp.has_changing_buffers(self.module),
             "bf16": self.precision == "bf16",
             "fp16": self.precision == "fp16",
             "max_grad_norm": self.clip,
@@ -79,19 +72,14 @@ class Strategy(ddp.Strategy):
         return load_file(folder / "model.safetensors")
 
 
-@contextlib.contextmanager
-def hidden(*packages):
-    """Have imports find none of these, unless they are there already."""
-    new = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(new))
-    try:
-        yield
-    finally:
-        for package in new:
-            del sys.modules[package]
+INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "static_graph", "find_unused_parameters")
+NEEDS = {"accelerate": ("1.15.0", "make setup")}
+REFUSED = [
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),
+]
 
 
-with hidden("peft", "bitsandbytes"):  # for adapters and 8-bit models; where they are installed, they take a second
+with lean.imports():
     from transformers import Trainer
 
 
@@ -102,7 +90,9 @@ class Replaying(Trainer):
         return Batches(self.replay)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs).logits)
+        loss = self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs).logits)
+        self.replay.trained(inputs["batch"], loss)
+        return loss
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         loss = super().training_step(model, inputs, num_items_in_batch)

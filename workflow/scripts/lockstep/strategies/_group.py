@@ -1,0 +1,47 @@
+"""What strategies share whose processes form a process group of PyTorch's: they join it, gather through it, leave it.
+
+One process alone is a group too, unless a strategy says otherwise (`joins_group`): then all is as in `single`.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config.hardware import World
+from lockstep.strategies import single
+
+
+class Strategy(single.Strategy):
+    def joins_group(self) -> bool:
+        """Whether there is a group in this run."""
+        return True
+
+    def start(self, **rendezvous):
+        if not self.joins_group():
+            return super().start()
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = torch.device(self.hardware["device"])
+        if device.type == "cuda":
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        timeout = timedelta(seconds=self.hardware["timeout"])
+        dist.init_process_group(self.hardware["backend"], timeout=timeout, **rendezvous)
+        self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
+        return self.world
+
+    def all_gather(self, tensor):
+        if not self.joins_group():
+            return super().all_gather(tensor)
+        gathered = [torch.empty_like(tensor) for _ in range(self.world.size)]
+        dist.all_gather(gathered, tensor)
+        return torch.stack(gathered)
+
+    def save(self, folder):
+        if self.world.rank == 0:  # every rank holds the same weights
+            super().save(folder)
+
+    def stop(self):
+        if self.joins_group():
+            dist.destroy_process_group()
