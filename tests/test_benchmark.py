@@ -179,8 +179,6 @@ def test_a_converted_model_holds_the_live_weights(benchmark):
 
 def test_a_checkpoint_with_a_flipped_byte_is_not_converted(benchmark, tmp_path):
     """Every checkpoint format would load it without a word."""
-    import shutil
-
     run = tmp_path / "rep1"
     shutil.copytree(run_folder(benchmark, "ddp"), run)
     shutil.rmtree(run / "model")
@@ -195,8 +193,6 @@ def test_a_checkpoint_with_a_flipped_byte_is_not_converted(benchmark, tmp_path):
 
 
 def test_a_conversion_to_other_weights_is_caught(benchmark, tmp_path):
-    import shutil
-
     run = tmp_path / "rep1"
     shutil.copytree(run_folder(benchmark, "ddp"), run)
     manifest = json.loads((run / "native" / "manifest.json").read_text())

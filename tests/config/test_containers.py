@@ -260,7 +260,7 @@ def environments(*changes: dict) -> list[dict]:
 
 
 def test_all_builds_and_versions_are_listed():
-    merged = summary._merged(
+    merged = summary.merge_environments(
         environments({}, {"image_digest": "sha256:bbb"}, {"python": "3.11.7", "in_container": None, "image": None}, {})
     )
     assert merged["images"] == {"lockstep/bench:cpu": ["sha256:aaa", "sha256:bbb"]}
@@ -279,4 +279,4 @@ def test_all_builds_and_versions_are_listed():
 )
 def test_a_table_of_unlike_builds_says_so(change, what):
     runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
-    assert headline._mixed(runs) == what
+    assert headline.mixed_conditions(runs) == what

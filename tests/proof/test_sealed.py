@@ -77,13 +77,13 @@ def test_every_command_notices_a_model_that_changed(script, command, spoil):
 
 def test_a_model_that_changed_is_a_breach(script):
     """What check.py says of it, among all else that a run must be."""
-    assert list(fairness._sealed(RUN, {}, Path("results"))) == []
+    assert list(fairness.sealed(RUN, {}, Path("results"))) == []
     flip(MODEL)
-    (breach,) = fairness._sealed(RUN, {}, Path("results"))
+    (breach,) = fairness.sealed(RUN, {}, Path("results"))
     assert breach == f"its model is not as it was written: {MODEL}: is missing or has changed since it was written."
     shutil.rmtree(RUN / "model")
     flip(RUN / "native" / "checkpoint.pt")
-    (breach,) = fairness._sealed(RUN, {}, Path("results"))
+    (breach,) = fairness.sealed(RUN, {}, Path("results"))
     assert breach.startswith("its native is not as it was written")
 
 

@@ -177,7 +177,7 @@ def profiled(steps: float, communication: float, exposed: float) -> dict:
 )
 def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
     profiles = {"slow": ours, "fast": profiled(0.020, 0.0, 0.0), "single": profiled(0.03, 0.0, -0.0026)}
-    text = headline._because("slow", "fast", profiles)
+    text = headline.because("slow", "fast", profiles)
     assert text.en == (f"; in one profiled run of each, {said}" if said else "")
 
 

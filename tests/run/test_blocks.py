@@ -9,6 +9,7 @@ import yaml
 from lockstep import files, stats
 from lockstep.config import configuration, reading, schema
 from lockstep.config.configuration import Config
+from lockstep.paths import decision_file
 from lockstep.report import headline, summary
 from lockstep.run import blocks
 from tests.conftest import copy_project
@@ -103,6 +104,21 @@ def test_the_fastest_rows_are_trained_again(results):
     assert decided["next_seconds"] == pytest.approx(10.9 + 10.4 + 10)
 
 
+def test_attempts_that_were_disturbed_count_as_time_spent(results):
+    for row in ("single", "ddp", "fsdp"):
+        train(results, row, [10.0, 10.2])
+    undisturbed = blocks.decide(asked(results), results, 2)["seconds"]
+    (file,) = (results / "runs" / "ddp").glob("n*/rep2/record.json")
+    before = {
+        "started": "2026-01-01T00:00:00+00:00",
+        "wall_seconds": 77.0,
+        "train_seconds": 70.0,
+        "disturbed": ["noise"],
+    }
+    files.write_json(file, files.read_json(file) | {"disturbed_before": [before]})
+    assert blocks.decide(asked(results), results, 2)["seconds"] == pytest.approx(undisturbed + 77)
+
+
 @pytest.mark.parametrize(
     ("ddp", "fsdp", "changes", "why"),
     [
@@ -133,7 +149,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     train(results, "fsdp", [10.4, 10.3])
     shutil.rmtree(results / "runs/ddp/n2/rep3")
     now = asked(results, budget=150.0)
-    files.write_json(blocks.file(results, 2), blocks.decide(now, results, 2))
+    files.write_json(decision_file(results, 2), blocks.decide(now, results, 2))
     found = summary.gather(now, results)
     assert {row: len(runs) for row, runs in found["runs"].items()} == {"single": 2, "ddp": 3, "fsdp": 3}
     said = " ".join(line.en for line in headline.lines(found))
@@ -144,7 +160,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
         shutil.copytree(run / "rep2", run / "rep3")
         record = files.read_json(run / "rep3/record.json")
         files.write_json(run / "rep3/record.json", record | {"repeat": 3})
-    files.write_json(blocks.file(results, 3), blocks.decide(now, results, 3))
+    files.write_json(decision_file(results, 3), blocks.decide(now, results, 3))
     found = summary.gather(now, results)
     said = " ".join(line.en for line in headline.lines(found))
     assert "repetitions: 2 to 3" in said

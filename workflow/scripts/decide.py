@@ -3,6 +3,7 @@
 from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.files import write_json
+from lockstep.paths import decision_file
 from lockstep.run import blocks
 
 
@@ -14,7 +15,7 @@ def main() -> None:
     if config.repeats != "auto":
         raise BadInput(f"repeats: is {config.repeats}, so nothing is to be decided. Set it to auto.")
     decided = blocks.decide(config, arguments.results, arguments.block)
-    write_json(blocks.file(arguments.results, arguments.block), decided)
+    write_json(decision_file(arguments.results, arguments.block), decided)
     width = "not known" if decided["width"] is None else f"{100 * decided['width']:.1f} % wide"
     spent = f"{decided['seconds']:.0f} of {config.budget:g} s are spent"
     follows = (

@@ -4,6 +4,7 @@ from lockstep import cli
 from lockstep.config.hardware import cpu_cores
 from lockstep.files import write_json
 from lockstep.model import metrics
+from lockstep.paths import peak_file
 
 
 def main() -> None:
@@ -14,7 +15,7 @@ def main() -> None:
     torch.set_num_threads(cpu_cores())
     precisions = sorted({row.precision for row in config.rows.values() if row.hardware.device == "cpu"})
     peak = {precision: metrics.measure_cpu_peak(precision) for precision in precisions}
-    write_json(arguments.results / "data" / "peak.json", {"cores": cpu_cores(), "flops_per_second": peak})
+    write_json(peak_file(arguments.results), {"cores": cpu_cores(), "flops_per_second": peak})
     for precision, rate in peak.items():
         print(f"{precision}: {rate / 1e9:.0f} GFLOP/s on {cpu_cores()} cores")
 

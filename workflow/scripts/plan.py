@@ -5,6 +5,7 @@ from lockstep.data import plan
 from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import write_json
+from lockstep.paths import data_file, plan_file, require
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -13,8 +14,7 @@ def main() -> None:
     parser.add_argument("--plan", help="make only the plan of this name; without it those of all rows", default=None)
     arguments = parser.parse_args()
     config, folder = cli.configuration(arguments), arguments.results / "data"
-    if not (folder / "data.json").exists():
-        raise BadInput(f"{folder / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
+    require(data_file(arguments.results), "prepare.py")
     rows = [
         *(row for row, _ in config.order),
         config.reference("fp32"),
@@ -39,7 +39,7 @@ def main() -> None:
             )
             if row.excerpt:
                 made = made.excerpt(WARMUP_STEPS, row.excerpt)
-            made.save(folder / "plan" / f"{name}.npz")
+            made.save(plan_file(arguments.results, name))
             efficiency = made.padding_efficiency(tokens.lengths)
             summary = {
                 "name": name,
@@ -50,7 +50,7 @@ def main() -> None:
                 "dropped": made.dropped.tolist(),
                 "hash": made.hash,
             }
-            write_json(folder / "plan" / f"{name}.json", summary)
+            write_json(plan_file(arguments.results, name).with_suffix(".json"), summary)
             print(
                 f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of"
                 f" epochs, {efficiency:.1%} of the padded tokens are real"

@@ -6,6 +6,7 @@ from pathlib import Path
 from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.files import read_json
+from lockstep.paths import data_file, require
 from lockstep.report import evaluation
 from lockstep.run import staleness
 from lockstep.terminal import print_table
@@ -26,9 +27,7 @@ def main() -> None:
         print_table(["text", "prediction", "probability"], lines)
         return
     config, results = cli.configuration(arguments, finished=True), arguments.results
-    if not (results / "data" / "data.json").is_file():
-        raise BadInput(f"{results / 'data' / 'data.json'} does not exist. Run workflow/scripts/prepare.py first.")
-    labels = read_json(results / "data" / "data.json")["labels"]
+    labels = read_json(require(data_file(results), "prepare.py"))["labels"]
     chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(
         config.predict, results / "data", labels
     )

@@ -6,6 +6,7 @@ import yaml
 
 from lockstep import cli, tuning
 from lockstep.files import atomic_file, read_json, write_text
+from lockstep.paths import data_file
 from lockstep.run import lifetime
 
 
@@ -20,7 +21,7 @@ def main() -> None:
         writer.writerows(tries)
     found = tuning.winner(tries)
     text = yaml.safe_dump({"rows": {"tuned": found}}, sort_keys=False)
-    file, model, data = folder / "tuned.yaml", config.model, read_json(arguments.results / "data" / "data.json")
+    file, model, data = folder / "tuned.yaml", config.model, read_json(data_file(arguments.results))
     size = f" of {model.layers} layers, {model.hidden_size} wide" if model.name == "scratch" else ""
     about = [
         f"Found with {data['source']}, a {model.name} model{size}, {config.train.global_batch} samples a step.",

@@ -12,6 +12,7 @@ from pathlib import Path
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json
+from lockstep.paths import data_file
 from lockstep.run import runs
 
 START = {"strategy": "recipe", "processes": 1}
@@ -82,7 +83,7 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
 
 def _all_samples(config: Config, results: Path) -> int:
     """How many samples the configured training takes."""
-    train, about = config.train, read_json(results / "data" / "data.json")
+    train, about = config.train, read_json(data_file(results))
     steps = about["splits"]["train"]["texts"] // train.global_batch * train.epochs
     return train.global_batch * min(steps, train.max_steps or steps)
 

@@ -23,6 +23,7 @@ from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, read_object, write_json, write_text
+from lockstep.paths import data_file
 from lockstep.run import journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
@@ -166,7 +167,7 @@ def report_what_there_is(checked: Config) -> None:
         return
     if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
         _script("parity", "--show", "--exit-zero")
-    if (RESULTS / "data" / "data.json").is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
+    if data_file(RESULTS).is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
         _script("predict")  # without any model there is nothing to predict
         _script("report")
         for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be
@@ -184,9 +185,10 @@ def missing_data(checked: Config) -> list[str]:
     folder = RESULTS / "data"
     if not (folder / "ready" / checked.data_key).is_file():
         return []  # then all of it is made
-    if not (folder / "data.json").is_file():
-        return [str(folder / "data.json")]
-    gone = lacking(folder, read_json(folder / "data.json").get("files", {}))
+    about = data_file(RESULTS)
+    if not about.is_file():
+        return [str(about)]
+    gone = lacking(folder, read_json(about).get("files", {}))
     if changed := [file for file in gone if file.exists()]:
         raise BadInput(f"{changed[0]}: has changed since it was written. Remove it, and it is made again.")
     return [str(file) for file in gone]

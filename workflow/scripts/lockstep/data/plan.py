@@ -4,6 +4,7 @@ It is fixed before any strategy runs. Rank r of n trains the r-th share of every
 does the same work in the same order at any world size, and the ledgers can be held against it.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def make(
             " Lower it, or give more data."
         )
     if max_steps:
-        epochs = min(epochs, -(-max_steps // batches))  # no more than are begun
+        epochs = min(epochs, math.ceil(max_steps / batches))  # no more than are begun
     ids, dropped = [], []
     for epoch in range(epochs):
         random = np.random.default_rng([seed, epoch])

@@ -15,10 +15,10 @@ from lockstep.config.hardware import busy_cores
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
+from lockstep.paths import data_file, plan_file
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
-ENOUGH = 3  # repetitions
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
 IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
@@ -48,7 +48,7 @@ def check(results: Path) -> Found:
             breaches.append((str(file.parent), str(error)))
     breaches += [(str(file.parent), "it failed") for file in sorted(results.glob("runs/*/*/*/failed.json"))]
     for folder, one in records.items():
-        for rule in (_placed, _trained, _sealed, _timed):
+        for rule in (_placed, _trained, sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
     for rule in (_together, _blocks, _rows, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
@@ -91,7 +91,7 @@ def _placed(folder: Path, one: dict, results: Path) -> Iterator[str]:
 
 def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
     """Whether a run trained what it was to train."""
-    file = results / "data" / "plan" / f"{one['asked']['plan']}.npz"
+    file = plan_file(results, one["asked"]["plan"])
     if not file.is_file():
         yield f"its plan, {file}, is not there any more"
     else:
@@ -103,7 +103,7 @@ def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
                 check_ledger(dict(ledger), plan)
         except (OSError, RunFailed) as error:
             yield f"its ledger does not hold: {error}"
-    data = read_json(results / "data" / "data.json")
+    data = read_json(data_file(results))
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
         if one["hashes"][name] != wanted:
             yield f"it started from other {name} than those that are there now"
@@ -121,7 +121,7 @@ def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
             yield f"{name}: {wanted} was asked for, and {found} was live"
 
 
-def _sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+def sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
     """Whether a run's checkpoint, and the model made of it, are as they were written, where they were kept."""
     weights = []
     for part in ("native", "model"):
@@ -233,7 +233,7 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for row, have in repeats.items():
         if missing := sorted(wanted[row] - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
-        elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]), ENOUGH)):
+        elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
             yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
         yield from ((row, what) for what in _proven(row, records, results))
 

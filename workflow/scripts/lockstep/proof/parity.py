@@ -28,6 +28,7 @@ from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import read_json, read_object, write_json
+from lockstep.paths import plan_file
 from lockstep.proof import conversion
 from lockstep.run import journal, lifetime, record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
@@ -225,7 +226,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
             raise
     finally:
         shutil.rmtree(folder / "native", ignore_errors=True)
-    plan = Plan.load(results / "data" / "plan" / f"{trial.plan_name}.npz")
+    plan = Plan.load(plan_file(results, trial.plan_name))
     for name in trial.variations:
         check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
     return folder

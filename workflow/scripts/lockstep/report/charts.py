@@ -4,6 +4,7 @@ Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes ea
 Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import matplotlib
@@ -271,7 +272,7 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
 def confusion(done: list[dict], summary: dict) -> plt.Figure:
     """Every row's confusion matrix in one figure: a file for papers; the page has them as tables."""
     columns = min(4, len(done))
-    lines = -(-len(done) // columns)
+    lines = math.ceil(len(done) / columns)
     figure, grid = plt.subplots(
         lines, columns, figsize=(3 * columns, 3 * lines), layout="constrained", squeeze=False, sharex=True, sharey=True
     )

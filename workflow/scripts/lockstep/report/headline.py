@@ -10,7 +10,6 @@ from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
 LISTED, MANY = 4, 12  # names in a sentence, at most
-ENOUGH = 3  # repetitions
 AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
@@ -100,7 +99,7 @@ def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
     )
 
 
-def _because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
+def because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
     """Where one profiled run of each has the difference; nothing where what was found in two ways disagrees.
 
     A step's length is known as recorded and as timed; communication that nothing hides, as recorded and as what a step
@@ -131,10 +130,10 @@ def _span(seconds: list[float]) -> Text:
 
 def _slowest(last: dict, best: dict, summary: dict) -> Text:
     percent = 100 * (1 / summary["ratios"][best["row"]][last["row"]]["value"] - 1)
-    because = _because(last["row"], best["row"], summary["profiles"])
+    reason = because(last["row"], best["row"], summary["profiles"])
     if last["precision"] != best["precision"]:
-        because += say("other_precision", ours=last["precision"], theirs=best["precision"])
-    return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=because)
+        reason += say("other_precision", ours=last["precision"], theirs=best["precision"])
+    return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=reason)
 
 
 def _ratio(best: dict, base: dict, ratio: dict) -> Text:
@@ -232,7 +231,7 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
         warnings.append(say("warn_spreads"))
     if disturbed:
         warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
-    if mixed := _mixed(runs):
+    if mixed := mixed_conditions(runs):
         warnings.append(say("warn_mixed", what=", ".join(mixed)))
     if summary["data"]["synthetic"]:
         warnings.append(say("warn_synthetic"))
@@ -241,7 +240,7 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
     if len(done) > 1 and not summary["config"]["vary_seed"]:
         warnings.append(say("warn_seed"))
     asked = {name: len(several) for name, several in summary["runs"].items()}
-    needed = {name: blocks.needed(summary["blocks"], name, count, ENOUGH) for name, count in asked.items()}
+    needed = {name: blocks.needed(summary["blocks"], name, count) for name, count in asked.items()}
     warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < needed[row["row"]]])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
@@ -250,7 +249,7 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
     return warnings
 
 
-def _mixed(runs: list[dict]) -> list[str]:
+def mixed_conditions(runs: list[dict]) -> list[str]:
     """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
     same = (*SAME, "in_container")
     places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]

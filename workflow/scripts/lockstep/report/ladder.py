@@ -39,7 +39,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         judged = quality(*_paired(runs[name], runs[base]))
         empty = not learnt and judged["quality"] != "too_few"
         rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
-    _choose(rungs)
+    choose(rungs)
     sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
     good = [rung for rung in sure if rung["quality"] == "as_good"]
     best = max(good, key=lambda rung: rung["gain"], default=None)
@@ -112,7 +112,7 @@ def seeds_needed(spread: float) -> int | None:
     return None
 
 
-def _choose(rungs: list[dict]) -> None:
+def choose(rungs: list[dict]) -> None:
     """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
     tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
     shown = True

@@ -14,6 +14,7 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.model import metrics
+from lockstep.paths import data_file, peak_file, plan_file, require
 from lockstep.proof import parity
 from lockstep.report import ladder
 from lockstep.run import blocks, record, staleness
@@ -74,10 +75,7 @@ COLUMNS = [
 
 def gather(config: Config, results: Path) -> dict:
     """All that the report says, as plain values: `rows` (one a row, by COLUMNS), `runs`, `ratios`, ..."""
-    data_file = results / "data" / "data.json"
-    if not data_file.is_file():
-        raise BadInput(f"{data_file} does not exist. Run workflow/scripts/prepare.py first.")
-    data = read_object(data_file, DATA)
+    data = read_object(require(data_file(results), "prepare.py"), DATA)
     runs = {
         row.name: [
             _run(config, config.repetition(row, repeat), repeat, results)
@@ -95,7 +93,7 @@ def gather(config: Config, results: Path) -> dict:
         "proof": _stale(config, verdicts, config.trial, results),
         "profile": _stale(config, profiles, config.profiled, results),
     }
-    peak = _optional(results / "data" / "peak.json", PEAK, damaged)
+    peak = _optional(peak_file(results), PEAK, damaged)
     manifest = _optional(results / "manifest.json", MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
     ratios, statistics, apart = _compare(rows, runs, config)
@@ -120,11 +118,11 @@ def gather(config: Config, results: Path) -> dict:
         "data": data,
         "peak": peak,
         "plans": {
-            name: _without_ids(read_json(results / "data" / "plan" / f"{name}.json"))
+            name: _without_ids(read_json(about))
             for name in dict.fromkeys(row.plan_name for row in config.rows.values())
-            if (results / "data" / "plan" / f"{name}.json").is_file()
+            if (about := plan_file(results, name).with_suffix(".json")).is_file()
         },
-        "environment": _merged(environments),
+        "environment": merge_environments(environments),
         "manifest": manifest,
         "damaged": damaged,
         "config": config.source,
@@ -133,8 +131,11 @@ def gather(config: Config, results: Path) -> dict:
 
 def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
     """How runs of a row differ: between `launch`es, and from `step` to step; of how many `steps` a run is, and which
-    number of them would tell most in the same time (`best_steps`, None: as many as can be). None where nothing tells.
+    number of them would tell most in the same time (`best_steps`, None: as many as can be). None where nothing tells,
+    as where every repetition has a seed of its own and so other texts in each step.
     """
+    if config.vary_seed:
+        return None
     rows, startup, step, counts = [], [], [], []
     for row in config.rows.values():
         good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
@@ -172,7 +173,7 @@ def _stale(config: Config, found: dict[str, dict | None], run_of, results: Path)
     return reasons
 
 
-def _merged(environments: list[dict]) -> dict | None:
+def merge_environments(environments: list[dict]) -> dict | None:
     """One environment for all runs; where they differ, all values beside each other. `images`: each image's digests.
 
     A row's image lacks what only others need, which is no difference.

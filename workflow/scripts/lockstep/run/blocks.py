@@ -13,16 +13,13 @@ from lockstep import stats
 from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.files import read_object
+from lockstep.paths import decision_file
 from lockstep.run import record, staleness
 
 # The chance at which a row is out of contention. Lower than the report's, as it is looked at after each block, and what
 # was left out wrongly may never be tried again: so at most 7 % of reports make a false claim, as the tests simulate.
 DROPPED = 0.01
-
-
-def file(results: Path, block: int) -> Path:
-    """Where it is written what follows after `block`."""
-    return results / "blocks" / f"{block}.json"
+ENOUGH = 3  # repetitions, to tell a difference from chance
 
 
 def decide(config: Config, results: Path, block: int) -> dict:
@@ -40,7 +37,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
     fit = stats.Fit({name: seconds[name] for name in closed if seconds[name]})
     fastest = contending(fit, closed)
     width = widest(fit, fastest)
-    spent = sum(run["wall_seconds"] for several in runs.values() for run in several)
+    spent = sum(_wall_seconds(run) for several in runs.values() for run in several)
     more = sum(max(run["wall_seconds"] for run in runs[name]) for name in fastest)
     if len(fastest) < 2:
         why = "one row is fastest"
@@ -90,9 +87,11 @@ def decisions(config: Config, results: Path) -> list[dict]:
     decided: list[dict] = []
     if config.repeats == "auto":
         for block in range(FIRST_BLOCKS, MOST_BLOCKS + 1):
-            if not file(results, block).is_file() or (decided and not decided[-1]["rows"]):
+            if not decision_file(results, block).is_file() or (decided and not decided[-1]["rows"]):
                 break
-            decided.append(read_object(file(results, block), ("rows", "contending", "why", "width", "seconds")))
+            decided.append(
+                read_object(decision_file(results, block), ("rows", "contending", "why", "width", "seconds"))
+            )
     return decided
 
 
@@ -111,9 +110,14 @@ def repetitions(config: Config, row: Row, results: Path) -> list[int]:
     return sorted(wanted)
 
 
-def needed(decided: dict | None, row: str, asked: int, enough: int) -> int:
-    """How many repetitions a row needs: `enough`, or the `asked` ones where it was left out of later blocks."""
-    return enough if decided is None or row in decided["contending"] else min(enough, asked)
+def needed(decided: dict | None, row: str, asked: int) -> int:
+    """How many repetitions a row needs: ENOUGH, or the `asked` ones where it was left out of later blocks."""
+    return ENOUGH if decided is None or row in decided["contending"] else min(ENOUGH, asked)
+
+
+def _wall_seconds(run: dict) -> float:
+    """What a run took, with the attempts before it, which others had disturbed."""
+    return run["wall_seconds"] + sum(attempt.get("wall_seconds", 0) for attempt in run.get("disturbed_before", ()))
 
 
 def _runs(config: Config, row: Row, results: Path, block: int) -> list[dict]:

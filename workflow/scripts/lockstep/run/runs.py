@@ -17,7 +17,7 @@ from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, lacking, read_json, write_json
 from lockstep.model import metrics
-from lockstep.paths import SCRIPTS
+from lockstep.paths import SCRIPTS, data_file, plan_file, require
 from lockstep.run import journal, launchers, lifetime, record, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, supervise
@@ -50,14 +50,12 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
     folder, data = results / row.folder(repeat), results / "data"
-    plan_file = data / "plan" / f"{row.plan_name}.npz"
-    for file, script in ((data / "data.json", "prepare.py"), (plan_file, "plan.py")):
-        if not file.exists():
-            raise BadInput(f"{file} does not exist. Run workflow/scripts/{script} first.")
-    if gone := lacking(data, read_json(data / "data.json").get("files", {})):
+    about = read_json(require(data_file(results), "prepare.py"))
+    planned = require(plan_file(results, row.plan_name), "plan.py")
+    if gone := lacking(data, about.get("files", {})):
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
         raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
-    plan = Plan.load(plan_file)
+    plan = Plan.load(planned)
     check(row)
     disturbed: list[dict] = []
     with lifetime.hold(folder):
@@ -66,7 +64,8 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
             reasons = finished["watch"]["disturbed"]
             if row.kind != "runs" or not reasons or len(disturbed) == config.retries:
                 return finished
-            told = {"started": finished["started"], "train_seconds": finished["clock"]["train_seconds"]}
+            told = {name: finished[name] for name in ("started", "wall_seconds")}
+            told |= {"train_seconds": finished["clock"]["train_seconds"]}
             disturbed.append(told | {"disturbed": reasons})
             print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
@@ -75,7 +74,7 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
     folder, data = results / row.folder(repeat), results / "data"
     settings = row.settings() | {
         "data": str(data),
-        "plan_file": str(data / "plan" / f"{row.plan_name}.npz"),
+        "plan_file": str(plan_file(results, row.plan_name)),
         "dropout": 0 if row.kind == "parity" else config.model.dropout,
         "kind": row.kind,
         "profile": {"steps": config.profile.steps, "trace": config.profile.trace},
@@ -102,7 +101,7 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
         "log": str(log),
     }
     try:
-        finished = _train(row, folder, log, plan, data)
+        finished = _train(row, folder, log, plan, results)
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         record.write_run(folder / "failed.json", about | {"status": "failed", "reason": reason})
@@ -136,7 +135,7 @@ def check(row: Row) -> None:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
 
 
-def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
+def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path) -> dict:
     command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
@@ -161,16 +160,16 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, data: Path) -> dict:
     write_ledger(folder / "ledger.npz", ledger)
     write_steps(folder / record.STEPS, gather_steps(folder, processes))
     ranks = record.read_ranks(folder, processes)
-    weights = read_json(data / "data.json")["weights"]
+    weights = read_json(data_file(results))["weights"]
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
-        raise RunFailed(f"a rank started from other weights than those in {data / 'weights'}")
+        raise RunFailed(f"a rank started from other weights than those in {results / 'data' / 'weights'}")
     record.write_events(folder / "events.jsonl", ranks)
     window = [min(rank["clock"]["window"][0] for rank in ranks), max(rank["clock"]["window"][1] for rank in ranks)]
     return {
         "command": command,
         "wall_seconds": outcome.seconds,
         "watch": watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware))),
-    } | _summary(ranks, plan, data)
+    } | _summary(ranks, plan, results)
 
 
 def _environment(row: Row) -> dict[str, str]:
@@ -196,14 +195,16 @@ def _environment(row: Row) -> dict[str, str]:
     return environment
 
 
-def _summary(ranks: list[dict], plan: Plan, data: Path) -> dict:
+def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     clocks = [rank["clock"] for rank in ranks]
     largest = {
         name: max(clock[name] for clock in clocks) for name in clocks[0] if name.endswith(("_seconds", "_median"))
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
-    about = read_json(data / "data.json")
-    work = metrics.work(plan, Tokens.load(data / "dataset" / "train").lengths, metrics.Shape(**about["shape"]))
+    about = read_json(data_file(results))
+    work = metrics.work(
+        plan, Tokens.load(results / "data" / "dataset" / "train").lengths, metrics.Shape(**about["shape"])
+    )
     seconds = largest["train_seconds"]
     return {
         "settings": ranks[0]["settings"],

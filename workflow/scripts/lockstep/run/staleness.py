@@ -7,6 +7,7 @@ from lockstep.config.configuration import Config
 from lockstep.config.row import NOT_DECIDING, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
+from lockstep.paths import data_file, plan_file
 
 LISTED = 4  # settings in a reason, at most
 
@@ -57,9 +58,9 @@ def _now(config: Config, row: Row) -> dict:
 
 def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
     """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
-    about = read_json(results / "data" / "data.json")
+    about = read_json(data_file(results))
     said = differences(about.get("asked", {}), config.data_settings)
-    plan = results / "data" / "plan" / f"{row.plan_name}.json"
+    plan = plan_file(results, row.plan_name).with_suffix(".json")
     there = {"data": about["hash"], "weights": about["weights"]}
     there |= {"plan": read_json(plan)["hash"]} if plan.is_file() else {}
     other = [name for name, wanted in there.items() if hashes.get(name, wanted) != wanted]
