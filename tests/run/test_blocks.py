@@ -9,26 +9,32 @@ import yaml
 from lockstep import files, stats
 from lockstep.config import configuration, reading, schema
 from lockstep.config.configuration import Config
+from lockstep.errors import BadInput
 from lockstep.paths import decision_file
+from lockstep.proof import fairness
 from lockstep.report import headline, summary
 from lockstep.run import blocks
 from tests.conftest import copy_project
 
-ROWS = [f"row{number}" for number in range(8)]
+ROWS = [f"row{number}" for number in range(12)]
 SIGMA = 0.036  # of log times, as in a default benchmark on two cores
 
 
-def adaptive(random: np.random.Generator, effects: dict[str, float], most: int) -> tuple[stats.Fit, int]:
+def adaptive(
+    random: np.random.Generator, effects: dict[str, float], most: int, sigma: float = SIGMA
+) -> tuple[stats.Fit, int]:
     """The fit at the end of a benchmark with `repeats: auto`, and how many blocks it took."""
     seconds: dict[str, dict] = {row: {} for row in effects}
     rows = list(effects)
     for block in range(1, most + 1):
         drift = random.normal(0, 0.05)
         for row in rows:
-            seconds[row][block, "session"] = float(np.exp(effects[row] + drift + random.normal(0, SIGMA)))
+            seconds[row][block, "session"] = float(np.exp(effects[row] + drift + random.normal(0, sigma)))
         if block < configuration.FIRST_BLOCKS:
             continue
         fit = stats.Fit(seconds)
+        if fit.freedom < blocks.LEAST_FREEDOM:
+            continue
         rows = blocks.contending(fit, list(effects))
         if len(rows) < 2 or blocks.widest(fit, rows) <= configuration.PRECISE:
             break
@@ -37,11 +43,27 @@ def adaptive(random: np.random.Generator, effects: dict[str, float], most: int) 
 
 def test_looking_after_each_block_makes_few_false_claims():
     """Were rows dropped at the report's own 5 %, one report in ten would call equal rows unlike."""
-    random, reports, wrong = np.random.default_rng(1), 200, 0
+    random, reports, wrong = np.random.default_rng(1), 120, 0
     for _ in range(reports):
         fit, _ = adaptive(random, dict.fromkeys(ROWS, 0.0), most=5)
         wrong += len(set(fit.ranks().values())) > 1
     assert wrong / reports <= 0.07
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_few_rows_make_few_false_claims_too(rows):
+    """Their spread is often estimated too small in the first blocks, which would end the benchmark at that moment.
+
+    Were it believed, 10 to 12 % of reports would make a false claim; in 2,000 simulated ones it is 4 and 6 %.
+    """
+    random, reports, wrong, missed = np.random.default_rng(3), 300, 0, 0
+    for _ in range(reports):
+        fit, _ = adaptive(random, dict.fromkeys(ROWS[:rows], 0.0), most=configuration.MOST_BLOCKS, sigma=0.02)
+        wrong += len(set(fit.ranks().values())) > 1
+        ratio = fit.ratio(*ROWS[:2])
+        missed += not ratio.low <= 1 <= ratio.high
+    assert wrong / reports <= 0.08
+    assert missed / reports <= 0.08
 
 
 def test_slow_rows_are_left_out_and_no_place_is_inverted():
@@ -66,9 +88,13 @@ def test_it_ends_on_precision_and_not_on_significance():
         assert blocks.widest(stats.Fit(seconds), ["a", "b"]) <= configuration.PRECISE
 
 
+DROPPED = dict.fromkeys(schema.of_configuration()["properties"]["rows"]["default"])
+
+
 @pytest.fixture
-def results(benchmark, tmp_path):
-    """Results of three rows, whose times can be set: `single`, `ddp` and `fsdp`."""
+def results(benchmark, tmp_path, monkeypatch):
+    """Results of three rows, whose times can be set: `single`, `ddp` and `fsdp`; believed after two blocks."""
+    monkeypatch.setattr(blocks, "LEAST_FREEDOM", 2)
     ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
     shutil.copytree(benchmark.path("results"), tmp_path / "results", ignore=ignored)
     return tmp_path / "results"
@@ -117,6 +143,59 @@ def test_attempts_that_were_disturbed_count_as_time_spent(results):
     }
     files.write_json(file, files.read_json(file) | {"disturbed_before": [before]})
     assert blocks.decide(asked(results), results, 2)["seconds"] == pytest.approx(undisturbed + 77)
+
+
+def test_no_row_is_left_out_while_the_spread_is_hardly_known(results, monkeypatch):
+    monkeypatch.undo()
+    train(results, "single", [20.0, 20.4])
+    train(results, "ddp", [10.0, 10.2])
+    train(results, "fsdp", [10.0, 10.2])
+    decided = blocks.decide(asked(results), results, 2)
+    assert (decided["rows"], decided["why"]) == (["single", "ddp", "fsdp"], "")
+
+
+def test_runs_that_are_there_cost_nothing(results):
+    """As after a larger budget, or `repeats: 3`: what was measured counts, and is no reason to end."""
+    train(results, "single", [20.0, 20.4])
+    for row in ("ddp", "fsdp"):
+        train(results, row, [10.0, 10.9, 10.2])
+    now = asked(results, budget=1.0)
+    for block, (rows, why) in ((2, (["ddp", "fsdp"], "")), (3, ([], "budget"))):
+        decided = blocks.decide(now, results, block)
+        assert (decided["rows"], decided["why"]) == (rows, why)
+        files.write_json(decision_file(results, block), decided)
+    assert [blocks.repetitions(now, now.rows[row], results) for row in ("single", "ddp")] == [[1, 2], [1, 2, 3]]
+
+
+def test_one_row_is_faster_than_nothing(results):
+    train(results, "single", [20.0, 20.4])
+    alone = reading.parse(asked(results).source | {"rows": {"single": {"strategy": "single"}}})
+    decided = blocks.decide(alone, results, 2)
+    assert (decided["rows"], decided["why"]) == ([], "nothing to compare")
+    files.write_json(decision_file(results, 2), decided)
+    assert "Blocks ended" not in " ".join(line.en for line in headline.lines(summary.gather(alone, results)))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"rows": 5}', '{"rows": "ddp", "contending": [], "why": "", "width": null, "seconds": 1}']
+)
+def test_a_damaged_decision_is_one_message(results, text):
+    decision_file(results, 2).parent.mkdir()
+    decision_file(results, 2).write_text(text)
+    with pytest.raises(BadInput, match=r"2\.json: is damaged.*Remove it and start Snakemake again"):
+        blocks.last(asked(results), results)
+
+
+def test_a_decision_that_the_records_do_not_bear_out_is_found(results):
+    for row, seconds in (("single", [20.0, 20.4]), ("ddp", [10.0, 10.9]), ("fsdp", [10.4, 10.3])):
+        train(results, row, seconds)
+    now = asked(results, budget=150.0)
+    (results / "config.yaml").write_text(yaml.safe_dump(now.source | {"rows": DROPPED | now.source["rows"]}))
+    decided = blocks.decide(now, results, 2)
+    for changed in ({}, {"width": 0.001}, {"contending": ["ddp"]}):
+        files.write_json(decision_file(results, 2), decided | changed)
+        breaches = [what for where, what in fairness.check(results).breaches if where.endswith("blocks/2.json")]
+        assert breaches == (["is not what follows from the records"] if changed else [])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ wildcard_constraints:
     n=r"\d+",
     rep=r"\d+",
     plan=r"[\w-]+",
-    block=r"\d+",
+    block="|".join(map(str, lockstep.DECIDED)),
 
 
 def code(script, strategy=None):

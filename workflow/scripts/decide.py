@@ -4,7 +4,7 @@ from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.paths import decision_file
-from lockstep.run import blocks
+from lockstep.run import blocks, journal
 
 
 def main() -> None:
@@ -15,7 +15,9 @@ def main() -> None:
     if config.repeats != "auto":
         raise BadInput(f"repeats: is {config.repeats}, so nothing is to be decided. Set it to auto.")
     decided = blocks.decide(config, arguments.results, arguments.block)
-    write_json(decision_file(arguments.results, arguments.block), decided)
+    file = decision_file(arguments.results, arguments.block)
+    write_json(file, decided)
+    journal.note(arguments.results, "decision", file.parent, ("*.json",))
     width = "not known" if decided["width"] is None else f"{100 * decided['width']:.1f} % wide"
     spent = f"{decided['seconds']:.0f} of {config.budget:g} s are spent"
     follows = (

@@ -19,15 +19,16 @@ import yaml
 
 from lockstep import provenance
 from lockstep.config import containers, reading, schema
-from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
+from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
-from lockstep.files import lacking, read_json, read_object, write_json, write_text
+from lockstep.files import lacking, read_json, write_json, write_text
 from lockstep.paths import data_file
-from lockstep.run import journal, lifetime
+from lockstep.run import decision, journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
+DECIDED = range(FIRST_BLOCKS, MOST_BLOCKS + 1)  # the blocks after which it is decided whether another one follows
 ASKED = (RESULTS / "config.yaml", RESULTS / "manifest.json")  # what write_manifest writes
 STAMPS = tuple(RESULTS / part / ".complete" for part in ("predict", "report"))  # left by the rules of these names
 _before: dict[Path, str] = {}  # and what stood there when this program began
@@ -118,7 +119,7 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
 @exit_on_bad_input()
 def next_block(file: str) -> list[str]:
     """The rows of the block that follows, as a decision (lockstep/run/blocks.py) has it."""
-    return read_object(Path(file), ("rows",))["rows"]
+    return decision.read(Path(file))["rows"]
 
 
 def tell_blocks(checked: Config, rows: dict[str, Row]) -> None:
@@ -168,6 +169,10 @@ def report_what_there_is(checked: Config) -> None:
     if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
         _script("parity", "--show", "--exit-zero")
     if data_file(RESULTS).is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
+        # With `repeats: auto` these were to be tested once it was known how many there are, and it never will be.
+        for run in sorted(file.parent for file in RESULTS.glob("runs/*/n*/rep*/record.json")):
+            if (run / "native").is_dir() and not (run / "test" / "report.json").is_file():
+                subprocess.run(["python", str(SCRIPTS / "evaluate.py"), str(run)], check=False)
         _script("predict")  # without any model there is nothing to predict
         _script("report")
         for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be

@@ -15,7 +15,7 @@ from lockstep.config.hardware import busy_cores
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
-from lockstep.paths import data_file, plan_file
+from lockstep.paths import data_file, decision_file, plan_file
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
@@ -50,7 +50,7 @@ def check(results: Path) -> Found:
     for folder, one in records.items():
         for rule in (_placed, _trained, sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
-    for rule in (_together, _blocks, _rows, _current, _written, _published):
+    for rule in (_together, _blocks, _rows, _decided, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
     return Found(len(files), len({one["row"] for one in records.values()}), breaches)
 
@@ -66,7 +66,9 @@ def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
         yield from found
     except BadInput as error:
         yield where, str(error)
-    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        yield where, f"not all of it can be checked: {error.filename}: {error.strerror}"
+    except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
         yield where, f"not all of it can be checked: {error!r}"
 
 
@@ -280,6 +282,20 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for row in requests[-1]["rows"] if requests else ():
         if row not in trained:
             yield row, "it was asked for, and no run of it has a record"
+
+
+def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the decisions on further blocks follow from the records, each worked out from them once more."""
+    if not (results / "config.yaml").is_file():
+        return
+    now = reading.read([results / "config.yaml"])
+    for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
+        again = blocks.decide(now, results, block)
+        # Not held against it is what the next block would have taken: its runs may have been made since.
+        known = None not in (decided["width"], again["width"])
+        same_width = math.isclose(decided["width"], again["width"]) if known else decided["width"] == again["width"]
+        if decided["contending"] != again["contending"] or not same_width:
+            yield str(decision_file(results, block)), "is not what follows from the records"
 
 
 def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:

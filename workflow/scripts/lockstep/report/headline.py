@@ -197,14 +197,18 @@ def _conditions(done: list[dict], summary: dict) -> Text:
 
 def _blocks(decided: dict | None) -> Text:
     """Why there were no more blocks of runs, with `repeats: auto`."""
-    if not decided or decided["rows"]:
+    kinds = {
+        "one row is fastest": "blocks_one",
+        "precise": "blocks_precise",
+        "budget": "blocks_budget",
+        "most blocks": "blocks_most",
+    }
+    if not decided or decided["why"] not in kinds:
         return same("")
-    if len(decided["contending"]) < 2:
-        return say("blocks_one")
-    if decided["width"] is None:
-        return say("blocks_unknown")
-    kind = "blocks_precise" if decided["why"] == "precise" else "blocks_budget"
-    return say(kind, width=f"{100 * decided['width']:.2g} %")
+    known = say("blocks_unknown")
+    if decided["width"] is not None:
+        known = say("blocks_known", width=f"{100 * decided['width']:.2g} %")
+    return say(kinds[decided["why"]], known=known)
 
 
 def _span_of(numbers: list[int]) -> Text:

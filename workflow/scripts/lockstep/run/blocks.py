@@ -12,13 +12,16 @@ from pathlib import Path
 from lockstep import stats
 from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
-from lockstep.files import read_object
 from lockstep.paths import decision_file
-from lockstep.run import record, staleness
+from lockstep.run import decision, record, staleness
 
 # The chance at which a row is out of contention. Lower than the report's, as it is looked at after each block, and what
 # was left out wrongly may never be tried again: so at most 7 % of reports make a false claim, as the tests simulate.
 DROPPED = 0.01
+# Degrees of freedom below which the estimated spread is too often small by chance: with fewer, no row is left out, and
+# precision ends nothing. Else one report in ten on two or three equal rows would make a false claim, as the tests
+# simulate. Two blocks of twelve rows have eleven; two rows have ten after eleven blocks.
+LEAST_FREEDOM = 10
 ENOUGH = 3  # repetitions, to tell a difference from chance
 
 
@@ -26,7 +29,8 @@ def decide(config: Config, results: Path, block: int) -> dict:
     """What follows after `block` blocks: `rows`, those of the next one (none: it is the last), and why.
 
     width: of the widest interval between two rows in contention; None where nothing tells.
-    seconds: what all runs took; next_seconds: what the next block would take, by these rows' longest runs so far.
+    seconds: what the runs of these blocks took; next_seconds: what those of the next block would take that are not made
+    yet, by their rows' longest runs so far.
     """
     runs = {name: _runs(config, row, results, block) for name, row in config.rows.items()}
     seconds = {
@@ -35,17 +39,21 @@ def decide(config: Config, results: Path, block: int) -> dict:
     }
     closed = [name for name, row in config.rows.items() if row.division == "closed" and runs[name]]
     fit = stats.Fit({name: seconds[name] for name in closed if seconds[name]})
-    fastest = contending(fit, closed)
+    known = fit.freedom >= LEAST_FREEDOM
+    fastest = contending(fit, closed) if known else closed
     width = widest(fit, fastest)
     spent = sum(_wall_seconds(run) for several in runs.values() for run in several)
-    more = sum(max(run["wall_seconds"] for run in runs[name]) for name in fastest)
-    if len(fastest) < 2:
+    missing = [name for name in fastest if _run(config, config.rows[name], results, block + 1) is None]
+    more = sum(max(run["wall_seconds"] for run in runs[name]) for name in missing)
+    if len(closed) < 2:
+        why = "nothing to compare"
+    elif len(fastest) < 2:
         why = "one row is fastest"
-    elif width is not None and width <= PRECISE:
+    elif known and width is not None and width <= PRECISE:
         why = "precise"
     elif block >= MOST_BLOCKS:
         why = "most blocks"
-    elif spent + more > config.budget:
+    elif missing and spent + more > config.budget:
         why = "budget"
     else:
         why = ""
@@ -89,9 +97,7 @@ def decisions(config: Config, results: Path) -> list[dict]:
         for block in range(FIRST_BLOCKS, MOST_BLOCKS + 1):
             if not decision_file(results, block).is_file() or (decided and not decided[-1]["rows"]):
                 break
-            decided.append(
-                read_object(decision_file(results, block), ("rows", "contending", "why", "width", "seconds"))
-            )
+            decided.append(decision.read(decision_file(results, block)))
     return decided
 
 
@@ -101,12 +107,11 @@ def last(config: Config, results: Path) -> dict | None:
 
 
 def repetitions(config: Config, row: Row, results: Path) -> list[int]:
-    """Which repetitions of a row are asked for, or were made."""
+    """Which repetitions of a row are asked for: those of the first blocks, and of the later ones that hold it."""
     wanted = set(config.first_repetitions)
     if config.repeats == "auto":
         after = enumerate(decisions(config, results), FIRST_BLOCKS + 1)
         wanted.update(block for block, decided in after if row.name in decided["rows"])
-        wanted.update(n for n in config.repetitions if (results / row.folder(n) / "record.json").is_file())
     return sorted(wanted)
 
 
@@ -122,10 +127,11 @@ def _wall_seconds(run: dict) -> float:
 
 def _runs(config: Config, row: Row, results: Path, block: int) -> list[dict]:
     """The records of the row's runs in the first `block` blocks that succeeded with the settings it has now."""
-    found = []
-    for repeat in range(1, block + 1):
-        repetition = config.repetition(row, repeat)
-        run = record.read_run(results / repetition.folder(repeat))
-        if run and run["status"] == "ok" and not staleness.run(config, repetition, run, results):
-            found.append(run)
-    return found
+    several = [_run(config, row, results, repeat) for repeat in range(1, block + 1)]
+    return [run for run in several if run]
+
+
+def _run(config: Config, row: Row, results: Path, repeat: int) -> dict | None:
+    repetition = config.repetition(row, repeat)
+    run = record.read_run(results / repetition.folder(repeat))
+    return run if run and run["status"] == "ok" and not staleness.run(config, repetition, run, results) else None
