@@ -15,6 +15,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from lockstep import workflow
 from lockstep.config import reading
 from lockstep.data.plan import Plan
 from lockstep.files import write_json
@@ -298,6 +299,19 @@ def test_every_row_is_profiled(benchmark):
         with gzip.open(folder / "trace.json.gz") as trace:
             assert json.load(trace)["traceEvents"]
         assert not (folder / "native").exists()
+
+
+def test_what_a_failure_left_untested_is_tested_for_the_report(benchmark, monkeypatch):
+    """With `repeats: auto` runs are tested once all is decided, which a row that fails prevents."""
+    tested = benchmark.path("results/runs/single/n1/rep1/test/report.json")
+    before = tested.read_text()
+    shutil.rmtree(tested.parent)
+    monkeypatch.chdir(benchmark.folder)
+    monkeypatch.setenv("PATH", benchmark.environment()["PATH"])
+    monkeypatch.setattr(workflow, "STAMPS", ())
+    monkeypatch.setattr(workflow, "_script", lambda *_: None)  # the report itself is another test's
+    workflow.report_what_there_is(reading.read([Path("results/config.yaml")]))
+    assert tested.read_text() == before
 
 
 def test_a_repetition_with_the_same_weights_takes_the_test_over(benchmark, tmp_path):
