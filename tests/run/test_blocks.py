@@ -54,7 +54,7 @@ def test_looking_after_each_block_makes_few_false_claims():
 def test_few_rows_make_few_false_claims_too(rows):
     """Their spread is often estimated too small in the first blocks, which would end the benchmark at that moment.
 
-    Were it believed, 10 to 12 % of reports would make a false claim; in 2,000 simulated ones it is 4 and 6 %.
+    Were it believed, 10 to 12 % of reports would make a false claim; in 2,000 simulated ones it is 5 and 6 %.
     """
     random, reports, wrong, missed = np.random.default_rng(3), 300, 0, 0
     for _ in range(reports):
@@ -94,7 +94,7 @@ DROPPED = dict.fromkeys(schema.of_configuration()["properties"]["rows"]["default
 @pytest.fixture
 def results(benchmark, tmp_path, monkeypatch):
     """Results of three rows, whose times can be set: `single`, `ddp` and `fsdp`; believed after two blocks."""
-    monkeypatch.setattr(blocks, "LEAST_FREEDOM", 2)
+    monkeypatch.setattr(blocks, "LEAST_FREEDOM", 1)
     ignored = shutil.ignore_patterns("native", "model", "weights", "dataset")
     shutil.copytree(benchmark.path("results"), tmp_path / "results", ignore=ignored)
     return tmp_path / "results"

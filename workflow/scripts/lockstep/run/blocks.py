@@ -16,12 +16,12 @@ from lockstep.paths import decision_file
 from lockstep.run import decision, record, staleness
 
 # The chance at which a row is out of contention. Lower than the report's, as it is looked at after each block, and what
-# was left out wrongly may never be tried again: so at most 7 % of reports make a false claim, as the tests simulate.
+# was left out wrongly may never be tried again: so about 7 % of reports make a false claim, as the tests simulate.
 DROPPED = 0.01
 # Degrees of freedom below which the estimated spread is too often small by chance: with fewer, no row is left out, and
 # precision ends nothing. Else one report in ten on two or three equal rows would make a false claim, as the tests
-# simulate. Two blocks of twelve rows have eleven; two rows have ten after eleven blocks.
-LEAST_FREEDOM = 10
+# simulate. Two blocks of twelve rows have eleven; two rows have eight after nine blocks.
+LEAST_FREEDOM = 8
 ENOUGH = 3  # repetitions, to tell a difference from chance
 
 
