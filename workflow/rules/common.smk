@@ -15,7 +15,7 @@ wildcard_constraints:
     n=r"\d+",
     rep=r"\d+",
     plan=r"[\w-]+",
-    block="|".join(map(str, lockstep.DECIDED)),
+    block="|".join(map(str, lockstep.decision.AFTER)),
 
 
 def code(script, strategy=None):

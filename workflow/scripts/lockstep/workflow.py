@@ -19,7 +19,7 @@ import yaml
 
 from lockstep import provenance
 from lockstep.config import containers, reading, schema
-from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
+from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
@@ -28,7 +28,6 @@ from lockstep.run import decision, journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
 RESULTS = Path("results")
-DECIDED = range(FIRST_BLOCKS, MOST_BLOCKS + 1)  # the blocks after which it is decided whether another one follows
 ASKED = (RESULTS / "config.yaml", RESULTS / "manifest.json")  # what write_manifest writes
 STAMPS = tuple(RESULTS / part / ".complete" for part in ("predict", "report"))  # left by the rules of these names
 _before: dict[Path, str] = {}  # and what stood there when this program began

@@ -130,16 +130,12 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
     return AutoModelForSequenceClassification.from_config(config)
 
 
+@lean.imports()
 def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere if given. Never downloads."""
-    _require_weights(folder)
-    with lean.imports():
-        return _load(folder, dropout)
-
-
-def _load(folder: Path, dropout: float | None) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
+    _require_weights(folder)
     config = AutoConfig.from_pretrained(folder, **LOCAL)
     if dropout is not None:
         for name in _dropout_keys(config):

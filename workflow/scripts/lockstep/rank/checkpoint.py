@@ -1,8 +1,8 @@
-"""Checkpoints: a strategy's own format, sealed with hashes, and its conversion to a plain Hugging Face folder.
+"""Checkpoints: a strategy's own format, sealed with hashes.
 
 A flipped byte loads silently from every checkpoint format, so a checkpoint is a folder whose manifest.json, written
-last, holds the sha256 of each file, and of the live weights that it was written from: the conversion is held against
-both, and sealed the same way.
+last, holds the sha256 of each file, and of the live weights that it was written from: the conversion
+(proof/conversion.py) is held against both, and sealed the same way.
 """
 
 import shutil

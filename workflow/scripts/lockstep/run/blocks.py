@@ -94,7 +94,7 @@ def decisions(config: Config, results: Path) -> list[dict]:
     """
     decided: list[dict] = []
     if config.repeats == "auto":
-        for block in range(FIRST_BLOCKS, MOST_BLOCKS + 1):
+        for block in decision.AFTER:
             if not decision_file(results, block).is_file() or (decided and not decided[-1]["rows"]):
                 break
             decided.append(decision.read(decision_file(results, block)))

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS
 from lockstep.errors import BadInput
 from lockstep.files import read_object
 
+AFTER = range(FIRST_BLOCKS, MOST_BLOCKS + 1)  # the blocks after which it is decided whether another one follows
 KEYS = ("rows", "contending", "why", "width", "seconds")
 AGAIN = "Remove it and start Snakemake again, which decides anew; no run is lost."
 

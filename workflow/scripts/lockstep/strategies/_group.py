@@ -22,10 +22,7 @@ class Strategy(single.Strategy):
         if not self.joins_group():
             return super().start()
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = torch.device(self.hardware["device"])
-        if device.type == "cuda":
-            device = torch.device("cuda", local_rank)
-            torch.cuda.set_device(device)
+        device = own_device(self.hardware["device"], local_rank)
         timeout = timedelta(seconds=self.hardware["timeout"])
         dist.init_process_group(self.hardware["backend"], timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
@@ -45,3 +42,12 @@ class Strategy(single.Strategy):
     def stop(self):
         if self.joins_group():
             dist.destroy_process_group()
+
+
+def own_device(kind: str, local_rank: int) -> torch.device:
+    """The device of this rank; a GPU becomes the one that its process uses."""
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -19,6 +19,7 @@ import torch
 
 from lockstep.config.hardware import World
 from lockstep.strategies import ddp
+from lockstep.strategies._group import own_device
 
 SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
@@ -35,10 +36,8 @@ class Strategy(ddp.Strategy):
         deepspeed.init_distributed(
             self.hardware["backend"], verbose=False, timeout=timedelta(seconds=self.hardware["timeout"])
         )
-        local_rank, device = int(os.environ["LOCAL_RANK"]), torch.device(self.hardware["device"])
-        if device.type == "cuda":
-            device = torch.device("cuda", local_rank)
-            torch.cuda.set_device(device)
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = own_device(self.hardware["device"], local_rank)
         dist = torch.distributed
         # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
         # every rank has opened them all, they need none.

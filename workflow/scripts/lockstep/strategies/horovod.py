@@ -10,20 +10,17 @@ On a CPU: gloo or MPI.
 """
 
 import horovod.torch as hvd
-import torch
 from torch.profiler import record_function
 
 from lockstep.config.hardware import World
 from lockstep.strategies import single
+from lockstep.strategies._group import own_device
 
 
 class Strategy(single.Strategy):
     def start(self):
         hvd.init()
-        device = torch.device(self.hardware["device"])
-        if device.type == "cuda":
-            device = torch.device("cuda", hvd.local_rank())
-            torch.cuda.set_device(device)
+        device = own_device(self.hardware["device"], hvd.local_rank())
         backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
         self.world = World(hvd.rank(), hvd.local_rank(), hvd.size(), device, backend)
         return self.world
