@@ -4,6 +4,7 @@ Lockstep's own: the closed division's `single` and the open one's `recipe`."""
 import contextlib
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer
 
 from benchmarks import bare
 from lockstep.config import reading
+from lockstep.config.row import Row
+from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens, table
 from lockstep.model import models
@@ -37,21 +40,24 @@ ROWS = reading.parse(
 ROW, TUNED = ROWS["single"], ROWS["tuned"]
 
 
+def on_one_core(row: Row) -> Settings:
+    settings = row.settings()
+    return replace(settings, hardware=replace(settings.hardware, device="cpu", devices=1, processes=1, threads=1))
+
+
 class Loop:
     """A model of its own, and `train`, which returns samples per second."""
 
     def __init__(self, results: Path):
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.results, self.settings = results, ROW.settings()
-        self.settings["hardware"] |= {"device": "cpu", "threads": 1}
-        self.settings |= {"kind": "runs"}
+        self.results, self.settings = results, on_one_core(ROW)
         models.keep_masks()
         self.model = models.load(results / "data" / "weights").train()
         self.prepare()
 
     def prepare(self) -> None:
-        self.optimizer = make_optimizer(self.model, self.settings["train"])
+        self.optimizer = make_optimizer(self.model, self.settings.train)
 
 
 class PaddedLoop(Loop):
@@ -100,8 +106,8 @@ class TrainerLoop(Loop):
         arguments = TrainingArguments(
             str(self.results / "trainer"),
             per_device_train_batch_size=BATCH,
-            learning_rate=self.settings["train"]["learning_rate"],
-            weight_decay=self.settings["train"]["weight_decay"],
+            learning_rate=self.settings.train.learning_rate,
+            weight_decay=self.settings.train.weight_decay,
             max_steps=steps,
             seed=first,
             use_cpu=True,
@@ -178,7 +184,7 @@ class BareLoop(Planned):
 
     def train(self, first: int, steps: int) -> float:
         plan = self.part(first, steps)
-        schedule = make_schedule(self.optimizer, self.settings["train"], steps)
+        schedule = make_schedule(self.optimizer, self.settings.train, steps)
         began = time.perf_counter()
         bare.train(self.model, self.optimizer, schedule, plan, self.tokens)
         return len(plan.ids) / (time.perf_counter() - began)
@@ -193,7 +199,7 @@ class PlannedLoop(Planned):
         super().prepare()
         self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
-        self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings["train"]))
+        self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings.train))
         self.progress = Progress(self.results, 1)
         self.progress.begin(0)
 
@@ -219,8 +225,7 @@ class TunedLoop(PlannedLoop):
     strategy_class = recipe.Strategy
 
     def prepare(self):
-        self.settings |= TUNED.settings()
-        self.settings["hardware"] |= {"device": "cpu", "threads": 1, "devices": 1, "processes": 1}
+        self.settings = on_one_core(TUNED)
         super().prepare()
 
 

@@ -1,18 +1,20 @@
 """The model: its weights, where they come from, its optimizer groups, its schedule."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from tests.data.test_data import scratch
 
-TRAIN = {"learning_rate": 0.1, "weight_decay": 0.01, "schedule": "constant", "warmup": 0}
+TRAIN = replace(reading.parse({}).train, learning_rate=0.1)
 TEXTS = ["今天真开心", "好难过"] * 2  # a character that comes once is not in the vocabulary
 LABELS = ["a", "b", "c"]
 
@@ -176,7 +178,7 @@ def test_biases_and_norms_do_not_decay():
 )
 def test_schedules(schedule, warmup, rates):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    stepped = make_schedule(optimizer, TRAIN | {"schedule": schedule, "warmup": warmup}, 5)
+    stepped = make_schedule(optimizer, replace(TRAIN, schedule=schedule, warmup=warmup), 5)
     seen = []
     for _ in range(5):
         seen.append(optimizer.param_groups[0]["lr"])

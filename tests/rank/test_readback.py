@@ -1,6 +1,7 @@
 """What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ def prepared():
     strategy.start()
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=2, **size))
-    strategy.prepare(model, lambda prepared: make_optimizer(prepared, asked["train"]))
-    make_schedule(strategy.optimizer, asked["train"], 10)
+    strategy.prepare(model, lambda prepared: make_optimizer(prepared, asked.train))
+    make_schedule(strategy.optimizer, asked.train, 10)
     return strategy, asked
 
 
@@ -73,7 +74,7 @@ def test_other_threads_and_options(prepared):
     with pytest.raises(RunFailed, match=r"clip: 1.0 is asked for, and the live single has 0.5"):
         readback.check(strategy, asked)
     strategy.live = dict
-    asked["hardware"]["threads"] += 1
+    asked = replace(asked, hardware=replace(asked.hardware, threads=asked.hardware.threads + 1))
     with pytest.raises(RunFailed, match=r"threads: \d is asked for"):
         readback.check(strategy, asked)
 

@@ -3,6 +3,7 @@
 import builtins
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,8 @@ def session(benchmark, tmp_path) -> Session:
     """`single`, about to train the small benchmark's plan in this process."""
     row = reading.read([benchmark.path("results/config.yaml")]).rows["single"]
     data, plan = benchmark.path("results/data"), row.plan_name
-    settings = row.settings() | {"data": str(data), "plan_file": str(data / "plan" / f"{plan}.npz")}
-    settings |= {"dropout": 0, "kind": "runs", "config_hash": ""}
+    files = {"data": str(data), "plan_file": str(data / "plan" / f"{plan}.npz")}
+    settings = replace(row.settings(), dropout=0, **files)
     (tmp_path / "ranks").mkdir()
     threads = torch.get_num_threads()
     torch.set_num_threads(row.hardware.threads)

@@ -1,6 +1,7 @@
 """What the strategy recipe does to batches, weights and the optimizer, in one process on a CPU."""
 
 import importlib.metadata
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def model() -> BertForSequenceClassification:
 
 
 def prepared(**options) -> recipe.Strategy:
-    made, train = strategy(**options), row(**options).settings()["train"]
+    made, train = strategy(**options), row(**options).settings().train
     made.prepare(model(), lambda prepared: make_optimizer(prepared, train))
     return made
 
@@ -143,7 +144,7 @@ def test_lora_begins_alike_on_every_rank_whose_dropout_differs():
 def test_the_rank_is_held_against_the_live_one():
     pytest.importorskip("peft")
     asked, made = row(lora=8).settings(), prepared(lora=4)
-    make_schedule(made.optimizer, asked["train"], 10)
+    make_schedule(made.optimizer, asked.train, 10)
     with pytest.raises(RunFailed, match="lora: 8 is asked for, and the live recipe has 4"):
         readback.check(made, asked)
 
@@ -159,7 +160,7 @@ def test_state_in_8_bits_keeps_groups_and_schedule():
     pytest.importorskip("bitsandbytes")
     asked, made = row(optimizer="adamw8bit").settings(), prepared(optimizer="adamw8bit")
     plain = prepared().optimizer
-    schedule = make_schedule(made.optimizer, asked["train"] | {"warmup": 2}, 10)
+    schedule = make_schedule(made.optimizer, replace(asked.train, warmup=2), 10)
     live = readback.check(made, asked)
     assert (live["optimizer"], live["options"]["optimizer"]) == ("AdamW8bit", "adamw8bit")
     assert [group["weight_decay"] for group in live["groups"]] == [0.01, 0.0]

@@ -132,8 +132,9 @@ def test_gathered_predictions_that_hold_a_sample_twice_are_refused():
         def all_gather(self, tensor):
             return torch.stack([tensor, tensor])
 
-    settings = {"options": {}, "hardware": {"processes": 2}, "precision": "fp32"}
-    settings["train"] = {"clip": 0, "accumulation": 1, "global_batch": 4}
+    hardware = {"device": "cpu", "processes": 2, "oversubscribe": True}
+    rows = {"two": {"strategy": "ddp", "global_batch": 4}}
+    settings = reading.parse({"hardware": hardware, "rows": rows}).rows["two"].settings()
     strategy = Twice(settings)
     strategy.world = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"), backend=None)
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

@@ -8,6 +8,7 @@ from lockstep import provenance
 from lockstep.config import registry, schema
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import AskedHardware, Base, Train
+from lockstep.config.settings import Settings
 from lockstep.errors import BadInput
 
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
@@ -45,7 +46,7 @@ class Row:
     asked: AskedHardware
     base: Base
     kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
-    # Of a trial: how the same processes train the same steps again, by name: what changes (training.py).
+    # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
     excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
 
@@ -86,22 +87,24 @@ class Row:
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{self.name}/n{self.hardware.devices}/rep{repeat}"
 
-    def settings(self) -> dict:
-        """How this row trains, as plain JSON values."""
-        return {
-            "row": self.name,
-            "strategy": self.strategy,
-            "options": self.options,
-            "division": self.division,
-            "precision": self.precision,
-            "plan": self.plan_name,
-            "train": asdict(self.train),
-            "hardware": asdict(self.hardware),
-        } | ({"variations": self.variations} if self.variations else {})
+    def settings(self) -> Settings:
+        """How this row trains; what is a run's own is not set."""
+        return Settings(
+            row=self.name,
+            strategy=self.strategy,
+            options=self.options,
+            division=self.division,
+            precision=self.precision,
+            plan=self.plan_name,
+            train=self.train,
+            hardware=self.hardware,
+            variations=self.variations,
+            kind=self.kind,
+        )
 
     def deciding(self) -> dict:
         """Those settings that decide what a run comes to: one that was made with others is not of this row."""
-        settings = self.settings()
+        settings = self.settings().of_row()
         for label in ("row", "division"):  # what a row is called, and what it is beside the rest of the table
             del settings[label]
         for key in NOT_DECIDING:

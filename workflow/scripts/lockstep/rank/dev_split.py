@@ -18,7 +18,7 @@ class DevSplit:
 
     def __init__(self, session: Session, plan: Plan, tokens: Tokens):
         self.session, self.plan, self.tokens = session, plan, tokens
-        self.every, self.keep = session.train["eval_every"], session.train["checkpoint"]
+        self.every, self.keep = session.train.eval_every, session.train.checkpoint
         self.history: list[dict] = []
         self.best = -1.0
 
@@ -80,7 +80,7 @@ def gather_logits(session: Session, tokens: Tokens) -> torch.Tensor:
     all_ids, all_logits = [], []
     strategy.model.eval()
     with torch.no_grad():
-        for ids in tokens.batches(session.train["global_batch"]):
+        for ids in tokens.batches(session.train.global_batch):
             padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
             padded[: len(ids)] = ids
             mine = share(padded, world.rank, world.size)

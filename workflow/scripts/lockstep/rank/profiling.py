@@ -96,12 +96,12 @@ class Profiler:
 def _alone(replay: Replay) -> np.ndarray:
     """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
     session = replay.session
-    devices = session.settings["hardware"]["devices"]
-    settings = session.settings | {"hardware": session.settings["hardware"] | {"processes": devices}}
+    devices = session.settings.hardware.devices
+    settings = replace(session.settings, hardware=replace(session.settings.hardware, processes=devices))
     plain = single.Strategy(settings)
     plain.world = replace(session.strategy.world, size=devices)
     plain.prepare(
-        models.load(Path(session.settings["data"]) / "weights", settings["dropout"]).train(),
+        models.load(Path(settings.data) / "weights", settings.dropout).train(),
         lambda model: make_optimizer(model, session.train),
     )
     clock = Clock()

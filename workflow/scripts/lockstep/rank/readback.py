@@ -3,8 +3,11 @@
 A framework that quietly uses another setting would otherwise be compared under a wrong name.
 """
 
+from dataclasses import asdict
+
 import torch
 
+from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.model.optimizer import BETAS, EPS
@@ -13,33 +16,32 @@ from lockstep.strategies.single import Strategy
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check(strategy: Strategy, asked: dict) -> dict:
-    """The live settings of a prepared strategy; `asked` is the run's settings.json. Raises RunFailed if they differ.
+def check(strategy: Strategy, asked: Settings) -> dict:
+    """The live settings of a prepared strategy; Raises RunFailed if they differ.
 
     The precision shows in the first forward pass only: this leaves a hook there, which raises then.
     """
     live = read(strategy)
-    train = asked["train"]
-    wanted = {"world_size": strategy.processes, "threads": asked["hardware"]["threads"], "optimizer": "AdamW"}
-    wanted |= {"device": asked["hardware"]["device"]}
+    wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads, "optimizer": "AdamW"}
+    wanted |= {"device": asked.hardware.device}
     found = {name: live[name] for name in ("world_size", "threads", "optimizer")}
     found |= {"device": strategy.world.device.type}
-    if asked.get("dropout") is not None:
-        wanted["dropout"], found["dropout"] = [asked["dropout"]], live["dropout"] or [asked["dropout"]]
+    if asked.dropout is not None:
+        wanted["dropout"], found["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
-        expected = {"initial_lr": train["learning_rate"], "betas": BETAS, "eps": EPS}
+        expected = {"initial_lr": asked.train.learning_rate, "betas": BETAS, "eps": EPS}
         wanted |= {f"{name}: {key}": value for key, value in expected.items()}
         found |= {f"{name}: {key}": group[key] for key in expected}
-    wanted["weight decay"] = sorted({0.0, train["weight_decay"]})
+    wanted["weight decay"] = sorted({0.0, asked.train.weight_decay})
     found["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
-    flat = train | asked["hardware"] | asked["options"]
+    flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     found |= {key: value for key, value in live["options"].items() if key in flat}
     for key, value in wanted.items():
         if found[key] != value:
-            raise RunFailed(f"{key}: {value} is asked for, and the live {asked['strategy']} has {found[key]}")
-    _check_precision(strategy, asked["precision"], live)
+            raise RunFailed(f"{key}: {value} is asked for, and the live {asked.strategy} has {found[key]}")
+    _check_precision(strategy, asked.precision, live)
     return live
 
 

@@ -47,7 +47,7 @@ class Replay:
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
         world = self.session.strategy.world
-        parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train["accumulation"])
+        parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train.accumulation)
         for number, ids in enumerate(parts, 1):
             if self.session.profiler:
                 self.session.profiler.mark("data")
@@ -72,7 +72,7 @@ class Replay:
     def gradients_ready(self, step: int) -> None:
         """The step's gradients are complete, and not clipped yet."""
         # Only in a trial: the timed window of a run that is measured has no room for it.
-        if self.session.settings["kind"] == "parity" and step == 0:
+        if self.session.settings.kind == "parity" and step == 0:
             self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
 
     def begin(self) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.config.sections import Train
+from lockstep.config.settings import Settings
 from lockstep.rank.clock import Clock
 from lockstep.rank.energy import Meter
 from lockstep.rank.memory import Gauge
@@ -13,7 +15,7 @@ from lockstep.strategies.single import Strategy
 @dataclass
 class Session:
     strategy: Strategy
-    settings: dict  # of the run, settings.json
+    settings: Settings
     folder: Path  # of the run
     clock: Clock
     files: RankFiles
@@ -23,6 +25,5 @@ class Session:
     profiler: "Profiler | None" = None  # noqa: F821 - in a run of that kind only, lockstep/rank/profiling.py
 
     @property
-    def train(self) -> dict:
-        """The `train` section of the row's configuration."""
-        return self.settings["train"]
+    def train(self) -> Train:
+        return self.settings.train

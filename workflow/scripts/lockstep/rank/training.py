@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from lockstep import provenance
 from lockstep.config import registry
+from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
@@ -44,10 +45,10 @@ def main(folder: Path) -> None:
     code, files, progress = 1, RankFiles(folder, int(os.environ.get("RANK", 0))), None
     try:
         clock = Clock()
-        settings = read_json(folder / "settings.json")
-        torch.set_num_threads(settings["hardware"]["threads"])
+        settings = Settings.from_json(read_json(folder / "settings.json"))
+        torch.set_num_threads(settings.hardware.threads)
         torch.set_num_interop_threads(1)
-        strategy = registry.load(settings["strategy"])(settings)
+        strategy = registry.load(settings.strategy)(settings)
         clock.part("imports")
         world = strategy.start()
         clock.part("process_group")
@@ -56,7 +57,7 @@ def main(folder: Path) -> None:
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
         train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
-        for name, changes in settings.get("variations", {}).items():
+        for name, changes in settings.variations.items():
             gc.collect()
             _vary(strategy, settings, folder / name, progress, changes)
         strategy.stop()
@@ -82,7 +83,7 @@ def train(session: Session) -> None:
     strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
     replay, start = _prepare(session)
     if strategy.world.rank == 0:
-        about = {name: settings[name] for name in ("config_hash",)} | provenance.commit()
+        about = {"config_hash": settings.config_hash} | provenance.commit()
         write_json(session.folder / "env.json", environment.describe() | about)
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
@@ -91,14 +92,14 @@ def train(session: Session) -> None:
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
-    if settings["kind"] == "profile":
+    if settings.kind == "profile":
         from lockstep.rank.profiling import Profiler
 
-        session.profiler = Profiler(session, replay.steps, settings["profile"]["steps"])
+        session.profiler = Profiler(session, replay.steps, settings.profile.steps)
     _train_steps(replay)
     files.event("run_stop")
     if session.profiler:
-        session.profiler.write(replay, settings["profile"]["trace"])
+        session.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
     files.write(
         {
@@ -117,15 +118,15 @@ def train(session: Session) -> None:
     )
 
 
-def _vary(started, settings: dict, folder: Path, progress: Progress, changes: dict) -> None:
+def _vary(started, settings: Settings, folder: Path, progress: Progress, changes: dict) -> None:
     """Train a trial's plan once more in the processes that there are, with `changes` to its settings.
 
     These are a precision, keys of `train`, or a factor for the initial weights. What the proof compares is left in
     `folder`: losses, gradient norm, ledger and final weights.
     """
     strategy = copy.copy(started)
-    settings = settings | changes | {"train": settings["train"] | changes.get("train", {})}
-    strategy.precision, strategy.accumulation = settings["precision"], settings["train"]["accumulation"]
+    settings = settings.varied(changes)
+    strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
     files = RankFiles(folder, strategy.world.rank)
     files.folder.mkdir(parents=True, exist_ok=True)
     replay, _ = _prepare(Session(strategy, settings, folder, Clock(), files, progress))
@@ -140,26 +141,26 @@ def _vary(started, settings: dict, folder: Path, progress: Progress, changes: di
 def _prepare(session: Session) -> tuple[Replay, dict]:
     """The plan, ready to be trained by the wrapped model; and the hash and size that the model had before."""
     strategy, settings, clock = session.strategy, session.settings, session.clock
-    world, data = strategy.world, Path(settings["data"])
+    world, data = strategy.world, Path(settings.data)
     clock.device = world.device
     # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
     # memory of which warnings were shown already.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
     # Dropout must differ from rank to rank.
-    seed = int(np.random.SeedSequence([session.train["seed"], world.rank]).generate_state(1)[0])
+    seed = int(np.random.SeedSequence([session.train.seed, world.rank]).generate_state(1)[0])
     torch.manual_seed(seed)
     models.keep_masks()
-    model = models.load(data / "weights", settings["dropout"]).train()
+    model = models.load(data / "weights", settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": model.num_parameters()}
-    if settings["precision"] == "fp64":
+    if settings.precision == "fp64":
         model.double()
-    if "weights_times" in settings:
+    if settings.weights_times != 1:
         with torch.no_grad():
-            torch._foreach_mul_(list(model.parameters()), settings["weights_times"])
+            torch._foreach_mul_(list(model.parameters()), settings.weights_times)
     clock.part("model")
     strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
     clock.part("wrap")
-    plan, tokens = Plan.load(Path(settings["plan_file"])), Tokens.load(data / "dataset" / "train")
+    plan, tokens = Plan.load(Path(settings.plan_file)), Tokens.load(data / "dataset" / "train")
     dev_split = DevSplit(session, plan, Tokens.load(data / "dataset" / "dev"))
     return Replay(session, plan, tokens, dev_split), start
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import yaml
 
 from lockstep.config.hardware import free_port
+from lockstep.config.settings import Settings
 from lockstep.files import write_text
 
 
-def command(settings: dict, script: Path, folder: Path) -> list[str]:
-    """The command of the launcher that a row asks for; `settings` is `config.Row.settings`."""
-    return LAUNCHERS[settings["options"].get("launcher", "python")](settings, script, folder)
+def command(settings: Settings, script: Path, folder: Path) -> list[str]:
+    """The command of the launcher that a row asks for."""
+    return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder)
 
 
 def python(settings, script, folder):
@@ -23,9 +24,9 @@ def python(settings, script, folder):
 
 
 def torchrun(settings, script, folder, module="torch.distributed.run"):
-    hardware = settings["hardware"]
-    processes = ["--nproc-per-node", str(hardware["processes"]), "--max-restarts", "0"]
-    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(hardware["port"]))]
+    hardware = settings.hardware
+    processes = ["--nproc-per-node", str(hardware.processes), "--max-restarts", "0"]
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(hardware.port))]
     return [sys.executable, "-m", module, *processes, *address, str(script), str(folder)]
 
 
@@ -38,24 +39,24 @@ def spawn(settings, script, folder):
     """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
     meeting = (folder / "rendezvous").absolute()
     meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
-    address = f"tcp://127.0.0.1:{free_port(settings['hardware']['port'])}"
-    if settings["options"]["rendezvous"] == "file":
+    address = f"tcp://127.0.0.1:{free_port(settings.hardware.port)}"
+    if settings.options["rendezvous"] == "file":
         address = f"file://{meeting}"
-    processes = str(settings["hardware"]["processes"])
+    processes = str(settings.hardware.processes)
     return [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder), address, processes]
 
 
 def accelerate(settings, script, folder):
-    hardware, file = settings["hardware"], folder / "accelerate.yaml"
+    hardware, file = settings.hardware, folder / "accelerate.yaml"
     about = {
         "compute_environment": "LOCAL_MACHINE",
         # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
         "distributed_type": "MULTI_GPU",
-        "num_processes": hardware["processes"],
+        "num_processes": hardware.processes,
         "num_machines": 1,
         "main_process_ip": "127.0.0.1",
-        "main_process_port": free_port(hardware["port"]),
-        "mixed_precision": "no" if settings["precision"] == "fp32" else settings["precision"],
+        "main_process_port": free_port(hardware.port),
+        "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
         "dynamo_config": {"dynamo_backend": "NO"},
         "use_cpu": False,
     }
@@ -64,14 +65,14 @@ def accelerate(settings, script, folder):
 
 
 def deepspeed(settings, script, folder):
-    hardware = settings["hardware"]
-    devices = ["--num_gpus" if hardware["device"] == "cuda" else "--num_accelerators", str(hardware["processes"])]
-    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware["port"]))]
+    hardware = settings.hardware
+    devices = ["--num_gpus" if hardware.device == "cuda" else "--num_accelerators", str(hardware.processes)]
+    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware.port))]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 
 
 def horovodrun(settings, script, folder):
-    controller, processes = settings["options"]["controller"], str(settings["hardware"]["processes"])
+    controller, processes = settings.options["controller"], str(settings.hardware.processes)
     program = Path(sys.executable).with_name("horovodrun")
     shape = [f"--{controller}", "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
     # Its cache of what it found out about the hosts would be a file in the user's home.

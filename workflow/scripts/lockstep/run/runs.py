@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep.config.configuration import Config
@@ -72,15 +72,15 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
 
 def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, disturbed_before: list[dict]) -> dict:
     folder, data = results / row.folder(repeat), results / "data"
-    settings = row.settings() | {
-        "data": str(data),
-        "plan_file": str(plan_file(results, row.plan_name)),
-        "dropout": 0 if row.kind == "parity" else config.model.dropout,
-        "kind": row.kind,
-        "profile": {"steps": config.profile.steps, "trace": config.profile.trace},
-        "config_hash": hash_text(json.dumps(config.source, sort_keys=True)),
-    }
-    write_json(folder / "settings.json", settings)  # first, so that what can't be written removes nothing
+    settings = replace(
+        row.settings(),
+        data=str(data),
+        plan_file=str(plan_file(results, row.plan_name)),
+        dropout=0 if row.kind == "parity" else config.model.dropout,
+        profile=config.profile,
+        config_hash=hash_text(json.dumps(config.source, sort_keys=True)),
+    )
+    write_json(folder / "settings.json", asdict(settings))  # first, so that what can't be written removes nothing
     for name in LEFT:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
         "disturbed_before": disturbed_before,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
-        "asked": row.settings() | {"dropout": settings["dropout"]},
+        "asked": settings.of_row() | {"dropout": settings.dropout},
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log": str(log),
     }

@@ -22,9 +22,9 @@ class Strategy(single.Strategy):
         if not self.joins_group():
             return super().start()
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware["device"], local_rank)
-        timeout = timedelta(seconds=self.hardware["timeout"])
-        dist.init_process_group(self.hardware["backend"], timeout=timeout, **rendezvous)
+        device = own_device(self.hardware.device, local_rank)
+        timeout = timedelta(seconds=self.hardware.timeout)
+        dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
 

@@ -26,11 +26,11 @@ class Strategy(ddp.Strategy):
         names = ("gradient_as_bucket_view", "find_unused_parameters")
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
         self.accelerator = Accelerator(
-            cpu=self.hardware["device"] == "cpu",
+            cpu=self.hardware.device == "cpu",
             mixed_precision="no" if self.precision == "fp32" else self.precision,
             kwargs_handlers=[
                 DistributedDataParallelKwargs(**options),
-                InitProcessGroupKwargs(self.hardware["backend"], timeout=timedelta(seconds=self.hardware["timeout"])),
+                InitProcessGroupKwargs(self.hardware.backend, timeout=timedelta(seconds=self.hardware.timeout)),
             ],
         )
         found = self.accelerator

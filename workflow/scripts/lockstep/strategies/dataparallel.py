@@ -19,7 +19,7 @@ PREFIX = "module.model."  # of what it saves
 class Strategy(single.Strategy):
     def wrap(self):
         on_gpus = self.world.device.type == "cuda"
-        devices = list(range(self.hardware["devices"])) if on_gpus else None
+        devices = list(range(self.hardware.devices)) if on_gpus else None
         self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices)
         if not on_gpus:
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")

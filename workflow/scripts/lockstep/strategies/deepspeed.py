@@ -26,18 +26,18 @@ SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 class Strategy(ddp.Strategy):
     def start(self):
-        if self.hardware["device"] == "cpu":
+        if self.hardware.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed  # here, because it chooses its accelerator while it is imported
 
         self.deepspeed = deepspeed
-        if self.hardware["device"] == "cpu":
+        if self.hardware.device == "cpu":
             self._load_collectives()
         deepspeed.init_distributed(
-            self.hardware["backend"], verbose=False, timeout=timedelta(seconds=self.hardware["timeout"])
+            self.hardware.backend, verbose=False, timeout=timedelta(seconds=self.hardware.timeout)
         )
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware["device"], local_rank)
+        device = own_device(self.hardware.device, local_rank)
         dist = torch.distributed
         # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
         # every rank has opened them all, they need none.

@@ -24,11 +24,11 @@ class Strategy(ddp.Strategy):
     def start(self):
         options = {name: self.options[name] for name in ("gradient_as_bucket_view", "find_unused_parameters")}
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
-        timeout = timedelta(seconds=self.hardware["timeout"])
+        timeout = timedelta(seconds=self.hardware.timeout)
         self.fabric = Fabric(
-            accelerator=self.hardware["device"],
-            devices=self.hardware["devices"],
-            strategy=DDPStrategy(process_group_backend=self.hardware["backend"], timeout=timeout, **options),
+            accelerator=self.hardware.device,
+            devices=self.hardware.devices,
+            strategy=DDPStrategy(process_group_backend=self.hardware.backend, timeout=timeout, **options),
             precision=PRECISION[self.precision],
         )
         self.fabric.launch()

@@ -16,24 +16,23 @@ import numpy as np
 import torch
 
 from lockstep.config.hardware import World
+from lockstep.config.settings import Settings
 
 ONE_DEVICE_ON = ("cpu", "cuda")
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
-    def __init__(self, settings: dict):
-        """`settings` is the row's settings (`config.Row.settings`): options, train, hardware, precision."""
-        self.options = settings["options"]
-        self.hardware = settings["hardware"]
-        self.processes = self.hardware["processes"]  # how many there are
-        self.precision = settings["precision"]
-        self.clip, self.accumulation = settings["train"]["clip"], settings["train"]["accumulation"]
+    def __init__(self, settings: Settings):
+        self.options, self.hardware = settings.options, settings.hardware
+        self.processes = self.hardware.processes  # how many there are
+        self.precision = settings.precision
+        self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
         self.notes: list[str] = []  # what a reader of the table must know about this row
 
     def start(self) -> World:
         """Called first in each process: join the others."""
-        self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware["device"]), backend=None)
+        self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware.device), backend=None)
         return self.world
 
     def prepare(self, model: torch.nn.Module, make_optimizer) -> None:

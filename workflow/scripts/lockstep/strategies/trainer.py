@@ -24,8 +24,8 @@ class Strategy(ddp.Strategy):
     def wrap(self):  # which Trainer does when it trains, by these arguments
         self.arguments = {
             "use_cpu": self.world.device.type == "cpu",
-            "ddp_backend": self.hardware["backend"],
-            "ddp_timeout": int(self.hardware["timeout"]),
+            "ddp_backend": self.hardware.backend,
+            "ddp_timeout": int(self.hardware.timeout),
             "ddp_bucket_cap_mb": self.options["bucket_mb"],
             "ddp_static_graph": self.options["static_graph"],
             "ddp_find_unused_parameters": self.options["find_unused_parameters"],
@@ -108,7 +108,7 @@ class Batches:
         self.replay = replay
 
     def __len__(self):
-        return self.replay.steps * self.replay.session.train["accumulation"]
+        return self.replay.steps * self.replay.session.train.accumulation
 
     def __iter__(self):
         for step in range(self.replay.steps):

@@ -1,0 +1,47 @@
+"""How one run trains: what its row comes to on this machine, and where its data and plan lie."""
+
+from dataclasses import asdict, dataclass, field, replace
+
+from lockstep.config.hardware import Hardware
+from lockstep.config.sections import Profile, Train
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/training.py)."""
+
+    row: str
+    strategy: str
+    options: dict  # of the strategy
+    division: str
+    precision: str  # one that a strategy trains in: amp is resolved
+    plan: str
+    train: Train
+    hardware: Hardware
+    # Of a trial: how the same processes train the same steps again, by name: what changes then.
+    variations: dict[str, dict] = field(default_factory=dict)
+    kind: str = "runs"  # or parity, profile, tune (config/row.py)
+    # Of a run, not of a row:
+    data: str = ""  # the folder of prepared data
+    plan_file: str = ""
+    dropout: float | None = None  # for every dropout layer; None leaves them as the model has them
+    profile: Profile | None = None
+    config_hash: str = ""
+    weights_times: float = 1  # a factor for the initial weights, which only a trial's variations change
+
+    @classmethod
+    def from_json(cls, raw: dict) -> "Settings":
+        """The settings that `asdict` wrote."""
+        sections = {"train": Train(**raw["train"]), "hardware": Hardware(**raw["hardware"])}
+        return cls(**raw | sections | {"profile": Profile(**raw["profile"])})
+
+    def of_row(self) -> dict:
+        """Those that the row decides, as plain JSON values; the rest is of a run."""
+        keys = ("row", "strategy", "options", "division", "precision", "plan", "train", "hardware")
+        whole = asdict(self)
+        return {key: whole[key] for key in keys + (("variations",) if self.variations else ())}
+
+    def varied(self, changes: dict) -> "Settings":
+        """With these fields changed; of `train`, only the keys that are given."""
+        train = replace(self.train, **changes.get("train", {}))
+        return replace(self, **changes | {"train": train})
