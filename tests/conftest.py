@@ -50,6 +50,14 @@ rows:
 PROFILED = ("--configfile", "small.yaml", "--config", "profile={steps: 3, trace: true}")
 
 
+def pytest_collection_modifyitems(items):
+    """What looks at the results of a whole benchmark is left to CI and `make test-slow`: that alone takes minutes."""
+    for item in items:
+        if "benchmark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.ci)
+
+
 @dataclass
 class Workplace:
     """A copy of the project in which commands are run as a user would."""

@@ -285,7 +285,11 @@ def test_a_launcher_in_the_background_outlives_its_shell(place):
 
 
 @pytest.mark.parametrize(
-    "row", ["ddp", *(pytest.param(row, marks=pytest.mark.slow) for row in ["single", *FRAMEWORKS[1:]])]
+    "row",
+    [
+        pytest.param("ddp", marks=[pytest.mark.slow, pytest.mark.ci]),
+        *(pytest.param(row, marks=pytest.mark.slow) for row in ["single", *FRAMEWORKS[1:]]),
+    ],
 )
 def test_a_killed_snakemake_leaves_nothing_and_can_be_started_again(place, row):
     if row == "horovod" and not HOROVOD:

@@ -55,7 +55,7 @@ class Strategy(dataparallel.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         self.model = Shares(self.model.module)
-        self.model.device_ids = list(range(self.hardware["devices"]))
+        self.model.device_ids = list(range(self.hardware.devices))
         self.notes.clear()
 
 
