@@ -81,8 +81,7 @@ def visible_gpus() -> int:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.strip() in ("", "-1"):
         return 0
-    torch = importlib.util.find_spec("torch")
-    if torch and re.search(r"^cuda.*= None$", (Path(torch.origin).parent / "version.py").read_text(), re.MULTILINE):
+    if not built_for_gpus():
         return 0
     try:
         import pynvml
@@ -92,6 +91,15 @@ def visible_gpus() -> int:
     except Exception:  # no driver, no library: each machine says it in its own way, and all mean "no GPU"
         return 0
     return min(count, len(chosen.split(","))) if chosen else count
+
+
+def built_for_gpus() -> bool:
+    """Whether the PyTorch that is installed has CUDA; without importing it. True where none is, as in a container's host."""
+    torch = importlib.util.find_spec("torch")
+    if not torch:
+        return True
+    version = (Path(torch.origin).parent / "version.py").read_text()
+    return not re.search(r"^cuda.*= None$", version, re.MULTILINE)
 
 
 def resolve(asked, row: str = "") -> Hardware:

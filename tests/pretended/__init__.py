@@ -1,0 +1,52 @@
+"""Pretended GPUs: every process of a run believes in N of them, and computes on the CPU.
+
+`machine(place, gpus)` copies what is beside this file into the scripts of a project's copy, which are on the path of
+every process that a run starts, its launchers included; the product itself never loads it. There
+
+- gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the CPU's
+  operators, refused in PyTorch's words where tensors of two devices meet; and a process group that calls itself nccl,
+  sends by gloo, and refuses two ranks on one device;
+- torch_cuda.py answers what torch.cuda and torch.distributed are asked: count, names, memory, capability, streams,
+  events (which read the host's clock), random states;
+- pynvml.py answers for NVML.
+
+What they can't know: what kernels a real device would launch, in how much time and memory; whether NCCL, cuBLAS, CUDA
+graphs or a driver work; how a device rounds; that work goes on while the host does. Attention is computed by its
+formula, pinned memory is ordinary memory. Numbers that come of them are of no GPU, so they stay in the tests' folders.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LOADED = ("sitecustomize.py", "torch_cuda.py", "pynvml.py")
+
+
+@cache
+def libraries(folder: Path) -> Path:
+    """gpus.cpp and group.cpp, compiled into `folder`: two, as one must be there before PyTorch's Python part is."""
+    from torch.utils import cpp_extension
+
+    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=pretended", "-DUSE_C10D"]
+    flags += ["-DUSE_DISTRIBUTED", *(f"-I{path}" for path in includes)]
+    linked = [f"-L{cpp_extension.TORCH_LIB_PATH}", "-lc10", "-ltorch_cpu"]
+    compilers = [
+        subprocess.Popen(["c++", *flags, HERE / f"{name}.cpp", "-o", folder / f"{name}.so", *linked, *more])
+        for name, *more in (("gpus",), ("group", "-ltorch_python"))
+    ]
+    assert [compiler.wait() for compiler in compilers] == [0, 0]
+    return folder
+
+
+def machine(place, gpus: int, built: Path) -> dict[str, str]:
+    """Make the project's copy `place` one of a machine with so many GPUs; returns the variables to call it with."""
+    scripts = place.path("workflow/scripts")
+    for file in LOADED:
+        shutil.copy2(HERE / file, scripts / file)
+    path = os.pathsep.join([str(scripts), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"LOCKSTEP_PRETENDED_GPUS": str(gpus), "LOCKSTEP_PRETENDED_LIBRARIES": str(built), "PYTHONPATH": path}

@@ -1,0 +1,210 @@
+// What Python calls of pretended GPUs, and their process group: gloo by the name of nccl. See pretended/__init__.py.
+
+#include "memory.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/extension.h>
+
+int64_t pretended_allocated(int device);
+int64_t pretended_peak(int device);
+void pretended_reset_peak(int device);
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+
+const c10::impl::DeviceGuardImplInterface* guard() { return c10::impl::getDeviceGuardImpl(c10::kCUDA); }
+
+void resize_storage(const at::Tensor& holder, int64_t bytes) {
+  auto* storage = holder.storage().unsafeGetStorageImpl();
+  DeviceIndex device = holder.device().index();
+  c10::DeviceGuard guard(Device(c10::kCUDA, device));
+  auto data = c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+  std::memcpy(data.get(), storage->data(), std::min<size_t>(bytes, storage->nbytes()));
+  storage->set_data_ptr_noswap(std::move(data));
+  storage->set_nbytes(bytes);
+}
+
+// ---- collectives: gloo's, on the same memory, one after the other ----
+
+class Done final : public c10d::Work {
+ public:
+  explicit Done(std::vector<at::Tensor> tensors)
+      : c10d::Work(-1, c10d::OpType::UNKNOWN), tensors_(std::move(tensors)) {
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future_->markCompleted(c10::IValue(tensors_));
+    finish();
+  }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  void synchronize() override {}
+  std::vector<at::Tensor> result() override { return tensors_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+using Lists = std::vector<std::vector<at::Tensor>>;
+
+class Group final : public c10d::Backend {
+ public:
+  Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()), store_(std::move(store)), gloo_(std::move(gloo)) {}
+
+  const std::string getBackendName() const override { return "nccl"; }
+  bool supportsCoalescing() const override { return false; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return 0; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& asked) override {
+    auto hosts = host(tensors);
+    auto options = asked;
+    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
+    if (mean) options.reduceOp = c10d::ReduceOp::SUM;
+    gloo_->allreduce(hosts, options)->wait();
+    if (mean)
+      for (auto& tensor : hosts) tensor.div_(getSize());
+    return done(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& options) override {
+    for (auto& tensor : tensors) {
+      std::vector<at::Tensor> alone{tensor};
+      allreduce(alone, options);
+    }
+    return done(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(
+      std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    auto hosts = host(tensors);
+    gloo_->broadcast(hosts, options)->wait();
+    return done(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override {
+    auto hosts = host(tensors);
+    gloo_->reduce(hosts, options)->wait();
+    return done(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> allgather(
+      Lists& outputs, std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) override {
+    auto from = host(inputs);
+    Lists to = host(outputs);
+    gloo_->allgather(to, from, options)->wait();
+    return done(outputs.empty() ? inputs : outputs[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    std::vector<at::Tensor> inputs{input};
+    Lists outputs{output.view({getSize(), -1}).unbind(0)};
+    std::vector<at::Tensor> flat{input.reshape({-1})};
+    auto from = host(flat);
+    Lists to = host(outputs);
+    gloo_->allgather(to, from, options)->wait();
+    return done({output});
+  }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override {
+    for (size_t at = 0; at < inputs.size(); ++at) _allgather_base(outputs[at], inputs[at], options);
+    return done(outputs);
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    std::vector<at::Tensor> whole{input.clone()};
+    c10d::AllreduceOptions all;
+    all.reduceOp = options.reduceOp;
+    allreduce(whole, all);
+    output.copy_(whole[0].view({getSize(), -1})[getRank()].view_as(output));
+    return done({output});
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override {
+    auto whole = at::stack(inputs[0]);
+    return _reduce_scatter_base(outputs[0], whole, options);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    for (size_t at = 0; at < inputs.size(); ++at) _reduce_scatter_base(outputs[at], inputs[at], options);
+    return done(outputs);
+  }
+  c10::intrusive_ptr<c10d::Work> gather(
+      Lists& outputs, std::vector<at::Tensor>& inputs, const c10d::GatherOptions& options) override {
+    auto from = host(inputs);
+    Lists to = host(outputs);
+    gloo_->gather(to, from, options)->wait();
+    return done(inputs);
+  }
+  c10::intrusive_ptr<c10d::Work> scatter(
+      std::vector<at::Tensor>& outputs, Lists& inputs, const c10d::ScatterOptions& options) override {
+    auto to = host(outputs);
+    Lists from = host(inputs);
+    gloo_->scatter(to, from, options)->wait();
+    return done(outputs);
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
+    c10d::BarrierOptions plain;
+    gloo_->barrier(plain)->wait();
+    return done({});
+  }
+
+ private:
+  // The same memory on the host; what lies there already is refused, as NCCL does.
+  std::vector<at::Tensor> host(const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> hosts;
+    for (const auto& tensor : tensors) {
+      TORCH_CHECK(tensor.is_cuda(), "No backend type associated with device type cpu");
+      meet(tensor.device().index());
+      hosts.push_back(on_host(tensor.detach()));
+    }
+    return hosts;
+  }
+  Lists host(const Lists& lists) {
+    Lists hosts;
+    for (const auto& tensors : lists) hosts.push_back(host(tensors));
+    return hosts;
+  }
+  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
+    return c10::make_intrusive<Done>(std::move(tensors));
+  }
+  // At the first collective the ranks tell each other their devices: NCCL refuses two on one.
+  void meet(DeviceIndex device) {
+    if (met_) return;
+    met_ = true;
+    const std::string mine = std::to_string(int(device));
+    store_->set("pretended device " + std::to_string(getRank()), mine);
+    for (int rank = 0; rank < getSize(); ++rank)
+      TORCH_CHECK(
+          rank == getRank() || store_->get_to_str("pretended device " + std::to_string(rank)) != mine,
+          "ncclInvalidUsage: Duplicate GPU detected : rank ", getRank(), " and rank ", rank,
+          " both on CUDA device ", mine);
+  }
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  bool met_ = false;
+};
+
+c10::intrusive_ptr<c10d::Backend> make_group(
+    const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend>& gloo) {
+  return c10::make_intrusive<Group>(store, gloo);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("current_device", [] { return int(guard()->getDevice().index()); });
+  module.def("set_device", [](int device) { guard()->setDevice(Device(c10::kCUDA, DeviceIndex(device))); });
+  module.def("memory_allocated", &pretended_allocated);
+  module.def("max_memory_allocated", &pretended_peak);
+  module.def("reset_peak", &pretended_reset_peak);
+  module.def("on_host", &on_host);
+  module.def("resize_storage", &resize_storage);
+  module.def("make_group", &make_group, py::call_guard<py::gil_scoped_release>());
+}

@@ -1,0 +1,320 @@
+"""What torch.cuda and torch.distributed answer on pretended GPUs: see pretended/__init__.py."""
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+COUNT = int(os.environ.get("LOCKSTEP_PRETENDED_GPUS", 0))
+MEMORY = 8 * 2**30
+
+
+@functools.cache
+def gpus():
+    """The compiled group.cpp."""
+    path = os.path.join(os.environ["LOCKSTEP_PRETENDED_LIBRARIES"], "group.so")
+    loader = importlib.machinery.ExtensionFileLoader("pretended", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("pretended", loader))
+    loader.exec_module(module)
+    return module
+
+
+# ---- torch.cuda: what its Python asks of its compiled part ----
+
+
+class Stream:
+    def __new__(cls, device=None, priority=0, stream_id=0, device_index=0, device_type=1, stream_ptr=0, **_):
+        made = object.__new__(cls)
+        import torch
+
+        index = device_index if device is None else torch.device(device).index
+        made.device_index, made.stream_id, made.device_type = index or 0, stream_id, device_type
+        made.device, made.cuda_stream, made.priority = torch.device("cuda", made.device_index), 0, priority
+        return made
+
+    def __init__(self, *arguments, **more):
+        pass
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and self.device_index == other.device_index
+
+    def __hash__(self):
+        return self.device_index
+
+
+class Event:
+    def __new__(cls, enable_timing=False, **_):
+        return object.__new__(cls)
+
+    def __init__(self, *arguments, **more):
+        self.at = None
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def wait(self, stream=None):
+        pass
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def properties(number):
+    return SimpleNamespace(
+        name=f"Pretended GPU {number}",
+        major=9,
+        minor=0,
+        total_memory=MEMORY,
+        multi_processor_count=1,
+        uuid=str(uuid.UUID(int=number)),
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        warp_size=32,
+        L2_cache_size=2**20,
+        max_threads_per_multi_processor=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=49152,
+        shared_memory_per_multiprocessor=65536,
+        pci_bus_id=number,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
+
+
+def memory_stats(number):
+    now, most = gpus().memory_allocated(number), gpus().max_memory_allocated(number)
+    each = {"current": now, "peak": most, "allocated": most, "freed": most - now}
+    kinds = {kind: dict(each) for kind in ("all", "small_pool", "large_pool")}
+    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "allocation", "segment", "active")
+    return {name: kinds for name in names} | {"num_alloc_retries": 0, "num_ooms": 0}
+
+
+def exchange_device(number):
+    before = gpus().current_device()
+    if number >= 0:
+        gpus().set_device(number)
+    return before
+
+
+def start():
+    import torch
+
+    torch.cuda.default_generators = (torch.default_generator,) * COUNT
+
+
+def stream_of(number):
+    return 0, number, 1
+
+
+def before_compiled_part():
+    """PyTorch asks once, while its compiled part is imported, whether somebody answers for CUDA."""
+    libraries = Path(importlib.util.find_spec("torch").origin).parent / "lib"
+    for library in (libraries / "libtorch_cpu.so", os.path.join(os.environ["LOCKSTEP_PRETENDED_LIBRARIES"], "gpus.so")):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def before_torch_cuda():
+    import torch  # so far as it is imported: its compiled part is there
+
+    gpus()
+    nothing = lambda *arguments, **more: None  # noqa: E731
+    answers = {
+        "_CudaStreamBase": Stream,
+        "_CudaEventBase": Event,
+        "_CudaDeviceProperties": SimpleNamespace,
+        "_CUDAGraph": type("_CUDAGraph", (), {}),
+        "_graph_pool_handle": nothing,
+        "_cuda_init": start,
+        "_cuda_getDeviceCount": lambda: COUNT,
+        "_cuda_getDevice": gpus().current_device,
+        "_cuda_setDevice": gpus().set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_synchronize": nothing,
+        "_cuda_getCurrentStream": stream_of,
+        "_cuda_getDefaultStream": stream_of,
+        "_cuda_getCurrentRawStream": lambda number: 0,
+        "_cuda_setStream": nothing,
+        "_cuda_getArchFlags": lambda: "sm_90",
+        "_cuda_getCompiledVersion": lambda: 13000,
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": gpus().reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_emptyCache": nothing,
+        "_cuda_canDeviceAccessPeer": lambda *devices: False,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_getAllocatorBackend": lambda: "pretended",
+        "_nccl_version": lambda: 22800,
+        "_nccl_version_suffix": lambda: b"",
+        "_cuda_attach_out_of_memory_observer": nothing,
+    }
+    torch._C._has_cuda = True
+    for name, answer in answers.items():
+        setattr(torch._C, name, answer)
+
+
+def after_torch_cuda(cuda):
+    import torch
+
+    cuda._cudart = SimpleNamespace(cudaMemGetInfo=lambda number: (MEMORY, MEMORY), cudaError=None)
+    cuda.cudart = lambda: cuda._cudart
+    cuda.get_device_properties = lambda device=None: properties(cuda._utils._get_device_index(device, optional=True))
+    cuda.mem_get_info = lambda device=None: (MEMORY, MEMORY)
+    cuda.is_bf16_supported = lambda including_emulation=True: True
+    cuda.memory._host_allocator = None
+    torch.version.cuda = "13.0"
+    torch.Tensor.pin_memory = lambda self, device=None: self
+    torch.Tensor.record_stream = lambda self, stream: None  # which takes no stream but PyTorch's own
+    torch.Tensor.is_pinned = lambda self, device=None: False
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage, size):
+        if storage.device.type != "cuda":
+            return resize(storage, size)
+        gpus().resize_storage(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), int(size))
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_
+
+
+# ---- several devices of one process, and of several ----
+
+
+def after_comm(comm):
+    """DataParallel's: copies between the devices, with gradients as torch/nn/parallel/_functions.py has them."""
+
+    def broadcast_coalesced(tensors, devices, buffer_size=0):
+        return [[tensor if tensor.get_device() == device else tensor.to(f"cuda:{device}") for tensor in tensors]
+                for device in devices]  # fmt: skip
+
+    def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):
+        parts = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+        return tuple(part.to(f"cuda:{device}") for part, device in zip(parts, devices, strict=False))
+
+    def gather(tensors, dim=0, destination=None, *, out=None):
+        import torch
+
+        return torch.cat([tensor.to(f"cuda:{destination or 0}") for tensor in tensors], dim)
+
+    def reduce_add_coalesced(inputs, destination=None, buffer_size=0):
+        target = f"cuda:{destination or 0}"
+        return tuple(sum(tensor.to(target) for tensor in tensors) for tensors in zip(*inputs, strict=True))
+
+    comm.broadcast_coalesced, comm.scatter = broadcast_coalesced, scatter
+    comm.gather, comm.reduce_add_coalesced = gather, reduce_add_coalesced
+
+
+class Options:
+    class Config:
+        pass
+
+    def __init__(self, is_high_priority_stream=False):
+        self._timeout, self.config = timedelta(minutes=10), self.Config()
+
+
+class IsNamedSo(type):
+    def __instancecheck__(cls, group):
+        return callable(getattr(group, "name", None)) and group.name() == "nccl"
+
+
+class ProcessGroupNCCL(metaclass=IsNamedSo):
+    Options = Options
+
+    def __new__(cls, store, rank, size, options=None):
+        import torch.distributed as dist
+
+        timeout = options._timeout if options else timedelta(minutes=10)
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        return gpus().make_group(store, gloo)
+
+
+def after_distributed(distributed):
+    distributed._NCCL_AVAILABLE = True
+    distributed.ProcessGroupNCCL = ProcessGroupNCCL
+    distributed.default_pg_nccl_timeout = timedelta(minutes=10)
+
+
+def after_package(package):
+    package.ProcessGroupNCCL = ProcessGroupNCCL
+
+
+def after_hardware(hardware):
+    hardware.built_for_gpus = lambda: True
+
+
+def after_nvtx(nvtx):
+    for name in ("rangePushA", "rangePop", "markA", "rangeStartA", "rangeEnd"):
+        setattr(nvtx._nvtx, name, lambda *arguments: 0)
+
+
+def after_horovod(operations):
+    """Horovod's compiled part knows tensors of the CPU only: the same memory is handed to it."""
+    operations.mpi_lib = HorovodOnHost(operations.mpi_lib)
+
+
+class HorovodOnHost:
+    def __init__(self, library):
+        self.library, self.handed = library, {}
+
+    def __getattr__(self, name):
+        if "_torch_cuda_" not in name:
+            return getattr(self.library, name)
+        function = getattr(self.library, name.replace("_torch_cuda_", "_torch_"))
+
+        def on_host(*arguments):
+            pairs = []
+            handle = function(*(handed(argument, pairs) for argument in arguments))
+            self.handed[handle] = pairs
+            return handle
+
+        return on_host
+
+    def horovod_torch_wait_and_clear(self, handle):
+        result = self.library.horovod_torch_wait_and_clear(handle)
+        for tensor, host in self.handed.pop(handle, ()):
+            if tensor.shape != host.shape:  # what is gathered gets its size when all have said theirs
+                tensor.resize_(host.shape).copy_(host)
+        return result
+
+
+def handed(argument, pairs):
+    import torch
+
+    if isinstance(argument, torch.Tensor) and argument.is_cuda:
+        host = gpus().on_host(argument.detach())
+        pairs.append((argument, host))
+        return host
+    return [handed(each, pairs) for each in argument] if isinstance(argument, (list, tuple)) else argument
+
+
+BEFORE = {"torch._C": before_compiled_part, "torch.cuda": before_torch_cuda}
+AFTER = {
+    "torch.cuda": after_torch_cuda,
+    "torch.cuda.nvtx": after_nvtx,
+    "torch.nn.parallel.comm": after_comm,
+    "torch.distributed.distributed_c10d": after_distributed,
+    "torch.distributed": after_package,
+    "lockstep.config.hardware": after_hardware,
+    "horovod.torch.mpi_ops": after_horovod,
+}
