@@ -41,7 +41,7 @@ def main() -> None:
     train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
     gauge.stop()
     torch.save(model.state_dict(), data.parent / "bare.pt")
-    print(gauge.found["peak_mb"])
+    print(gauge.usage["peak_mb"])
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def growth(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     return [
         *speeds(results, rounds),
         *(
-            line(f"{script} of {largest} over {smallest}, peak memory beside mapped files", [found[-1] / found[0]])
-            for script, found in peaks.items()
+            line(f"{script} of {largest} over {smallest}, peak memory beside mapped files", [sizes[-1] / sizes[0]])
+            for script, sizes in peaks.items()
         ),
         line(f"planning an epoch of {largest}, seconds", [seconds], "seconds"),
     ]
@@ -72,12 +72,12 @@ def peak(command: list[str]) -> float:
     """Run a command; return the most memory of any of its processes that was not a mapped file's, in MiB."""
     most, process = 0, psutil.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL)
     while process.poll() is None:
-        for one in (process, *children(process)):
+        for member in (process, *children(process)):
             try:
-                found = one.memory_info()
+                memory = member.memory_info()
             except psutil.Error:  # it has just ended
                 continue
-            most = max(most, found.rss - found.shared)
+            most = max(most, memory.rss - memory.shared)
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: failed")

@@ -27,7 +27,7 @@ def start(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
                 clock = trained(results, name, row.hardware.devices, keys)["clock"]
                 ratios.setdefault(name, []).append(clock["first_step_seconds"] / imports)
     what, targets = "launch to first step over importing PyTorch and BERT, time", {"single": "at most 1.5"}
-    return [line(f"{what}: {name}", found, targets.get(name, "")) for name, found in ratios.items()]
+    return [line(f"{what}: {name}", times, targets.get(name, "")) for name, times in ratios.items()]
 
 
 def memory(folder: Path, keys: dict, rounds: int) -> list[list[str]]:

@@ -60,11 +60,11 @@ def command(name: str) -> str:
     return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", text))
 
 
-def options(found: dict) -> str:
-    if not found:
+def options(known: dict) -> str:
+    if not known:
         return ""
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
-    for name, option in found.items():
+    for name, option in known.items():
         values = ", ".join(f"`{value}`" for value in option["enum"]) if "enum" in option else option["type"]
         lines.append(f"| `{name}` | {values} | `{str(option['default']).lower()}` | {option['description']} |")
     return "\n".join(lines) + "\n"
@@ -108,9 +108,11 @@ def inherited(name: str) -> str:
 def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:
     """The methods in a strategy's file, as lines by name, and the strategy that its class extends."""
     source = registry.path(name).read_text(encoding="utf-8")
-    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Strategy"]
-    base = ast.unparse(found.bases[0]).removesuffix(".Strategy") if found.bases else None
-    methods = {node.name: _lines(source, node) for node in found.body if isinstance(node, ast.FunctionDef)}
+    (strategy,) = [
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Strategy"
+    ]
+    base = ast.unparse(strategy.bases[0]).removesuffix(".Strategy") if strategy.bases else None
+    methods = {node.name: _lines(source, node) for node in strategy.body if isinstance(node, ast.FunctionDef)}
     if base and base.startswith("_"):  # no strategy by itself: what it defines stands with those that extend it
         shared, base = definitions(base)
         methods = shared | methods

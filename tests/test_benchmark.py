@@ -290,12 +290,12 @@ def test_every_row_is_profiled(benchmark):
     assert done.returncode == 0, done.stderr
     for row, processes in ROWS.items():
         folder = benchmark.path(f"results/profile/{row}/n{processes}/rep1")
-        found = json.loads((folder / "profile.json").read_text())
-        assert set(found["seconds"]) == {"data", "forward", "backward", "optimizer", "communication", "idle"}
-        assert all(seconds >= -1e-9 for seconds in found["seconds"].values())
-        assert found["seconds"]["forward"] > 0 < found["seconds"]["backward"]
-        assert (found["seconds"]["communication"] > 0) == (processes > 1), row
-        assert found["step_seconds"] > 0 < found["alone_step_seconds"]
+        profile = json.loads((folder / "profile.json").read_text())
+        assert set(profile["seconds"]) == {"data", "forward", "backward", "optimizer", "communication", "idle"}
+        assert all(seconds >= -1e-9 for seconds in profile["seconds"].values())
+        assert profile["seconds"]["forward"] > 0 < profile["seconds"]["backward"]
+        assert (profile["seconds"]["communication"] > 0) == (processes > 1), row
+        assert profile["step_seconds"] > 0 < profile["alone_step_seconds"]
         with gzip.open(folder / "trace.json.gz") as trace:
             assert json.load(trace)["traceEvents"]
         assert not (folder / "native").exists()

@@ -42,10 +42,10 @@ def test_growth_and_memory_are_measured(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(growth, "ROWS", 300)
     monkeypatch.setattr(growth, "STEPS", 4)
     lines = growth.growth(tmp_path, {}, 1) + processes.memory(tmp_path, {"data.limit": 900}, 1)
-    found = {name: float(median) for name, median, *_ in lines}
-    assert len(found) == 6
-    assert found.pop("planning an epoch of 1,200 rows, seconds") < 60
-    assert all(0.3 < ratio < 3 for ratio in found.values()), found
+    medians = {name: float(median) for name, median, *_ in lines}
+    assert len(medians) == 6
+    assert medians.pop("planning an epoch of 1,200 rows, seconds") < 60
+    assert all(0.3 < ratio < 3 for ratio in medians.values()), medians
 
 
 def test_time_in_which_any_job_runs_counts_once():

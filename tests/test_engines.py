@@ -138,18 +138,19 @@ def image_run(image: str, *command: str, timeout: float = 300) -> subprocess.Com
 def test_an_image_holds_the_versions_of_the_table(docker, image):
     finished = image_run(image, "python", "/opt/lockstep/workflow/scripts/self_test.py", "--versions")
     assert finished.returncode == 0, finished.stderr
-    found = json.loads(finished.stdout)
+    environment = json.loads(finished.stdout)
     table = yaml.safe_load((PROJECT / "docker" / "images.yaml").read_text())["cpu"]
-    assert found["python"].startswith(table["python"] + ".")
-    assert found["packages"]["torch"] == table["torch"]
+    assert environment["python"].startswith(table["python"] + ".")
+    assert environment["packages"]["torch"] == table["torch"]
     for name in ("deepspeed", "horovod"):
-        assert found["packages"][name] == (table[name] if image in (name, "bench") else None)
+        assert environment["packages"][name] == (table[name] if image in (name, "bench") else None)
     if image in ("horovod", "bench"):
-        assert found["mpi"] == f"mpirun ({table['mpi'].rpartition(' ')[0]}) {table['mpi'].rpartition(' ')[2]}"
+        assert environment["mpi"] == f"mpirun ({table['mpi'].rpartition(' ')[0]}) {table['mpi'].rpartition(' ')[2]}"
     else:
-        assert found["mpi"] is None
-    assert (found["cuda"], found["cudnn"], found["nccl"]) == (table["cuda"], table["cudnn"], table["nccl"])
-    assert found["in_container"] == "docker"
+        assert environment["mpi"] is None
+    for name in ("cuda", "cudnn", "nccl"):
+        assert environment[name] == table[name]
+    assert environment["in_container"] == "docker"
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -206,16 +207,16 @@ print(json.dumps({
 def test_compose_is_hardened_as_seen_from_inside(compose):
     finished = compose.run(*COMPOSE, "--entrypoint", "python", "bench", "-c", INSIDE, A_SECRET=CANARY)
     assert finished.returncode == 0, finished.stderr
-    found = json.loads(finished.stdout)
-    assert found["capabilities"] == [0] * 5
-    assert found["no_new_privileges"] == 1
-    assert found["seccomp"] == 2
-    assert found["user"] == USER
-    assert [name for name in found["networks"] if not name.startswith(("lo", "sit", "tunl", "ip6"))] == []
-    assert found["writable"] == ["/bench/results", "/tmp"]
-    assert found["shared_memory"] >= 2 * 10**9
-    assert CANARY not in found["environment"].values()
-    assert found["first"] in ("docker-init", "tini")  # which hands signals on, and buries the dead
+    seen = json.loads(finished.stdout)
+    assert seen["capabilities"] == [0] * 5
+    assert seen["no_new_privileges"] == 1
+    assert seen["seccomp"] == 2
+    assert seen["user"] == USER
+    assert [name for name in seen["networks"] if not name.startswith(("lo", "sit", "tunl", "ip6"))] == []
+    assert seen["writable"] == ["/bench/results", "/tmp"]
+    assert seen["shared_memory"] >= 2 * 10**9
+    assert CANARY not in seen["environment"].values()
+    assert seen["first"] in ("docker-init", "tini")  # which hands signals on, and buries the dead
 
 
 def test_what_is_not_built_or_not_there_is_said_in_one_line(docker, compose, tmp_path):

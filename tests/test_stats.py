@@ -29,23 +29,23 @@ def test_quartiles():
 
 
 def test_a_ratio_is_taken_block_by_block():
-    found = stats.ratio({1: 10, 2: 20, 3: 33}, {1: 5, 2: 8, 3: 30, 4: 1})
+    ratio = stats.ratio({1: 10, 2: 20, 3: 33}, {1: 5, 2: 8, 3: 30, 4: 1})
     # Student's t for two degrees of freedom is 4.303; the logarithms' mean .568, their standard deviation .425.
-    assert (found.value, found.low, found.high) == pytest.approx((1.7652, 0.6149, 5.0671), rel=1e-4)
-    assert (found.n, found.kind, found.distinct) == (3, "interval", False)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.7652, 0.6149, 5.0671), rel=1e-4)
+    assert (ratio.n, ratio.kind, ratio.distinct) == (3, "interval", False)
 
 
 def test_two_rows_alone_are_a_paired_t_test():
     random = np.random.default_rng(0)
     ours, theirs = (np.exp(random.normal(0, 0.1, 6)) for _ in range(2))
-    found = stats.ratio(dict(enumerate(ours)), dict(enumerate(theirs)))
+    ratio = stats.ratio(dict(enumerate(ours)), dict(enumerate(theirs)))
     interval = ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(np.exp(interval)))
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(np.exp(interval)))
 
 
 def test_one_block_proves_nothing():
-    found = stats.ratio({1: 10}, {1: 5, 2: 5})
-    assert (found.value, found.kind, found.distinct) == (pytest.approx(2.0), "", False)
+    ratio = stats.ratio({1: 10}, {1: 5, 2: 5})
+    assert (ratio.value, ratio.kind, ratio.distinct) == (pytest.approx(2.0), "", False)
 
 
 def test_without_a_common_block_there_is_no_ratio():
@@ -135,13 +135,13 @@ def test_spreads_that_differ_fourfold_are_told():
 
 @given(times, times)
 def test_a_ratio_seen_from_the_other_row_is_its_inverse(ours, theirs):
-    found, other = stats.ratio(ours, theirs), stats.ratio(theirs, ours)
-    assert (found is None) == (other is None)
-    if found:
-        assert found.value * other.value == pytest.approx(1)
-        assert found.low <= found.value * (1 + 1e-9)
-        assert found.value <= found.high * (1 + 1e-9)
-        assert found.n == len(ours.keys() & theirs.keys())
+    ratio, other = stats.ratio(ours, theirs), stats.ratio(theirs, ours)
+    assert (ratio is None) == (other is None)
+    if ratio:
+        assert ratio.value * other.value == pytest.approx(1)
+        assert ratio.low <= ratio.value * (1 + 1e-9)
+        assert ratio.value <= ratio.high * (1 + 1e-9)
+        assert ratio.n == len(ours.keys() & theirs.keys())
 
 
 def test_rows_that_cannot_be_told_apart_share_a_rank():
@@ -167,17 +167,17 @@ def test_variance_between_launches_is_told_from_that_between_steps():
     random = np.random.default_rng(3)
     work = random.uniform(0.02, 0.08, 100)
     rows = [work * np.exp(random.normal(0, 0.04, (6, 1)) + random.normal(0, 0.1, (6, 100))) for _ in range(12)]
-    found = stats.variance(rows)
-    assert found.launch == pytest.approx(0.04, rel=0.2)
-    assert found.step == pytest.approx(0.1, rel=0.05)
+    variance = stats.variance(rows)
+    assert variance.launch == pytest.approx(0.04, rel=0.2)
+    assert variance.step == pytest.approx(0.1, rel=0.05)
     # A launch that costs 16 steps: 4 times .1 over .04.
-    assert found.best_steps(0.8, 0.05) == pytest.approx(4 * found.step / found.launch)
+    assert variance.best_steps(0.8, 0.05) == pytest.approx(4 * variance.step / variance.launch)
 
 
 def test_where_launches_are_alike_a_longer_window_is_always_better():
     random = np.random.default_rng(4)
-    found = stats.variance([np.exp(random.normal(0, 0.1, (5, 50))) for _ in range(8)])
-    assert found.launch < 0.01
+    variance = stats.variance([np.exp(random.normal(0, 0.1, (5, 50))) for _ in range(8)])
+    assert variance.launch < 0.01
     assert stats.Variance(launch=0.0, step=0.1).best_steps(3.0, 0.05) == np.inf
 
 

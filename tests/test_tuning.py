@@ -113,8 +113,8 @@ def test_a_search_leaves_a_row_that_can_be_included(tmp_path):
     small = ["data={limit: 700}", "model={hidden_size: 32, layers: 1}", "train={epochs: 1}", "profile={steps: 0}"]
     small += ["tune={steps: 8, seconds: 12}", "hardware={device: cpu, processes: 2, oversubscribe: true}"]
     small += ["repeats=1", "retries=0"]
-    found = place.snakemake("--cores", "all", "tune", "--config", *small)
-    assert found.returncode == 0, found.stderr
+    finished = place.snakemake("--cores", "all", "tune", "--config", *small)
+    assert finished.returncode == 0, finished.stderr
     row = yaml.safe_load(place.path("results/tune/tuned.yaml").read_text())["rows"]["tuned"]
     assert row["strategy"] == "recipe"
     with place.path("results/tune/tries.csv").open(newline="") as stream:

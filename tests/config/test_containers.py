@@ -54,10 +54,10 @@ def make_images(folder, *names: str) -> None:
 
 
 def test_each_strategy_has_an_image():
-    found = {name: containers.family(name) for name in registry.names()}
-    assert found.pop("deepspeed") == "deepspeed"
-    assert found.pop("horovod") == "horovod"
-    assert set(found.values()) == {"torch"}
+    families = {name: containers.family(name) for name in registry.names()}
+    assert families.pop("deepspeed") == "deepspeed"
+    assert families.pop("horovod") == "horovod"
+    assert set(families.values()) == {"torch"}
 
 
 def test_without_apptainer_it_is_said(tmp_path, monkeypatch):

@@ -32,9 +32,9 @@ def split(tmp_path, rows, **keys):
     return lists(prepare.split(wanted, tmp_path, tmp_path))
 
 
-def lists(found):
+def lists(prepared):
     """Splits as columns of plain values, and their summary."""
-    splits, summary = found
+    splits, summary = prepared
     return {name: part.to_dict() for name, part in splits.items()}, summary
 
 
@@ -181,15 +181,15 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
     splits = {
         name: Dataset.from_dict({"text": texts, "label": [0] * 40, "row": list(range(40))}) for name in prepare.SPLITS
     }
-    found = {}
+    stored = {}
     for part in (1000, 3):
         monkeypatch.setattr(prepare, "PART", part)
         (tmp_path / str(part)).mkdir()
         prepare.store(splits, tokenizer, tmp_path / str(part))
-        found[part] = Tokens.load(tmp_path / str(part) / "train", pad_id=0)
+        stored[part] = Tokens.load(tmp_path / str(part) / "train", pad_id=0)
     ids = np.random.default_rng(0).permutation(40)
     expected = [number for text in ids for number in tokenizer(texts[text], truncation=True)["input_ids"]]
-    assert [tokens.flat(ids).tolist() for tokens in found.values()] == [expected] * 2
+    assert [tokens.flat(ids).tolist() for tokens in stored.values()] == [expected] * 2
 
 
 @pytest.mark.slow

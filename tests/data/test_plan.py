@@ -28,18 +28,18 @@ def test_each_epoch_holds_every_sample_once_or_lists_it_as_dropped(lengths, batc
         assert made.widths[step] == lengths[made.step_ids(step)].max()
 
 
-@given(lengths.filter(lambda found: len(found) >= 4), st.integers(0, 99), batchings)
+@given(lengths.filter(lambda numbers: len(numbers) >= 4), st.integers(0, 99), batchings)
 def test_the_seed_decides(lengths, seed, batching):
-    one, same = (plan.make(lengths, global_batch=4, epochs=2, seed=seed, batching=batching) for _ in range(2))
-    assert one.hash == same.hash
+    first, same = (plan.make(lengths, global_batch=4, epochs=2, seed=seed, batching=batching) for _ in range(2))
+    assert first.hash == same.hash
 
 
 def test_another_seed_or_epoch_is_another_order():
     lengths = np.full(100, 7)
-    one = plan.make(lengths, global_batch=10, epochs=2, seed=1, batching="plain")
+    first = plan.make(lengths, global_batch=10, epochs=2, seed=1, batching="plain")
     other = plan.make(lengths, global_batch=10, epochs=2, seed=2, batching="plain")
-    assert one.hash != other.hash
-    assert not np.array_equal(one.ids[:100], one.ids[100:])
+    assert first.hash != other.hash
+    assert not np.array_equal(first.ids[:100], first.ids[100:])
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 5))
@@ -73,7 +73,7 @@ def test_buckets_pad_little_and_stay_in_random_order():
     assert abs(halves[0] / halves[1] - 1) < 0.02
 
 
-@given(lengths.filter(lambda found: len(found) >= 16), st.integers(2, 4), st.integers(1, 2), st.integers(0, 99))
+@given(lengths.filter(lambda numbers: len(numbers) >= 16), st.integers(2, 4), st.integers(1, 2), st.integers(0, 99))
 def test_ranks_get_like_many_tokens(lengths, world_size, accumulation, seed):
     made = plan.make(lengths, global_batch=16, epochs=1, seed=seed, batching="bucketed")
     for step in range(made.steps):

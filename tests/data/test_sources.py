@@ -233,8 +233,8 @@ def test_a_header_above_columns_by_position(tmp_path, labels, rows, header):
     (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
     notes = []
     data = wanted(path=str(tmp_path / "rows.csv"), text=0, label=1, labels=labels)
-    found = [label for _, label, _ in sources.read(data, tmp_path, notes)[1]]
-    assert found == (rows if header else ["label", *rows])
+    labels_read = [label for _, label, _ in sources.read(data, tmp_path, notes)[1]]
+    assert labels_read == (rows if header else ["label", *rows])
     assert notes == [f"row 1 of {data.path} (text, label) is taken for its header, and not for data"] * header
 
 

@@ -28,11 +28,11 @@ def test_the_shape_of_a_bert():
 def test_padding_is_work_that_says_nothing():
     lengths = np.array([3, 5, 4, 4])
     made = plan.make(lengths, global_batch=2, epochs=1, seed=0, batching="plain")
-    found = metrics.work(made, lengths, SHAPE)
+    work = metrics.work(made, lengths, SHAPE)
     padded = [int(width) for width in made.widths for _ in range(2)]
-    assert (found["samples"], found["tokens"], found["padded_tokens"]) == (4, 16, sum(padded))
-    assert found["flops"] == metrics.training_flops(SHAPE, lengths)
-    assert found["padded_flops"] == metrics.training_flops(SHAPE, np.array(padded))
+    assert (work["samples"], work["tokens"], work["padded_tokens"]) == (4, 16, sum(padded))
+    assert work["flops"] == metrics.training_flops(SHAPE, lengths)
+    assert work["padded_flops"] == metrics.training_flops(SHAPE, np.array(padded))
 
 
 def test_utilisation():
@@ -96,6 +96,6 @@ def test_energy_is_not_guessed(tmp_path):
 
 
 def test_memory_on_a_cpu():
-    found = memory.read(torch.device("cpu"))
-    assert found["peak_mb"] > found["proportional_mb"] * 0.5 > 10
-    assert found["reserved_mb"] is None
+    usage = memory.read(torch.device("cpu"))
+    assert usage["peak_mb"] > usage["proportional_mb"] * 0.5 > 10
+    assert usage["reserved_mb"] is None

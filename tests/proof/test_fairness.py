@@ -234,8 +234,8 @@ def report(benchmark, folder: Path) -> None:
 def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
     for folder in two:
         report(benchmark, folder)
-    found = comparison.compare(*two, allowed={"rules"})  # clocks that contradict each other
-    ratios = {line.row: line.ratio for line in found.lines}
+    compared = comparison.compare(*two, allowed={"rules"})  # clocks that contradict each other
+    ratios = {line.row: line.ratio for line in compared.lines}
     assert ratios["ddp"].value == pytest.approx(0.5)
     assert ratios["ddp"].distinct
     assert not ratios["single"].distinct
@@ -313,8 +313,8 @@ def test_packages_that_differ_are_told_and_not_refused(two, benchmark):
     for folder in two:
         report(benchmark, folder)
     file = two[1] / "report" / "summary.json"
-    found = json.loads(file.read_text())
-    found["environment"]["packages"]["torch"] = "1.0"
-    file.write_text(json.dumps(found))
+    content = json.loads(file.read_text())
+    content["environment"]["packages"]["torch"] = "1.0"
+    file.write_text(json.dumps(content))
     differing = comparison.compare(*two, allowed={"rules"}).environment
     assert any(what.startswith("packages.torch: ") for what in differing)

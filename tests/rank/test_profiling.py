@@ -30,8 +30,8 @@ def test_a_step_on_a_cpu():
         event("aten::mm", 41, 50),  # of the next step, which is not recorded to its end
         {"ph": "M", "name": "process_name"},
     ]
-    found = split(trace)
-    assert {name: round(1000 * seconds, 6) for name, seconds in found.items()} == {
+    seconds_by_part = split(trace)
+    assert {name: round(1000 * seconds, 6) for name, seconds in seconds_by_part.items()} == {
         "data": 2.0,
         "forward": 6.5,
         "backward": 12.0,
@@ -39,7 +39,7 @@ def test_a_step_on_a_cpu():
         "communication": 6.0,
         "idle": 6.5,
     }
-    assert sum(found.values()) == pytest.approx(0.040)
+    assert sum(seconds_by_part.values()) == pytest.approx(0.040)
 
 
 def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
@@ -56,8 +56,8 @@ def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 45, "kernel", 3),  # 35 to 45 is not hidden
         event("multi_tensor_apply_kernel", 45, 50, "kernel", 4),
     ]
-    found = {name: round(1000 * seconds, 6) for name, seconds in split(trace).items()}
-    assert found == {
+    milliseconds = {name: round(1000 * seconds, 6) for name, seconds in split(trace).items()}
+    assert milliseconds == {
         "data": 2.0,
         "forward": 10.0,
         "backward": 20.0,

@@ -26,7 +26,7 @@ class Counting(TorchDispatchMode):
 
     def __init__(self, clock: Clock, patch):
         super().__init__()
-        self.found: list[str] = []
+        self.noted: list[str] = []
         self.steps, self.open = 0, False
         self.watch(clock, patch)
 
@@ -58,7 +58,7 @@ class Counting(TorchDispatchMode):
 
     def note(self, what: str) -> None:
         if self.open:
-            self.found.append(what)
+            self.noted.append(what)
 
     def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
         name = operation.name().split(".")[0]
@@ -89,7 +89,7 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypat
     with Counting(session.clock, monkeypatch) as counting:
         training.train(session)
     assert counting.steps == 9
-    assert counting.found == []
+    assert counting.noted == []
 
 
 @pytest.mark.parametrize("what", ["item", "print"])
@@ -104,7 +104,7 @@ def test_the_count_sees_what_it_must(session, monkeypatch, what):
     monkeypatch.setattr(session.strategy, "step", careless)
     with Counting(session.clock, monkeypatch) as counting:
         training.train(session)
-    assert len(counting.found) >= 9
+    assert len(counting.noted) >= 9
 
 
 def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
@@ -159,9 +159,9 @@ def test_memory_is_that_of_the_window(session, monkeypatch):
     monkeypatch.setattr(session.strategy, "state_dict", gathering)
     take(900)
     training.train(session)
-    found = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
-    assert 95 < found["peak_mb"] - found["before_mb"] < 500
-    assert found["proportional_mb"] <= found["peak_mb"]
+    memory_mb = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
+    assert 95 < memory_mb["peak_mb"] - memory_mb["before_mb"] < 500
+    assert memory_mb["proportional_mb"] <= memory_mb["peak_mb"]
 
 
 def test_memory_is_read_where_the_kernel_says_it(tmp_path, monkeypatch):

@@ -33,6 +33,6 @@ def test_a_strategy_imports_no_framework_that_it_does_not_use(strategy, more):
         "from lockstep.model import models; from lockstep.rank import training;"
         f" from lockstep.strategies import {strategy}; models.keep_masks()"
     )
-    found = imported(code)
-    assert "torch" in found
-    assert (FRAMEWORKS | more) & found == set()
+    modules = imported(code)
+    assert "torch" in modules
+    assert (FRAMEWORKS | more) & modules == set()

@@ -100,13 +100,13 @@ supervise(Path({str(tmp_path)!r}), f"{{then}}; time.sleep(600)")
 """
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     supervisor = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL)
-    found = wait_for(
+    ranks = wait_for(
         lambda: [child for child in descendants(supervisor.pid) if "rank.py" in " ".join(child.cmdline())], 2
     )
     wait_for(lambda: list(tmp_path.rglob("ready?")), 2, seconds=60)
     supervisor.send_signal(number)
     supervisor.wait(timeout=20)
-    assert wait_for(lambda: [rank for rank in found if not rank.is_running() or rank.status() == "zombie"], 2)
+    assert wait_for(lambda: [rank for rank in ranks if not rank.is_running() or rank.status() == "zombie"], 2)
     for sleeper in psutil.process_iter(["cmdline", "cwd"]):  # grandchildren, whom no death signal reaches
         if (sleeper.info["cmdline"], sleeper.info["cwd"]) == (["sleep", "600"], str(Path.cwd())):
             assert number == signal.SIGKILL
@@ -119,7 +119,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def wait_for(find, count: int, seconds: float = 20) -> list:
     deadline = time.monotonic() + seconds
-    while len(found := find()) < count:
-        assert time.monotonic() < deadline, f"only {found} of {count} after {seconds} s"
+    while len(matches := find()) < count:
+        assert time.monotonic() < deadline, f"only {matches} of {count} after {seconds} s"
         time.sleep(0.05)
-    return found
+    return matches

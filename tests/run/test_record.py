@@ -99,7 +99,7 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path):
 
 
 def test_array_hashes_see_names_types_shapes_and_values():
-    one = {"a": np.arange(6)}
+    original = {"a": np.arange(6)}
     others = [{"b": np.arange(6)}, {"a": np.arange(6.0)}, {"a": np.arange(6).reshape(2, 3)}, {"a": np.arange(1, 7)}]
-    assert len({files.hash_arrays(arrays) for arrays in [one, *others]}) == 5
-    assert files.hash_arrays(one) == files.hash_arrays({"a": np.arange(6).copy()})
+    assert len({files.hash_arrays(arrays) for arrays in [original, *others]}) == 5
+    assert files.hash_arrays(original) == files.hash_arrays({"a": np.arange(6).copy()})

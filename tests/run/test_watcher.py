@@ -25,12 +25,12 @@ def sample(begin: float, others: float = 0.0, **changes) -> dict:
 
 
 def test_a_quiet_run():
-    found = watcher.judge([sample(at, 0.03) for at in range(10)], [2.0, 8.0], cores=2, busy=2)
-    assert found["disturbed"] == []
-    assert found["others_cores"] == pytest.approx(0.03)
-    assert found["samples"] == 6
-    assert found["cpu_mhz"] == [2002, 2007]
-    assert found["cpu_celsius"] is None
+    verdict = watcher.judge([sample(at, 0.03) for at in range(10)], [2.0, 8.0], cores=2, busy=2)
+    assert verdict["disturbed"] == []
+    assert verdict["others_cores"] == pytest.approx(0.03)
+    assert verdict["samples"] == 6
+    assert verdict["cpu_mhz"] == [2002, 2007]
+    assert verdict["cpu_celsius"] is None
 
 
 def test_only_what_happens_in_the_window_counts():
@@ -53,9 +53,9 @@ def test_others_that_fit_beside_the_run_do_not_disturb_it():
 
 def test_others_on_a_gpu_and_a_throttled_one():
     gpu = {"sm_mhz": 1200, "celsius": 91, "throttled": True}
-    found = watcher.judge([sample(0, gpus=[gpu], gpu_strangers=2)], [0.0, 1.0], cores=64, busy=4)
-    assert found["disturbed"] == ["2 other processes were on the GPUs", "a GPU was throttled"]
-    assert (found["gpu_mhz"], found["gpu_celsius"]) == ([1200, 1200], [91, 91])
+    verdict = watcher.judge([sample(0, gpus=[gpu], gpu_strangers=2)], [0.0, 1.0], cores=64, busy=4)
+    assert verdict["disturbed"] == ["2 other processes were on the GPUs", "a GPU was throttled"]
+    assert (verdict["gpu_mhz"], verdict["gpu_celsius"]) == ([1200, 1200], [91, 91])
 
 
 def test_without_samples_nothing_is_claimed():
@@ -82,9 +82,9 @@ def test_the_watcher_tells_a_stranger_from_the_run(tmp_path):
         stranger.kill()
     samples = watcher.read(tmp_path)
     assert len(samples) >= 3
-    seconds = sum(one["end"] - one["begin"] for one in samples)
+    seconds = sum(reading["end"] - reading["begin"] for reading in samples)
     run, others = (
-        sum(one[kind] * (one["end"] - one["begin"]) for one in samples) / seconds
+        sum(reading[kind] * (reading["end"] - reading["begin"]) for reading in samples) / seconds
         for kind in ("run_cores", "others_cores")
     )
     assert run > 0.1

@@ -53,8 +53,8 @@ def logits(classifier: torch.nn.Module) -> torch.Tensor:
 
 def step(made: recipe.Strategy) -> None:
     with made.autocast():
-        found = logits(made.model)
-    made.backward(torch.nn.functional.cross_entropy(found, torch.tensor([0, 1, 2, 0, 1])), True)
+        predictions = logits(made.model)
+    made.backward(torch.nn.functional.cross_entropy(predictions, torch.tensor([0, 1, 2, 0, 1])), True)
     made.step()
 
 

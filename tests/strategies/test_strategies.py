@@ -190,12 +190,12 @@ def test_the_page_s_strategy_is_a_row_like_any_other(odd):
     try:
         file.write_text(wrong)
         finished = odd.snakemake("--cores", "all", *asked)
-        found = json.loads(verdict.read_text())
+        unequal = json.loads(verdict.read_text())
     finally:
         file.write_text(right)
-    assert found["proof"] == "unequal"
-    assert found["distances"]["norm"] == pytest.approx(1, abs=1e-3)
-    assert found["fp64"]["norm"] == pytest.approx(1, abs=1e-3)
+    assert unequal["proof"] == "unequal"
+    assert unequal["distances"]["norm"] == pytest.approx(1, abs=1e-3)
+    assert unequal["fp64"]["norm"] == pytest.approx(1, abs=1e-3)
     # Seen at the terminal, not in a log only.
     assert finished.returncode == 1
     assert "not proven to train the same model as single: manual" in finished.stdout

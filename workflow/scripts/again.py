@@ -25,12 +25,12 @@ def main() -> int:
     wanted = reading.read([made_with])
     blocks, runs = set(), {}
     for folder in folders:
-        found = record.read_run(folder)
-        row, repeat = wanted.rows.get(found["row"]), found["repeat"]
+        run = record.read_run(folder)
+        row, repeat = wanted.rows.get(run["row"]), run["repeat"]
         known = row and repeat in wanted.repetitions and folder == arguments.results / row.folder(repeat)
         if known:
-            runs.setdefault(repeat, {})[found["row"]] = found
-        if not (reasons := found["watch"]["disturbed"]):
+            runs.setdefault(repeat, {})[run["row"]] = run
+        if not (reasons := run["watch"]["disturbed"]):
             continue
         if known:
             print(f"{folder}: {'; '.join(reasons)}")

@@ -10,12 +10,12 @@ from lockstep.proof import fairness
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="the folder of all results")
-    found = fairness.check(parser.parse_args().results)
-    for where, what in found.breaches:
+    report = fairness.check(parser.parse_args().results)
+    for where, what in report.breaches:
         print(f"{where}: {what}")
-    print(f"{found.runs} runs of {found.rows} rows: {len(found.breaches) or 'no'} breaches")
+    print(f"{report.runs} runs of {report.rows} rows: {len(report.breaches) or 'no'} breaches")
     print("What files can't tell: whether the journal was rewritten with them, and what no watcher sees.")
-    return bool(found.breaches)
+    return bool(report.breaches)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def main() -> None:
         help="compare although this differs; again for more",
     )
     arguments = parser.parse_args()
-    found = comparison.compare(arguments.A, arguments.B, set(arguments.across))
+    compared = comparison.compare(arguments.A, arguments.B, set(arguments.across))
     lines = []
-    for line in found.lines:
+    for line in compared.lines:
         ratio = line.ratio
         interval = f"{ratio.low:.3g} to {ratio.high:.3g}" if ratio.kind else ""
         verdict = "one run says nothing" if not ratio.kind else "" if ratio.distinct else "not distinguishable"
@@ -33,9 +33,9 @@ def main() -> None:
         "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
     )
     print_table(["row", "A s", "B s", "B/A", "interval", "difference", "not the same"], lines)
-    for name in found.alone:
+    for name in compared.alone:
         print(f"{name}: only one of both has it")
-    for what in found.environment:
+    for what in compared.environment:
         print(f"differs: {what}")
 
 

@@ -49,9 +49,9 @@ def tested_twin(run: Path) -> Path | None:
         files = ["native/manifest.json", "test/report.json", "record.json"]
         if other != run and all((other / file).is_file() for file in files):
             same = [
-                read_json(one / "native" / "manifest.json")["weights"]
-                + read_json(one / "record.json")["hashes"]["data"]
-                for one in (run, other)
+                read_json(folder / "native" / "manifest.json")["weights"]
+                + read_json(folder / "record.json")["hashes"]["data"]
+                for folder in (run, other)
             ]
             if same[0] == same[1] and _sealed(other / "model"):
                 return other

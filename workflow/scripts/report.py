@@ -9,14 +9,14 @@ from lockstep.terminal import print_table
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
-    found = summary.gather(config, arguments.results)
-    page.write(found, folder, arguments.results / "predict" / "predictions.csv")
+    report = summary.gather(config, arguments.results)
+    page.write(report, folder, arguments.results / "predict" / "predictions.csv")
     journal.note(arguments.results, "report", folder, ("summary.json", "summary.csv"))
-    print_table(*page.plain(found["rows"]))
-    for row in found["rows"]:
+    print_table(*page.plain(report["rows"]))
+    for row in report["rows"]:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
-    for line in headline.lines(found):
+    for line in headline.lines(report):
         print(line.en)
     print(f"report: {folder / 'report.html'}")
 

@@ -46,11 +46,11 @@ def available(strategy: str) -> bool:
         if only:  # some of its options do, and it can be imported without
             continue
         try:
-            found = importlib.metadata.version(package).split("+")[0]
+            installed = importlib.metadata.version(package).split("+")[0]
         except importlib.metadata.PackageNotFoundError:
             return False
-        if found != version:
-            raise RunFailed(f"{package} is {found}, not {version}")
+        if installed != version:
+            raise RunFailed(f"{package} is {installed}, not {version}")
     return True
 
 

@@ -19,8 +19,8 @@ def main() -> None:
         writer = csv.DictWriter(stream, tries[0])
         writer.writeheader()
         writer.writerows(tries)
-    found = tuning.winner(tries)
-    text = yaml.safe_dump({"rows": {"tuned": found}}, sort_keys=False)
+    winner = tuning.winner(tries)
+    text = yaml.safe_dump({"rows": {"tuned": winner}}, sort_keys=False)
     file, model, data = folder / "tuned.yaml", config.model, read_json(data_file(arguments.results))
     size = f" of {model.layers} layers, {model.hidden_size} wide" if model.name == "scratch" else ""
     about = [
@@ -28,7 +28,7 @@ def main() -> None:
         f"With the same configuration: snakemake --cores all --configfile ... {file}",
     ]
     write_text(file, "".join(f"# {line}\n" for line in about) + text)
-    print(f"tuned: {', '.join(f'{key}: {value}' for key, value in found.items())}")
+    print(f"tuned: {', '.join(f'{key}: {value}' for key, value in winner.items())}")
     print(f"to train it beside the other rows: snakemake --cores all --configfile {folder / 'tuned.yaml'}")
 
 

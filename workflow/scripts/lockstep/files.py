@@ -109,11 +109,11 @@ def read_json(path: Path):
 
 def read_object(path: Path, keys: tuple[str, ...]) -> dict:
     """The JSON object in a file. Raises BadInput where it is none, or lacks one of `keys`."""
-    found = read_json(path)
-    if not isinstance(found, dict) or (missing := [key for key in keys if key not in found]):
-        what = f"lacks {', '.join(missing)}" if isinstance(found, dict) else "is no object"
+    content = read_json(path)
+    if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):
+        what = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is no object"
         raise BadInput(f"{path}: is damaged ({what}). Remove it, and make it again.")
-    return found
+    return content
 
 
 def _no_number(word: str):
@@ -122,8 +122,8 @@ def _no_number(word: str):
 
 def inventory(folder: Path, parts: tuple[str, ...]) -> dict[str, int]:
     """Every file in these parts of a folder, by its path in it, with its size in bytes."""
-    found = sorted(file for part in parts for file in (folder / part).rglob("*") if file.is_file())
-    return {str(file.relative_to(folder)): file.stat().st_size for file in found}
+    files = sorted(file for part in parts for file in (folder / part).rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 
 
 def lacking(folder: Path, listed: dict[str, int]) -> list[Path]:

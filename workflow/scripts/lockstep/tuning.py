@@ -45,40 +45,40 @@ def search(config: Config, results: Path, say: Callable[[str], None]) -> list[di
         if time.monotonic() > end:
             say(f"{config.tune.seconds:g} s are over; {len(CHANGES) - number + 1} changes were not tried")
             break
-        found = _try(config, best["recipe"] | change, results, f"try{number}")
-        if _pays(found, best):
+        attempt = _try(config, best["recipe"] | change, results, f"try{number}")
+        if _pays(attempt, best):
             before = _try(config, best["recipe"], results, f"try{number}_before")
-            again = _try(config, found["recipe"], results, f"try{number}_again")
-            found["kept"] = _pays(again, before)
-            found |= {key: again[key] for key in ("seconds", "samples_per_second") if found["kept"]}
-        say(_told(found, change, best))
-        tries.append(found)
-        if found["kept"]:
-            best = found
+            again = _try(config, attempt["recipe"], results, f"try{number}_again")
+            attempt["kept"] = _pays(again, before)
+            attempt |= {key: again[key] for key in ("seconds", "samples_per_second") if attempt["kept"]}
+        say(_told(attempt, change, best))
+        tries.append(attempt)
+        if attempt["kept"]:
+            best = attempt
     return tries
 
 
-def _pays(found: dict, best: dict) -> bool:
-    return None not in (found["seconds"], best["seconds"]) and found["seconds"] < BETTER * best["seconds"]
+def _pays(attempt: dict, best: dict) -> bool:
+    return None not in (attempt["seconds"], best["seconds"]) and attempt["seconds"] < BETTER * best["seconds"]
 
 
 def winner(tries: list[dict]) -> dict:
     """The recipe that was kept last."""
-    return [one for one in tries if one["kept"]][-1]["recipe"]
+    return [attempt for attempt in tries if attempt["kept"]][-1]["recipe"]
 
 
 def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
-    found = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
+    attempt = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
     try:
         record = runs.run(config, config.tried(name, recipe), 1, results)
     except RunStopped:  # then the search is to end too
         raise
     except (BadInput, RunFailed) as error:  # what this machine can't do is no try
-        return found | {"reason": str(error)}
+        return attempt | {"reason": str(error)}
     clock, samples = record["clock"], record["work"]["samples"]
     warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
     seconds = clock["stall_seconds"] + warm * _all_samples(config, results)
-    return found | {"seconds": seconds, "samples_per_second": 1 / warm}
+    return attempt | {"seconds": seconds, "samples_per_second": 1 / warm}
 
 
 def _all_samples(config: Config, results: Path) -> int:
@@ -88,10 +88,10 @@ def _all_samples(config: Config, results: Path) -> int:
     return train.global_batch * min(steps, train.max_steps or steps)
 
 
-def _told(found: dict, change: dict, best: dict) -> str:
+def _told(attempt: dict, change: dict, best: dict) -> str:
     what = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
-    if found["seconds"] is None:
-        return f"{what}: not here ({found['reason']})"
-    speed = f"{found['samples_per_second']:.0f} samples/s once warm"
-    compared = f"{found['seconds'] / best['seconds']:.2f} of the time, {speed}"
-    return f"{what}: {compared}, {'kept' if found['kept'] else 'not kept'}"
+    if attempt["seconds"] is None:
+        return f"{what}: not here ({attempt['reason']})"
+    speed = f"{attempt['samples_per_second']:.0f} samples/s once warm"
+    compared = f"{attempt['seconds'] / best['seconds']:.2f} of the time, {speed}"
+    return f"{what}: {compared}, {'kept' if attempt['kept'] else 'not kept'}"

@@ -207,26 +207,26 @@ def data_files(checked: Config) -> list[str]:
 
 def code_files(script: str, strategy: str | None = None) -> list[str]:
     """A script, and the files of Lockstep that it and the strategy import, however indirectly."""
-    todo, found = [Path(script)], set()
+    todo, files = [Path(script)], set()
     if strategy:
         todo += [SCRIPTS / "train.py", SCRIPTS / "lockstep" / "strategies" / f"{strategy}.py"]
     while todo:
         file = todo.pop()
-        if file not in found:
-            found.add(file)
+        if file not in files:
+            files.add(file)
             todo += _imports(file)
-    return sorted(map(str, found))
+    return sorted(map(str, files))
 
 
 @cache
 def _imports(file: Path) -> list[Path]:
     """The files of Lockstep that `file` imports anywhere in it."""
-    found = []
+    files = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
             package = SCRIPTS.joinpath(*node.module.split("."))
             candidates = [package / "__init__.py", package.with_suffix(".py")]
             candidates += [package / f"{alias.name}.py" for alias in node.names]
             candidates += [package / alias.name / "__init__.py" for alias in node.names]
-            found += [candidate for candidate in candidates if candidate.is_file()]
-    return found
+            files += [candidate for candidate in candidates if candidate.is_file()]
+    return files

@@ -69,7 +69,7 @@ class Config:
         """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
         if not self.vary_seed:
             return row
-        train, base = (replace(one, seed=one.seed + repeat - 1) for one in (row.train, row.base.train))
+        train, base = (replace(section, seed=section.seed + repeat - 1) for section in (row.train, row.base.train))
         return replace(row, train=train, base=replace(row.base, train=base))
 
     @property

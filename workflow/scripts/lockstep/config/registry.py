@@ -35,19 +35,19 @@ def path(name: str) -> Path:
 @cache
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
-    found = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    found |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
+    values = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
+    values |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     for statement in statements:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in found:
-            found[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in values:
+            values[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
     for statement in statements:
         if isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
             base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
-            kept = base["OPTIONS"] if found["INHERITS"] is None else found["INHERITS"]
-            found["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | found["OPTIONS"]
-            found |= {name: base[name] + found[name] for name in ("REFUSED", "LOSSY")}
-    return found
+            kept = base["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
+            values["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | values["OPTIONS"]
+            values |= {name: base[name] + values[name] for name in ("REFUSED", "LOSSY")}
+    return values
 
 
 def load(name: str) -> type:

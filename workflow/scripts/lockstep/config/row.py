@@ -65,11 +65,11 @@ class Row:
         asked = self.asked
         if asked.threads in ("auto", "all"):
             asked = replace(asked, threads=resolve(self.base.hardware).threads)
-        found, literals = resolve(asked, self.name), registry.literals(self.strategy)
-        devices = 1 if found.device in literals["ONE_DEVICE_ON"] else found.devices
-        processes = 1 if found.device in literals["ONE_PROCESS_ON"] else devices
-        threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else found.threads
-        return replace(found, devices=devices, processes=processes, threads=threads)
+        resolved, literals = resolve(asked, self.name), registry.literals(self.strategy)
+        devices = 1 if resolved.device in literals["ONE_DEVICE_ON"] else resolved.devices
+        processes = 1 if resolved.device in literals["ONE_PROCESS_ON"] else devices
+        threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else resolved.threads
+        return replace(resolved, devices=devices, processes=processes, threads=threads)
 
     @property
     def precision(self) -> str:
@@ -134,11 +134,11 @@ class Row:
             if not all(self.options[key] in allowed for values in only for key, allowed in values.items()):
                 continue
             try:
-                found = importlib.metadata.version(package).split("+")[0]
+                installed = importlib.metadata.version(package).split("+")[0]
             except importlib.metadata.PackageNotFoundError:
                 return f"{package} {version} is not installed; to install it: {command}"
-            if found != version:
-                return f"{package} is {found} here, and {version} is what Lockstep was tested with: {command}"
+            if installed != version:
+                return f"{package} is {installed} here, and {version} is what Lockstep was tested with: {command}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
         if self.options.get("controller") == "mpi" and not provenance.horovod_has_mpi():

@@ -276,7 +276,7 @@ def download(url: str, sha256: str, folder: Path) -> Path:
         except requests.RequestException as error:
             how = containers.offline() or " Fetch it by hand and set data.path."
             raise BadInput(f"data.url: {url} can't be fetched: {error}.{how}") from None
-        found = hash_file(temporary)
-        if found != sha256:
-            raise BadInput(f"data.url: {url} has sha256 {found}, not {sha256} as data.sha256 says. Nothing was kept.")
+        actual = hash_file(temporary)
+        if actual != sha256:
+            raise BadInput(f"data.url: {url} has sha256 {actual}, not {sha256} as data.sha256 says. Nothing was kept.")
     return file

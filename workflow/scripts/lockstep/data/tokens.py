@@ -71,14 +71,17 @@ class Tokens:
         number = lists[0].values.type.to_pandas_dtype()
         size = np.dtype(number).itemsize
         # Where a list's numbers begin in the file: by the addresses in memory.
-        first = [(one.values.buffers()[1].address - file.address) // size + one.values.offset for one in lists]
+        first = [(chunk.values.buffers()[1].address - file.address) // size + chunk.values.offset for chunk in lists]
         return Tokens(
             token_ids=np.frombuffer(file, number, count=file.size // size),
-            lengths=np.concatenate([np.diff(one.offsets.to_numpy()) for one in lists]).astype(np.int64),
+            lengths=np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists]).astype(np.int64),
             labels=columns.column("label").to_numpy().copy(),
             pad_id=read_json(folder.parents[1] / "data.json")["pad_id"] if pad_id is None else pad_id,
             starts=np.concatenate(
-                [begin + one.offsets.to_numpy()[:-1].astype(np.int64) for begin, one in zip(first, lists, strict=True)]
+                [
+                    begin + chunk.offsets.to_numpy()[:-1].astype(np.int64)
+                    for begin, chunk in zip(first, lists, strict=True)
+                ]
             ),
         )
 

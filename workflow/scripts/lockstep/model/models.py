@@ -193,12 +193,12 @@ def _dropout_keys(config) -> list[str]:
 def dropouts(model: torch.nn.Module) -> list[float]:
     """The probabilities, each once, with which a live model drops anything: of modules, and of what they call."""
     modules = list(model.modules())
-    found = {module.p for module in modules if isinstance(module, DROPOUT)}
+    probabilities = {module.p for module in modules if isinstance(module, DROPOUT)}
     for module in modules:
-        found |= {
+        probabilities |= {
             float(value) for name, value in vars(module).items() if "drop" in name and type(value) in (int, float)
         }
-    return sorted(found)
+    return sorted(probabilities)
 
 
 def keep_masks() -> None:

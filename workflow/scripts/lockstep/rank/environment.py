@@ -60,7 +60,7 @@ def gpu_handles() -> list:
 
 def _gpus() -> list[dict]:
     """What the driver says of each GPU that this process sees: driver, memory, ECC, power limit, links between GPUs."""
-    found = []
+    answers = []
     with contextlib.suppress(Exception):  # no driver or no library: there is nothing to tell
         import pynvml
 
@@ -74,8 +74,8 @@ def _gpus() -> list[dict]:
                 # nvmlGpuTopologyLevel_t: 0 same board, 10 one switch, 20 several, 30 host bridge, 40 node, 50 system
                 "topology": lambda gpu: [pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other) for other in handles],
             }
-            found.append({name: _asked(question, gpu) for name, question in questions.items()})
-    return found
+            answers.append({name: _asked(question, gpu) for name, question in questions.items()})
+    return answers
 
 
 def _asked(question, gpu):
@@ -105,5 +105,5 @@ def _system() -> str:
 
 
 def _cpuinfo(key: str) -> str | None:
-    found = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else None

@@ -38,7 +38,7 @@ class Gauge:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.found: dict[str, float | None] = {}
+        self.usage: dict[str, float | None] = {}
 
     def start(self) -> None:
         """A window is about to open: from here on the peak is counted anew."""
@@ -51,13 +51,13 @@ class Gauge:
             now = _kilobytes(PROC / "status", "VmRSS") / 2**10
             with contextlib.suppress(OSError):  # where this may not be written, the peak is that since the launch
                 (PROC / "clear_refs").write_text("5")  # proc_pid_clear_refs(5): the peak is what is resident now
-        self.found.setdefault("before_mb", now)
+        self.usage.setdefault("before_mb", now)
 
     def stop(self) -> None:
         """A window has closed."""
         for kind, value in read(self.device).items():
-            known = [each for each in (value, self.found.get(kind)) if each is not None]
-            self.found[kind] = max(known, default=None)
+            known = [each for each in (value, self.usage.get(kind)) if each is not None]
+            self.usage[kind] = max(known, default=None)
 
 
 def _kilobytes(file: Path, key: str) -> int:

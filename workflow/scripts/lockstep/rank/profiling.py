@@ -78,15 +78,15 @@ class Profiler:
             with gzip.open(self.session.folder / f"{TRACE}.gz", "wt", encoding="utf-8") as stream:
                 stream.write(file.read_text(encoding="utf-8"))
         file.unlink()
-        found = split(trace) | {
+        numbers = split(trace) | {
             "step_seconds": float(np.mean(own)),
             "alone_step_seconds": float(np.mean(alone)),
             "exposed_by_difference": float(np.median(own - alone)),
         }
-        values = torch.tensor(list(found.values()), dtype=torch.float64, device=world.device)
-        ranks = [dict(zip(found, line, strict=True)) for line in self.session.strategy.all_gather(values).tolist()]
+        values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=world.device)
+        ranks = [dict(zip(numbers, line, strict=True)) for line in self.session.strategy.all_gather(values).tolist()]
         if world.rank == 0:
-            mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in found}
+            mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in numbers}
             parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
             write_json(
                 self.session.folder / "profile.json", {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks}

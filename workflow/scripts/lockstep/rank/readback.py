@@ -24,23 +24,23 @@ def check(strategy: Strategy, asked: Settings) -> dict:
     live = read(strategy)
     wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads, "optimizer": "AdamW"}
     wanted |= {"device": asked.hardware.device}
-    found = {name: live[name] for name in ("world_size", "threads", "optimizer")}
-    found |= {"device": strategy.world.device.type}
+    actual = {name: live[name] for name in ("world_size", "threads", "optimizer")}
+    actual |= {"device": strategy.world.device.type}
     if asked.dropout is not None:
-        wanted["dropout"], found["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
+        wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
         expected = {"initial_lr": asked.train.learning_rate, "betas": BETAS, "eps": EPS}
         wanted |= {f"{name}: {key}": value for key, value in expected.items()}
-        found |= {f"{name}: {key}": group[key] for key in expected}
+        actual |= {f"{name}: {key}": group[key] for key in expected}
     wanted["weight decay"] = sorted({0.0, asked.train.weight_decay})
-    found["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
+    actual["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
-    found |= {key: value for key, value in live["options"].items() if key in flat}
+    actual |= {key: value for key, value in live["options"].items() if key in flat}
     for key, value in wanted.items():
-        if found[key] != value:
-            raise RunFailed(f"{key}: {value} is asked for, and the live {asked.strategy} has {found[key]}")
+        if actual[key] != value:
+            raise RunFailed(f"{key}: {value} is asked for, and the live {asked.strategy} has {actual[key]}")
     _check_precision(strategy, asked.precision, live)
     return live
 

@@ -104,7 +104,7 @@ def train(session: Session) -> None:
     files.write(
         {
             "clock": clock.reading(),
-            "memory": session.gauge.found,
+            "memory": session.gauge.usage,
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},

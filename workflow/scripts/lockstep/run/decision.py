@@ -14,12 +14,12 @@ AGAIN = "Remove it and start Snakemake again, which decides anew; no run is lost
 def read(file: Path) -> dict:
     """A decision. Raises BadInput where the file holds none."""
     try:
-        found = read_object(file, KEYS)
+        decision = read_object(file, KEYS)
     except BadInput:
         raise BadInput(f"{file}: is damaged. {AGAIN}") from None
-    names = [found["rows"], found["contending"]]
+    names = [decision["rows"], decision["contending"]]
     if not all(isinstance(several, list) and all(isinstance(name, str) for name in several) for several in names):
         raise BadInput(f"{file}: is damaged (rows are no list of names). {AGAIN}")
-    if not (isinstance(found["why"], str) and isinstance(found["width"], float | int | None)):
+    if not (isinstance(decision["why"], str) and isinstance(decision["width"], float | int | None)):
         raise BadInput(f"{file}: is damaged (no reason, or a width that is no number). {AGAIN}")
-    return found
+    return decision

@@ -56,12 +56,12 @@ def _entry(line: bytes, where: str) -> dict:
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
     """Folders, and what of theirs is not as the last line on it says: each file that is gone or was changed."""
     last = {(line["what"], line["folder"]): line["files"] for line in lines if "folder" in line}
-    found = []
+    changes = []
     for (what, folder), files in last.items():
         for name, sha256 in files.items():
             file = results / folder / name
             if not file.is_file():
-                found.append((str(results / folder), f"{name}, which the {what} left, is gone"))
+                changes.append((str(results / folder), f"{name}, which the {what} left, is gone"))
             elif hash_file(file) != sha256:
-                found.append((str(results / folder), f"{name} was changed after the {what} that left it"))
-    return found
+                changes.append((str(results / folder), f"{name} was changed after the {what} that left it"))
+    return changes

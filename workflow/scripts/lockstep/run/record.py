@@ -39,12 +39,12 @@ def read_run(folder: Path) -> dict | None:
     """
     for name in ("record.json", "failed.json"):
         if (folder / name).is_file():
-            found = read_json(folder / name)
-            if problems := invalid(found):
+            record = read_json(folder / name)
+            if problems := invalid(record):
                 raise BadInput(
                     f"{folder / name}: is no valid record: {problems[0]}. Remove it, and train the row again."
                 )
-            return found
+            return record
     return None
 
 
@@ -53,11 +53,11 @@ def _validator() -> Draft202012Validator:
     return Draft202012Validator(yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8")))
 
 
-def invalid(found: dict) -> list[str]:
+def invalid(record: dict) -> list[str]:
     """What is wrong with a run's record, by its schema."""
-    return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(found)]
+    return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(record)]
 
 
-def write_run(path: Path, found: dict) -> None:
-    _validator().validate(found)
-    write_json(path, found)
+def write_run(path: Path, record: dict) -> None:
+    _validator().validate(record)
+    write_json(path, record)

@@ -123,9 +123,9 @@ def profile(config: Config, row: Row, results: Path) -> str:
             run(config, profiled, 1, results)
         finally:
             shutil.rmtree(folder / "native", ignore_errors=True)
-        found = read_json(folder / "profile.json")
-    parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in found["seconds"].items())
-    return f"{row.name}: a step takes {1000 * found['step_seconds']:.1f} ms; recorded, in ms: {parts}"
+        measured = read_json(folder / "profile.json")
+    parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in measured["seconds"].items())
+    return f"{row.name}: a step takes {1000 * measured['step_seconds']:.1f} ms; recorded, in ms: {parts}"
 
 
 def check(row: Row) -> None:
@@ -235,11 +235,11 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
 
 def _total(ranks: list[dict]) -> dict:
     """Each kind of memory of each rank, and of all together, in MiB; None where the device has no such kind."""
-    found = {}
+    totals = {}
     for kind in ranks[0]:
         known = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
-        found |= {f"{kind}_per_rank": known or None, kind: round(sum(known), 1) if known else None}
-    return found
+        totals |= {f"{kind}_per_rank": known or None, kind: round(sum(known), 1) if known else None}
+    return totals
 
 
 def _joules(machines: list[dict]) -> dict:

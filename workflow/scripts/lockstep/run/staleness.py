@@ -12,9 +12,11 @@ from lockstep.paths import data_file, plan_file
 LISTED = 4  # settings in a reason, at most
 
 
-def run(config: Config, row: Row, found: dict, results: Path) -> str:
+def run(config: Config, row: Row, record: dict, results: Path) -> str:
     """Why the record of one of the row's runs is not of the row as it is now; empty if it is."""
-    return _told(differences(found["asked"], _now(config, row)) + _data(config, row, found.get("hashes", {}), results))
+    return _told(
+        differences(record["asked"], _now(config, row)) + _data(config, row, record.get("hashes", {}), results)
+    )
 
 
 def folder(config: Config, row: Row, results: Path) -> str:
@@ -24,15 +26,15 @@ def folder(config: Config, row: Row, results: Path) -> str:
     return _told(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
 
 
-def written(config: Config, found: dict) -> str:
+def written(config: Config, record: dict) -> str:
     """The same of a record by what the configuration says, on any machine: `auto` and `all` may differ there."""
-    row = config.repetition(config.rows[found["row"]], found["repeat"])
+    row = config.repetition(config.rows[record["row"]], record["repeat"])
     left = (*NOT_DECIDING, "processes")  # which one device has one of, and a record's folder is named by
     hardware = {
         key: value for key, value in asdict(row.asked).items() if value not in ("auto", "all") and key not in left
     }
     now = {"strategy": row.strategy, "options": row.options, "train": asdict(row.train), "hardware": hardware}
-    return _told(differences(found["asked"], now | {"dropout": config.model.dropout}))
+    return _told(differences(record["asked"], now | {"dropout": config.model.dropout}))
 
 
 def differences(made: dict, now: dict) -> list[str]:

@@ -89,13 +89,13 @@ def _used_by(root: psutil.Process) -> float:
 
 
 def _cpu_mhz() -> float | None:
-    found = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    return found.current if found else None
+    frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    return frequency.current if frequency else None
 
 
 def _cpu_celsius() -> float | None:
-    found = [entry.current for entries in psutil.sensors_temperatures().values() for entry in entries]
-    return max(found) if found else None
+    temperatures = [entry.current for entries in psutil.sensors_temperatures().values() for entry in entries]
+    return max(temperatures) if temperatures else None
 
 
 def _gpus() -> list:

@@ -33,9 +33,15 @@ class Strategy(ddp.Strategy):
                 InitProcessGroupKwargs(self.hardware.backend, timeout=timedelta(seconds=self.hardware.timeout)),
             ],
         )
-        found = self.accelerator
+        accelerator = self.accelerator
         backend = torch.distributed.get_backend()
-        self.world = World(found.process_index, found.local_process_index, found.num_processes, found.device, backend)
+        self.world = World(
+            accelerator.process_index,
+            accelerator.local_process_index,
+            accelerator.num_processes,
+            accelerator.device,
+            backend,
+        )
         return self.world
 
     def prepare(self, model, make_optimizer):

@@ -86,8 +86,8 @@ class Strategy(ddp.Strategy):
         columns = torch.arange(width, device=self.world.device)
         mask = columns < self.data["lengths"][ids, None]
         positions = torch.where(mask, self.data["starts"][ids, None] + columns, 0)
-        found = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
-        return {"input_ids": found.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
+        token_ids = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
+        return {"input_ids": token_ids.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
 
     def averaging(self, last):
         return super().averaging(last) if self.joins_group() else contextlib.nullcontext()
