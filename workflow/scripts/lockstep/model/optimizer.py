@@ -1,4 +1,4 @@
-"""The optimizer and its learning-rate schedule, as every strategy gets them."""
+"""The optimizer and its learning-rate schedule, as every strategy gets them; and the same optimizer with less state."""
 
 import torch
 
@@ -26,3 +26,14 @@ def make_schedule(optimizer: torch.optim.Optimizer, train: Train, steps: int):
     name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
     warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=steps)
+
+
+def in_8_bits(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """bitsandbytes' AdamW with the groups and settings of `optimizer`, whose state takes 8 bits a number, not 32.
+
+    Of tensors of 4096 numbers or more (Dettmers et al. 2021, arXiv:2110.02861).
+    """
+    from bitsandbytes.optim import AdamW8bit  # which takes long, and most rows do without
+
+    groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
+    return AdamW8bit(groups, **{name: optimizer.defaults[name] for name in ("lr", "betas", "eps")})

@@ -25,6 +25,11 @@ HOOKS = {
 
 
 class Strategy(_group.Strategy):
+    def __init__(self, settings):
+        super().__init__(settings)
+        # What a strategy that extends this one does not take over (INHERITS) is as it is by default.
+        self.options = {name: option["default"] for name, option in OPTIONS.items()} | self.options
+
     def wrap(self):
         if self.options["sync_batchnorm"]:
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
@@ -44,7 +49,7 @@ class Strategy(_group.Strategy):
             self.model.register_comm_hook(state, HOOKS[self.options["hook"]])
 
     def train(self, replay):
-        with self.model.join() if self.options.get("join") else contextlib.nullcontext():
+        with self.model.join() if self.options["join"] else contextlib.nullcontext():
             super().train(replay)
 
     def averaging(self, last):

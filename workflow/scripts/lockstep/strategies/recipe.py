@@ -1,16 +1,18 @@
 """recipe: the open division. DDP, or one process alone, with what makes a step cheaper; each an option, one at a time.
 
-packed      texts end to end in rows as long as the longest text, so that hardly a token is padding (packing.py)
+Here stands what is chosen; what each does stands by itself, in the file named beside it.
+
+packed      texts end to end in rows as long as the longest text, so that hardly a token is padding (data/packing.py)
 compile     torch.compile: dynamic, one program for all shapes; or static, one for each of a few widths, to which
-            batches are rounded up (on GPUs replayed as CUDA graphs)
+            batches are rounded up (on GPUs replayed as CUDA graphs; model/compiling.py)
 weights     bf16: the model computes and communicates in bf16 throughout, the optimizer keeps weights in fp32 and trains
-            those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1)
+            those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
 tf32        fp32 matrices are multiplied in TensorFloat-32, with 10 bits of precision
-resident    all token ids lie on the device from the start, and batches are put together there
+resident    all token ids lie on the device from the start, and batches are put together there (data/resident.py)
 lora        queries and values are changed by products of two thin matrices; those and the head are trained, the rest
-            keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft
+            keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft (model/lora.py)
 optimizer   adamw8bit: AdamW keeps its state in 8 bits, of tensors of 4096 numbers or more (Dettmers et al. 2021,
-            arXiv:2110.02861), by bitsandbytes
+            arXiv:2110.02861), by bitsandbytes (model/optimizer.py)
 
 Advantages: how fast the same texts can be learnt when the rules of the closed division do not hold.
 Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml). lora is meant
@@ -22,21 +24,21 @@ is converted in each step.
 
 import contextlib
 import copy
-import math
 
-import numpy as np
 import torch
 
 from lockstep.data import packing
-from lockstep.data.tokens import Tokens
-from lockstep.errors import RunFailed
+from lockstep.data.resident import ResidentTokens
+from lockstep.model import compiling, lora
+from lockstep.model.master_weights import MasterWeights
+from lockstep.model.optimizer import in_8_bits
 from lockstep.strategies import ddp, single
-
-HEAD = {"pooler", "pre_classifier", "classifier", "score"}  # what models call what follows the encoder
-WIDTH = 16  # static: widths are multiples of this
+from lockstep.strategies._hooks import average_in_fp32
 
 
 class Strategy(ddp.Strategy):
+    resident: ResidentTokens | None = None  # made for the first batch
+
     def joins_group(self):
         return self.processes > 1  # DDP would copy the gradients of one process for nothing
 
@@ -44,11 +46,13 @@ class Strategy(ddp.Strategy):
         if self.options["tf32"]:
             torch.set_float32_matmul_precision("high")
         if self.options["lora"]:
-            self.adapted = adapted(model, self.options["lora"])
-            model = self.adapted.get_base_model()  # the same class as before, with updates beside its matrices
+            self.adapted = lora.adapted(model, self.options["lora"])
+            model = self.adapted.get_base_model()
         super().prepare(model, lambda _: make_optimizer(self.trained))
         if self.options["optimizer"] == "adamw8bit":
             self.optimizer = in_8_bits(self.optimizer)
+        if self.options["weights"] == "bf16":
+            self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
 
     def wrap(self):
         self.trained = self.module  # what the optimizer updates; the module is what computes
@@ -57,11 +61,9 @@ class Strategy(ddp.Strategy):
         if self.options["packed"]:
             self.model = packing.Packed(self.module)
         if self.options["compile"] == "dynamic":
-            self.model.compile(dynamic=True)
+            compiling.compile_dynamic(self.model)
         elif self.options["compile"] == "static":
-            torch._dynamo.config.cache_size_limit = 64
-            on_gpu = self.world.device.type == "cuda"
-            self.model.compile(dynamic=False, mode="reduce-overhead" if on_gpu else "default")
+            compiling.compile_static(self.model, self.world.device)
         if self.joins_group():
             super().wrap()
             if self.options["weights"] == "bf16":
@@ -71,60 +73,37 @@ class Strategy(ddp.Strategy):
         if self.options["packed"]:
             return self.to_device(packing.batch(tokens, ids, tokens.longest))
         if self.options["compile"] == "static":
-            width = min(math.ceil(width / WIDTH) * WIDTH, self.module.config.max_position_embeddings)
+            width = compiling.few_widths(width, self.module.config.max_position_embeddings)
         if self.options["resident"]:
-            return self.resident_batch(tokens, ids, int(width))
+            if self.resident is None:
+                self.resident = ResidentTokens(tokens, self.world.device)
+            return self.resident.batch(self.to_device({"ids": ids})["ids"], int(width))
         return super().batch(tokens, ids, width)
-
-    def resident_batch(self, tokens, ids, width):
-        """What `Tokens.batch` returns, made on the device from arrays that are there."""
-        if not hasattr(self, "data"):
-            every = Tokens(tokens.flat(np.arange(len(tokens))), tokens.lengths, tokens.labels, tokens.pad_id)
-            arrays = {name: getattr(every, name) for name in ("token_ids", "starts", "lengths", "labels")}
-            self.data = {name: torch.tensor(array, device=self.world.device) for name, array in arrays.items()}
-        ids = self.to_device({"ids": ids})["ids"]
-        columns = torch.arange(width, device=self.world.device)
-        mask = columns < self.data["lengths"][ids, None]
-        positions = torch.where(mask, self.data["starts"][ids, None] + columns, 0)
-        token_ids = torch.where(mask, self.data["token_ids"][positions], tokens.pad_id)
-        return {"input_ids": token_ids.long(), "attention_mask": mask.long(), "labels": self.data["labels"][ids]}
 
     def averaging(self, last):
         return super().averaging(last) if self.joins_group() else contextlib.nullcontext()
 
     def step(self):
-        if self.trained is self.module:
+        if self.options["weights"] == "bf16":
+            self.optimizer.step()  # which clips too, in fp32
+            self.optimizer.zero_grad()
+        else:
             super().step()
-            return
-        trained, working = (
-            [weight for weight in model.parameters() if weight.requires_grad] for model in (self.trained, self.module)
-        )
-        for weight, computed in zip(trained, working, strict=True):
-            weight.grad = None if computed.grad is None else computed.grad.float()
-        if self.clip:
-            torch.nn.utils.clip_grad_norm_(trained, self.clip)
-        self.optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(working, trained)
-        self.optimizer.zero_grad()
-        self.module.zero_grad()
 
     def live(self):
         bf16 = next(self.module.parameters()).dtype == torch.bfloat16
-        ranks = {len(weight) for name, weight in self.module.named_parameters() if ".lora_A." in name}
+        optimizer = self.optimizer.optimizer if isinstance(self.optimizer, MasterWeights) else self.optimizer
         own = {
             "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
             "weights": "bf16" if bf16 else "fp32",
             "tf32": torch.get_float32_matmul_precision() == "high",
-            "lora": max(ranks, default=0),
-            "optimizer": type(self.optimizer).__name__.lower(),
+            "lora": lora.rank_of(self.module),
+            "optimizer": type(optimizer).__name__.lower(),
         }
         return super().live() | own if self.joins_group() else own
 
     def state_dict(self):
-        if self.options["lora"]:  # on a copy: the live model goes on training its updates apart
-            return copy.deepcopy(self.adapted).merge_and_unload().state_dict()
-        return self.trained.state_dict()
+        return lora.merged(self.adapted) if self.options["lora"] else self.trained.state_dict()
 
     def save(self, folder):
         if self.world.rank == 0:
@@ -205,42 +184,3 @@ LOSSY = [
     ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]
-
-
-def adapted(model, rank):
-    """peft's wrapper around `model`, in which it has put updates of this rank, and frozen all else but the head.
-
-    An update's one matrix begins as zero; the other alike on all ranks and in all runs, as the model does.
-    """
-    import peft
-
-    ends = {name.split(".")[-1] for name, _ in model.named_modules()}
-    asked = peft.LoraConfig(
-        task_type=peft.TaskType.SEQ_CLS,
-        r=rank,
-        lora_alpha=rank,  # updates count once, at any rank
-        modules_to_save=sorted(ends & HEAD),
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is
-        try:
-            return peft.get_peft_model(model, asked)
-        except ValueError as error:
-            raise RunFailed(
-                f"lora: peft can't adapt {model.config.model_type}; take lora: 0. It says: {error}"
-            ) from None
-
-
-def in_8_bits(optimizer):
-    """bitsandbytes' AdamW with the groups and settings of `optimizer`."""
-    from bitsandbytes.optim import AdamW8bit
-
-    groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
-    return AdamW8bit(groups, **{name: optimizer.defaults[name] for name in ("lr", "betas", "eps")})
-
-
-def average_in_fp32(_, bucket):
-    """A hook of DDP: gloo can't sum bf16, and sums of many ranks would lose bits."""
-    total = bucket.buffer().float() / torch.distributed.get_world_size()
-    done = torch.distributed.all_reduce(total, async_op=True).get_future()
-    return done.then(lambda future: bucket.buffer().copy_(future.value()[0]))
