@@ -146,7 +146,7 @@ def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts,
 
     write_json(folder / "test" / "report.json", TESTED)
     (folder / "test" / "report.txt").write_text("")
-    (line,) = summary.gather(checked, results)["rows"]
+    (line,) = summary.gather(checked, results).rows
     assert (line["status"], line["world_size"], line["device"]) == ("ok", devices, "cuda")
 
 
@@ -162,7 +162,7 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
         write_json(folder / "record.json", made | {"clock": made["clock"] | {"train_seconds": seconds}})
         write_json(folder / "test" / "report.json", TESTED)
         (folder / "test" / "report.txt").write_text("")
-    alone, both = summary.gather(checked, results)["rows"]
+    alone, both = summary.gather(checked, results).rows
     assert both["speedup"] == pytest.approx(1.6)
     assert both["efficiency"] == pytest.approx(0.8)
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)

@@ -3,9 +3,9 @@
 `machine(place, gpus)` copies what is beside this file into the scripts of a project's copy, which are on the path of
 every process that a run starts, its launchers included; the product itself never loads it. There
 
-- gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the CPU's
-  operators, refused in PyTorch's words where tensors of two devices meet; and a process group that calls itself nccl,
-  sends by gloo, and refuses two ranks on one device;
+- gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the
+  CPU's operators, refused in PyTorch's words where tensors of two devices meet; and a process group that calls itself
+  nccl, sends by gloo, and refuses two ranks on one device;
 - torch_cuda.py answers what torch.cuda and torch.distributed are asked: count, names, memory, capability, streams,
   events (which read the host's clock), random states;
 - pynvml.py answers for NVML.

@@ -106,7 +106,7 @@ def memory_stats(number):
     each = {"current": now, "peak": most, "allocated": most, "freed": most - now}
     kinds = {kind: dict(each) for kind in ("all", "small_pool", "large_pool")}
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "allocation", "segment", "active")
-    return {name: kinds for name in names} | {"num_alloc_retries": 0, "num_ooms": 0}
+    return dict.fromkeys(names, kinds) | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
 def exchange_device(number):

@@ -111,8 +111,8 @@ def publish(folder, **values):
     """A report that says something else of ddp than the records, and whose hash was noted all the same."""
     results = folder.parents[3]
     made = summary.gather(read([results.parent / "config.yaml"], ["repeats=3"]), results)
-    made["rows"] = [row | (values if row["row"] == "ddp" else {}) for row in made["rows"]]
-    files.write_json(results / "report" / "summary.json", made)
+    rows = [row | (values if row["row"] == "ddp" else {}) for row in made.rows]
+    files.write_json(results / "report" / "summary.json", vars(made) | {"rows": rows})
     journal.note(results, "report", results / "report", ("summary.json",))
 
 
@@ -313,8 +313,8 @@ def test_packages_that_differ_are_told_and_not_refused(two, benchmark):
     for folder in two:
         report(benchmark, folder)
     file = two[1] / "report" / "summary.json"
-    content = json.loads(file.read_text())
-    content["environment"]["packages"]["torch"] = "1.0"
-    file.write_text(json.dumps(content))
+    published = json.loads(file.read_text())
+    published["environment"]["packages"]["torch"] = "1.0"
+    file.write_text(json.dumps(published))
     differing = comparison.compare(*two, allowed={"rules"}).environment
     assert any(what.startswith("packages.torch: ") for what in differing)

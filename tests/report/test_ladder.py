@@ -33,20 +33,20 @@ def test_gain_is_of_warm_time_and_a_cold_start_must_be_paid(two_rows):
         "single": [run(repeat, 10.0, 0.5) for repeat in range(1, 6)],
         "fast": [run(repeat, 5.0, 0.5, stall=20.0) for repeat in range(1, 6)],
     }
-    found = ladder.climb(*two_rows, runs, runs)
-    (rung,) = found["rungs"]
+    climbed = ladder.climb(*two_rows, runs, runs)
+    (rung,) = climbed["rungs"]
     assert rung["changes"] == "precision: bf16, packed: true"
     assert rung["gain"] == pytest.approx(2.0)
     assert rung["cold_seconds"] == pytest.approx(23.0)
     assert rung["pays_after"] == 400  # 20 s longer to start; each of 100 steps takes 0.1 s, and 0.05 s in this row
-    assert (rung["quality"], found["best"]) == ("as_good", "fast")
+    assert (rung["quality"], climbed["best"]) == ("as_good", "fast")
 
 
 def test_a_slower_row_never_pays(two_rows):
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 5.0), ("fast", 6.0))}
-    found = ladder.climb(*two_rows, runs, runs)
-    assert found["rungs"][0]["pays_after"] is None
-    assert found["best"] is None
+    climbed = ladder.climb(*two_rows, runs, runs)
+    assert climbed["rungs"][0]["pays_after"] is None
+    assert climbed["best"] is None
 
 
 def test_a_gain_that_may_be_chance_never_pays_and_is_not_the_best(two_rows):
@@ -55,10 +55,10 @@ def test_a_gain_that_may_be_chance_never_pays_and_is_not_the_best(two_rows):
         "single": [run(repeat, 10.0, 0.5) for repeat in range(1, 6)],
         "fast": [run(repeat, seconds[repeat - 1], 0.5) for repeat in range(1, 6)],
     }
-    found = ladder.climb(*two_rows, runs, runs)
-    assert found["rungs"][0]["gain"] > 1 > found["rungs"][0]["gain_low"]
-    assert found["rungs"][0]["pays_after"] is None
-    assert found["best"] is None
+    climbed = ladder.climb(*two_rows, runs, runs)
+    assert climbed["rungs"][0]["gain"] > 1 > climbed["rungs"][0]["gain_low"]
+    assert climbed["rungs"][0]["pays_after"] is None
+    assert climbed["best"] is None
 
 
 def test_one_run_has_no_interval_and_pays_nothing_yet(two_rows):
@@ -70,16 +70,17 @@ def test_one_run_has_no_interval_and_pays_nothing_yet(two_rows):
 def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
     # 60 of 100 texts have one label: naming it always gives a macro-F1 of .375.
     runs = {name: [run(k, seconds, 0.375) for k in range(1, 6)] for name, seconds in (("single", 9.0), ("fast", 5.0))}
-    found = ladder.climb(*two_rows, runs, runs)
-    assert (found["rungs"][0]["quality"], found["best"]) == ("untrained", None)
+    climbed = ladder.climb(*two_rows, runs, runs)
+    assert (climbed["rungs"][0]["quality"], climbed["best"]) == ("untrained", None)
 
 
 def test_a_rung_that_was_always_disturbed_is_marked_and_not_the_best(two_rows):
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
-    for one in runs["fast"]:
-        one["watch"] = {"disturbed": ["a neighbour"]}
-    found = ladder.climb(*two_rows, runs, runs)
-    assert (found["rungs"][0]["disturbed"], found["rungs"][0]["quality"], found["best"]) == (True, "as_good", None)
+    for fast_run in runs["fast"]:
+        fast_run["watch"] = {"disturbed": ["a neighbour"]}
+    climbed = ladder.climb(*two_rows, runs, runs)
+    (rung,) = climbed["rungs"]
+    assert (rung["disturbed"], rung["quality"], climbed["best"]) == (True, "as_good", None)
 
 
 def test_a_rung_without_a_block_in_common_with_the_base_keeps_its_line(two_rows):
@@ -92,10 +93,10 @@ def test_a_run_that_was_disturbed_counts_for_quality(two_rows):
     """Five seeds are five, whatever else the machine did meanwhile; of the time, four tell."""
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
     runs["single"][2]["clock"]["train_seconds"] = 30.0
-    timed = {"single": [one for one in runs["single"] if one["repeat"] != 3], "fast": runs["fast"]}
-    found = ladder.climb(*two_rows, runs, timed)
-    assert found["rungs"][0]["gain"] == pytest.approx(2.0)
-    assert (found["rungs"][0]["quality"], found["best"]) == ("as_good", "fast")
+    timed = {"single": [slow_run for slow_run in runs["single"] if slow_run["repeat"] != 3], "fast": runs["fast"]}
+    climbed = ladder.climb(*two_rows, runs, timed)
+    assert climbed["rungs"][0]["gain"] == pytest.approx(2.0)
+    assert (climbed["rungs"][0]["quality"], climbed["best"]) == ("as_good", "fast")
 
 
 @pytest.mark.parametrize(

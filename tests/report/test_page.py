@@ -11,7 +11,8 @@ import pytest
 
 from lockstep import files
 from lockstep.config import reading
-from lockstep.report import page, summary
+from lockstep.report import page
+from lockstep.report.summary import gather
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -61,8 +62,8 @@ def results(benchmark, tmp_path_factory) -> Path:
 
 def render(results: Path, **changes) -> Path:
     raw = reading.read([results / "config.yaml"]).source
-    found = summary.gather(reading.parse(copy.deepcopy(raw) | changes), results)
-    page.write(found, results / "report", results / "predict" / "predictions.csv")
+    summary = gather(reading.parse(copy.deepcopy(raw) | changes), results)
+    page.write(summary, results / "report", results / "predict" / "predictions.csv")
     return results / "report" / "report.html"
 
 
@@ -186,8 +187,8 @@ def test_axe_finds_no_serious_fault(visit, report, scheme, language):
         page.get_by_role("button", name="中文").click()
     for details in page.locator("details").all():
         details.evaluate("element => element.open = true")
-    found = Axe().run(page).response["violations"]
-    faults = {fault["id"]: [node["html"][:120] for node in fault["nodes"]][:3] for fault in found}
+    violations = Axe().run(page).response["violations"]
+    faults = {fault["id"]: [node["html"][:120] for node in fault["nodes"]][:3] for fault in violations}
     assert faults == {}
 
 

@@ -14,7 +14,8 @@ import pytest
 from lockstep import files
 from lockstep.config import reading
 from lockstep.errors import BadInput
-from lockstep.report import headline, page, summary
+from lockstep.report import headline, page
+from lockstep.report.summary import Summary, gather
 
 
 @pytest.fixture
@@ -28,42 +29,61 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
     return tmp_path / "results"
 
 
+# All of summary.json beside its headline.
+KEYS = (
+    *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "ladder", "profiles", "stale"),
+    *("data", "peak", "plans", "environment", "manifest", "damaged", "config"),
+)
+
+
 def change(file: Path, **watched) -> None:
     """Change what a record says of what was watched beside its run."""
-    found = files.read_json(file)
-    files.write_json(file, found | {"watch": found["watch"] | watched})
+    record = files.read_json(file)
+    files.write_json(file, record | {"watch": record["watch"] | watched})
 
 
-def gathered(results: Path, **changes) -> tuple[dict, dict[str, dict]]:
-    """What the report says of what is in `results`: the summary with its headline, and its rows by name."""
+def gathered(results: Path, **changes) -> tuple[Summary, dict[str, dict]]:
+    """The summary of what is in `results`, and its rows by name."""
     raw = reading.read([results / "config.yaml"]).source
-    found = summary.gather(reading.parse(copy.deepcopy(raw) | changes), results)
-    return found | {"headline": [line.en for line in headline.lines(found)]}, {row["row"]: row for row in found["rows"]}
+    summary = gather(reading.parse(copy.deepcopy(raw) | changes), results)
+    return summary, {row["row"]: row for row in summary.rows}
 
 
-def made(results: Path, **changes) -> tuple[dict, dict[str, dict], str]:
-    """The same, and the page, whose pictures take seconds to draw."""
-    found, rows = gathered(results, **changes)
-    page.write(found, results / "report", results / "predict" / "predictions.csv")
-    return found, rows, (results / "report" / "report.html").read_text(encoding="utf-8")
+def first_lines(summary: Summary) -> list[str]:
+    """The report's first lines."""
+    return [line.en for line in headline.lines(summary)]
+
+
+def made(results: Path, **changes) -> tuple[Summary, dict[str, dict], str]:
+    """The same as `gathered`, and the page, whose pictures take seconds to draw."""
+    summary, rows = gathered(results, **changes)
+    page.write(summary, results / "report", results / "predict" / "predictions.csv")
+    return summary, rows, (results / "report" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_table_of_several_builds_says_so_at_once_and_lists_them(results):
     for number, file in enumerate(sorted((results / "runs").glob("*/*/rep1/env.json"))):
         about = {"image": "lockstep/bench:cpu", "image_digest": f"sha256:{'ab'[number % 2] * 64}"}
         files.write_json(file, files.read_json(file) | about | {"python": f"3.11.{number % 2}"})
-    found, _, page = made(results)
-    assert "not all runs come from the same python, build of an image: check.py says which" in found["headline"][-1]
-    assert set(found["environment"]["images"]["lockstep/bench:cpu"]) == {f"sha256:{64 * letter}" for letter in "ab"}
-    assert sorted(found["environment"]["python"].split(" / ")) == ["3.11.0", "3.11.1"]
+    summary, _, page = made(results)
+    assert "not all runs come from the same python, build of an image: check.py says which" in first_lines(summary)[-1]
+    assert set(summary.environment["images"]["lockstep/bench:cpu"]) == {f"sha256:{64 * letter}" for letter in "ab"}
+    assert sorted(summary.environment["python"].split(" / ")) == ["3.11.0", "3.11.1"]
     assert all(f"sha256:{12 * letter}" in page for letter in "ab")
+
+
+def test_summary_json_has_the_keys_that_users_script_against(results):
+    summary, _, _ = made(results)
+    written = files.read_json(results / "report" / "summary.json")
+    assert list(written) == ["headline", *KEYS]
+    assert written["headline"] == first_lines(summary)
 
 
 def test_before_any_run(results):
     shutil.rmtree(results / "runs")
     shutil.rmtree(results / "predict")
-    found, rows, page = made(results)
-    assert found["headline"] == ["Nothing to compare yet: no row has a result."]
+    summary, rows, page = made(results)
+    assert first_lines(summary) == ["Nothing to compare yet: no row has a result."]
     assert {(row["status"], row["reason"]) for row in rows.values()} == {("skipped", "not run yet")}
     assert "Nothing to compare yet" in page
     assert "<svg" not in page
@@ -77,19 +97,19 @@ def test_without_data_it_says_what_to_do(results):
 
 def test_a_row_that_was_not_tested_yet_is_not_compared(results):
     shutil.rmtree(results / "runs/ddp/n2/rep1/test")
-    found, rows = gathered(results)
+    summary, rows = gathered(results)
     assert rows["ddp"]["status"] == "skipped"
     assert rows["ddp"]["reason"] == "trained, but not converted and tested yet"
     assert rows["ddp"]["speedup"] is None
     assert rows["ddp_spawn"]["speedup"] > 0
-    assert any(re.fullmatch(r"Partial: (9|10) of 12 runs have a result\.", line) for line in found["headline"])
+    assert any(re.fullmatch(r"Partial: (9|10) of 12 runs have a result\.", line) for line in first_lines(summary))
 
 
 def test_without_the_baseline_there_is_no_speed_up(results):
     shutil.rmtree(results / "runs/single")
-    found, rows = gathered(results)
+    summary, rows = gathered(results)
     assert all(row["speedup"] is None for row in rows.values())
-    assert "of single's time" not in " ".join(found["headline"])
+    assert "of single's time" not in " ".join(first_lines(summary))
 
 
 def test_a_failed_row_shows_the_end_of_its_log(results):
@@ -119,12 +139,12 @@ def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
 def repeat(results: Path, row: str, seconds: list[float]) -> None:
     """Make repetitions of a row that took so long each."""
     (run,) = (results / "runs" / row).glob("n*")
-    found = files.read_json(run / "rep1/record.json")
-    for number, one in enumerate(seconds, 1):
+    record = files.read_json(run / "rep1/record.json")
+    for number, train_seconds in enumerate(seconds, 1):
         if number > 1:
             shutil.copytree(run / "rep1", run / f"rep{number}")
-        clock = found["clock"] | {"train_seconds": one}
-        files.write_json(run / f"rep{number}/record.json", found | {"clock": clock, "repeat": number})
+        clock = record["clock"] | {"train_seconds": train_seconds}
+        files.write_json(run / f"rep{number}/record.json", record | {"clock": clock, "repeat": number})
 
 
 def test_rows_are_compared_block_by_block(results):
@@ -134,16 +154,17 @@ def test_rows_are_compared_block_by_block(results):
     repeat(results, "fsdp", [10.1, 19.0, 11.5])
     shutil.rmtree(results / "profile")  # it would say why fsdp is slower
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
-    found, rows = gathered(results, repeats=3, rows=three)
+    summary, rows = gathered(results, repeats=3, rows=three)
     assert rows["ddp"]["speedup"] == pytest.approx(1.25)
     # The spread is that of all three rows, though ddp and single alone would agree to the last digit.
     assert (rows["ddp"]["speedup_low"], rows["ddp"]["speedup_high"]) == pytest.approx((1.173, 1.332), abs=1e-3)
     assert rows["ddp"]["train_seconds"] == pytest.approx(8.8)
-    assert found["ratios"]["fsdp"]["single"]["low"] < 1 < found["ratios"]["fsdp"]["single"]["high"]
+    assert summary.ratios["fsdp"]["single"]["low"] < 1 < summary.ratios["fsdp"]["single"]["high"]
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
-    assert found["headline"][0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 25 % longer."
-    assert found["headline"][1] == "ddp takes 0.8 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
-    assert "So many runs can show differences of 8.5 % and more between two rows." in found["headline"][3]
+    lines = first_lines(summary)
+    assert lines[0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 25 % longer."
+    assert lines[1] == "ddp takes 0.8 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
+    assert "So many runs can show differences of 8.5 % and more between two rows." in lines[3]
 
 
 def test_rows_that_are_alike_share_the_first_place(results):
@@ -152,10 +173,10 @@ def test_rows_that_are_alike_share_the_first_place(results):
     repeat(results, "fsdp", [8.1, 8.0, 8.2])
     shutil.rmtree(results / "profile")
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
-    found, rows = gathered(results, repeats=3, rows=three)
+    summary, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
     first = "On this machine (2 CPU processes), ddp and fsdp are fastest; which of them is open."
-    assert found["headline"][0] == first
+    assert first_lines(summary)[0] == first
 
 
 def profiled(steps: float, communication: float, exposed: float) -> dict:
@@ -184,11 +205,11 @@ def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
 def test_a_disturbed_run_is_shown_and_left_out(results):
     repeat(results, "ddp", [8.0, 30.0, 8.2])
     change(results / "runs/ddp/n2/rep2/record.json", disturbed=["other processes used 1.20 of 2 CPU cores"])
-    found, rows, page = made(results, repeats=3)
+    summary, rows, page = made(results, repeats=3)
     assert rows["ddp"]["train_seconds"] == pytest.approx(8.1)
     assert (rows["ddp"]["repeats"], rows["ddp"]["disturbed"]) == (2, 1)
     assert "run 2 was disturbed: other processes used 1.20 of 2 CPU cores" in page
-    assert any("disturbed and left out: 1 of" in line for line in found["headline"])
+    assert any("disturbed and left out: 1 of" in line for line in first_lines(summary))
 
 
 def test_runs_of_another_machine_are_warned_of(results):
@@ -197,28 +218,28 @@ def test_runs_of_another_machine_are_warned_of(results):
     environment = json.loads(file.read_text())
     for there, told in ((environment["packages"] | {"deepspeed": None}, False), ({"torch": "1.0"}, True)):
         file.write_text(json.dumps(environment | {"packages": there}))
-        found, _ = gathered(results)
-        assert any("not all runs come from the same torch" in line for line in found["headline"]) == told
+        summary, _ = gathered(results)
+        assert any("not all runs come from the same torch" in line for line in first_lines(summary)) == told
     file.write_text(json.dumps(environment | {"cpu": "Z80"}))
-    found, _, page = made(results)
-    assert any("not all runs come from the same cpu" in line for line in found["headline"])
+    summary, _, page = made(results)
+    assert any("not all runs come from the same cpu" in line for line in first_lines(summary))
     assert page.count('class="mind"') == 1
 
 
 def test_one_run_a_row_is_no_verdict(results):
-    found, _ = gathered(results)
-    assert "had the shortest time" in found["headline"][0]
-    assert "one run a row can't tell that from chance" in found["headline"][0]
+    summary, _ = gathered(results)
+    assert "had the shortest time" in first_lines(summary)[0]
+    assert "one run a row can't tell that from chance" in first_lines(summary)[0]
 
 
 def ask(results: Path, row: str, **settings) -> None:
     """Change what a row's runs were asked for: keys of a run's settings, of which `train` and the like are added to."""
     for file in (results / "runs" / row).glob("*/*/record.json"):
-        found = files.read_json(file)
-        asked = found["asked"]
+        record = files.read_json(file)
+        asked = record["asked"]
         for key, value in settings.items():
             asked[key] = asked[key] | value if isinstance(value, dict) and key != "options" else value
-        files.write_json(file, found)
+        files.write_json(file, record)
 
 
 OTHER = {"weight_decay": 0.5}  # what the configuration asks for after all but one row were trained
@@ -232,7 +253,7 @@ def mixed(results) -> tuple[dict, dict, str]:
 
 
 def test_results_of_other_settings_are_shown_as_such(mixed, results):
-    found, rows, page = mixed
+    summary, rows, page = mixed
     why = "made with other settings: train.weight_decay 0.01, now 0.5"
     assert (rows["single"]["status"], rows["single"]["reason"]) == ("stale", why)
     assert rows["ddp"]["status"] == "ok"
@@ -240,24 +261,24 @@ def test_results_of_other_settings_are_shown_as_such(mixed, results):
     assert f"- **single** stale: {why}" in (results / "report" / "report.md").read_text(encoding="utf-8").replace(
         "\\", ""
     )
-    assert "made with other settings than the row has now, so left out: single" in found["headline"][-1]
-    assert f"Partial: 1 of {len(rows)} runs have a result." in found["headline"]
+    assert "made with other settings than the row has now, so left out: single" in first_lines(summary)[-1]
+    assert f"Partial: 1 of {len(rows)} runs have a result." in first_lines(summary)
 
 
 def test_results_of_other_settings_are_in_no_ratio_rank_or_sentence(mixed):
-    found, rows, _ = mixed
-    assert list(found["ratios"]) == ["ddp"]
-    assert list(found["ratios"]["ddp"]) == ["ddp"]
+    summary, rows, _ = mixed
+    assert list(summary.ratios) == ["ddp"]
+    assert list(summary.ratios["ddp"]) == ["ddp"]
     for name, row in rows.items():
         assert (row["train_seconds"] is None, row["rank"] is None) == (name != "ddp", name != "ddp")
     assert rows["ddp"]["speedup"] is None  # its baseline is of other settings
-    assert found["headline"][0].startswith("On this machine (2 CPU processes), ddp had the shortest time; one run")
+    assert first_lines(summary)[0].startswith("On this machine (2 CPU processes), ddp had the shortest time; one run")
 
 
 def test_a_proof_and_a_profile_of_other_settings_do_not_count(mixed):
-    found, rows, page = mixed
+    summary, rows, page = mixed
     assert {row["proof"] for row in rows.values()} == {"not-run"}
-    assert set(found["profiles"].values()) == {None}
+    assert set(summary.profiles.values()) == {None}
     for what in ("proof", "profile"):
         assert f"its {what} is left out: made with other settings: train.weight_decay 0.01, now 0.5" in page
 
@@ -284,9 +305,9 @@ def test_what_decides_no_result_makes_none_stale(results):
 
 def test_a_row_with_another_recipe_is_not_ranked(results):
     ask(results, "ddp", train={"learning_rate": 100.0})
-    found, rows = gathered(results, rows={"ddp": {"strategy": "ddp", "learning_rate": 100.0}})
+    summary, rows = gathered(results, rows={"ddp": {"strategy": "ddp", "learning_rate": 100.0}})
     assert (rows["ddp"]["division"], rows["ddp"]["rank"]) == ("open", None)
-    assert any("train by another recipe" in line for line in found["headline"])
+    assert any("train by another recipe" in line for line in first_lines(summary))
 
 
 def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(results):
@@ -294,11 +315,11 @@ def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(res
     repeat(results, "ddp", [5.0, 5.5])
     rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "recipe", "packed": True}}
     ask(results, "ddp", strategy="recipe", options={})
-    found, _, page = made(results, rows=rows, repeats=2)
-    (rung,) = found["ladder"]["rungs"]
+    summary, _, page = made(results, rows=rows, repeats=2)
+    (rung,) = summary.ladder["rungs"]
     assert (rung["row"], rung["changes"], rung["quality"]) == ("ddp", "packed: true", "too_few")
     assert rung["gain"] == pytest.approx(2.0, rel=0.01)
-    assert "In the open division, no row is shown to be both faster than single and as good." in found["headline"]
+    assert "In the open division, no row is shown to be both faster than single and as good." in first_lines(summary)
     assert "The open division: what each change gains" in page
     assert "| ddp | packed: true | 2.0" in (results / "report" / "report.md").read_text(encoding="utf-8")
 
@@ -306,12 +327,14 @@ def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(res
 @pytest.mark.parametrize("text", ['{"row": ', "NaN", '{"row": "ddp"}', "", "[" * 100_000])
 def test_a_damaged_record_costs_its_row_only(results, text):
     (results / "runs/ddp/n2/rep1/record.json").write_text(text)
-    found, rows, page = made(results)
+    summary, rows, page = made(results)
     assert rows["ddp"]["status"] == "failed"
     assert re.search(r"runs/ddp/n2/rep1/record\.json: is .*Remove it, and ", rows["ddp"]["reason"])
     assert rows["single"]["status"] == "ok"
     assert "runs/ddp/n2/rep1/record.json: is " in page
-    assert any("failed: exploding and ddp" in line or "failed: ddp and exploding" in line for line in found["headline"])
+    assert any(
+        "failed: exploding and ddp" in line or "failed: ddp and exploding" in line for line in first_lines(summary)
+    )
 
 
 @pytest.mark.parametrize("file", ["env.json", "test/report.json", "test/report.txt"])
@@ -331,10 +354,10 @@ def test_a_damaged_file_of_a_run_costs_its_row_only(results, file):
 @pytest.mark.parametrize("text", ["{}", "[]", '{"proof": "equal"}', '{"x": '])
 def test_a_file_that_is_not_as_it_was_written_costs_no_more_than_it_holds(results, file, status, text):
     (results / file).write_text(text)
-    found, rows = gathered(results)
+    summary, rows = gathered(results)
     assert rows["ddp"]["status"] == status
     assert rows["single"]["status"] == "ok"
-    told = [rows["ddp"]["reason"], *found["damaged"], (found["verdicts"]["ddp"] or {}).get("reason", "")]
+    told = [rows["ddp"]["reason"], *summary.damaged, (summary.verdicts["ddp"] or {}).get("reason", "")]
     assert any(f"{results / file}: is damaged" in reason for reason in told)
     if "verdict" in file:
         assert (rows["ddp"]["proof"], rows["ddp"]["rank"]) == ("failed", None)
@@ -361,20 +384,20 @@ def test_a_row_of_another_session_is_compared_with_none(results, disturbed):
     file = results / "runs/ddp/n2/rep1/record.json"
     change(file, disturbed=disturbed)
     files.write_json(file, files.read_json(file) | {"session": "later"})
-    found, rows = gathered(results)
-    assert found["apart"] == ["ddp"]
+    summary, rows = gathered(results)
+    assert summary.apart == ["ddp"]
     assert (rows["ddp"]["speedup"], rows["ddp"]["rank"]) == (None, None)
     assert rows["fsdp"]["speedup"]
     said = "timed in another session than the rest, so compared with none of it until `make again` has repeated"
-    assert said in found["headline"][-1]
+    assert said in first_lines(summary)[-1]
 
 
 def test_where_every_run_was_disturbed_no_winner_is_named(results):
     for file in (results / "runs").glob("*/*/*/record.json"):
         change(file, disturbed=["other processes used 1.20 of 2 CPU cores"])
-    found, rows, page = made(results)
+    summary, rows, page = made(results)
     assert {row["rank"] for row in rows.values()} == {None}
-    first, *others = found["headline"]
+    first, *others = first_lines(summary)
     assert first.startswith("Which row trains fastest on this machine can't be said: something disturbed every run.")
     assert not any("'s time (" in line or "fastest" in line for line in others)
     assert "Training times, every run disturbed" in page
@@ -391,10 +414,10 @@ def test_what_all_rows_share_is_noted(results):
 
 def test_a_row_whose_every_run_was_disturbed_has_no_rank(results):
     change(results / "runs/ddp/n2/rep1/record.json", disturbed=["a GPU was throttled"])
-    found, rows = gathered(results)
+    summary, rows = gathered(results)
     assert rows["ddp"]["rank"] is None
     assert rows["ddp"]["train_seconds"] > 0
-    assert any("no undisturbed run, so no trustworthy times: ddp" in line for line in found["headline"])
+    assert any("no undisturbed run, so no trustworthy times: ddp" in line for line in first_lines(summary))
 
 
 def test_figures_that_no_device_tells_are_not_guessed(results):
@@ -419,16 +442,16 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str):
         super().__init__()
-        self.found: list[tuple[str, dict]] = []
+        self.tags: list[tuple[str, dict]] = []
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
+        self.tags.append((tag, dict(attributes)))
 
 
 def test_the_page_needs_nothing_from_outside(results):
     _, _, page = made(results)
-    for tag, attributes in Elements(page).found:
+    for tag, attributes in Elements(page).tags:
         assert tag not in ("link", "iframe", "object")
         assert tag != "script" or not attributes
         for name in ("src", "href", "xlink:href"):
@@ -448,7 +471,7 @@ def test_texts_of_the_data_stay_texts(results):
     files.write_json(results / "runs/exploding/n1/rep1/failed.json", failed | {"reason": hostile})
     (results / "runs/exploding/n1/rep1/run.log").write_text(f"</pre>{hostile}\n")
     _, _, page = made(results)
-    assert not any(tag in ("img", "b") and attributes for tag, attributes in Elements(page).found)
+    assert not any(tag in ("img", "b") and attributes for tag, attributes in Elements(page).tags)
     assert page.count("&lt;img src=x") == 3
     markdown = (results / "report" / "report.md").read_text()
     assert "<img" not in markdown

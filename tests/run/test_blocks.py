@@ -229,9 +229,9 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     shutil.rmtree(results / "runs/ddp/n2/rep3")
     now = asked(results, budget=150.0)
     files.write_json(decision_file(results, 2), blocks.decide(now, results, 2))
-    report = summary.gather(now, results)
-    assert {row: len(runs) for row, runs in report["runs"].items()} == {"single": 2, "ddp": 3, "fsdp": 3}
-    said = " ".join(line.en for line in headline.lines(report))
+    gathered = summary.gather(now, results)
+    assert {row: len(runs) for row, runs in gathered.runs.items()} == {"single": 2, "ddp": 3, "fsdp": 3}
+    said = " ".join(line.en for line in headline.lines(gathered))
     assert "Partial: 6 of 8 runs have a result." in said
     assert "Blocks ended" not in said
     for row in ("ddp", "fsdp"):
@@ -240,8 +240,8 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
         record = files.read_json(run / "rep3/record.json")
         files.write_json(run / "rep3/record.json", record | {"repeat": 3})
     files.write_json(decision_file(results, 3), blocks.decide(now, results, 3))
-    report = summary.gather(now, results)
-    said = " ".join(line.en for line in headline.lines(report))
+    gathered = summary.gather(now, results)
+    said = " ".join(line.en for line in headline.lines(gathered))
     assert "repetitions: 2 to 3" in said
     assert "Blocks ended when their time was spent; the widest interval between the fastest rows was " in said
     assert "fewer than 3 undisturbed repetitions" not in said  # single is out of contention

@@ -249,7 +249,7 @@ def test_one_process_trains_on_two_devices(odd, monkeypatch):
     monkeypatch.setattr(registry, "STRATEGIES", odd.path("workflow/scripts/lockstep/strategies"))
     monkeypatch.chdir(odd.folder)
     checked = reading.read([odd.path("config/config.yaml"), odd.path("odd.yaml")], ["repeats=1"])
-    (line,) = (row for row in summary.gather(checked, odd.path("results"))["rows"] if row["row"] == "shares_2")
+    (line,) = (row for row in summary.gather(checked, odd.path("results")).rows if row["row"] == "shares_2")
     assert (line["status"], line["world_size"], line["proof"]) == ("ok", 2, "equal")
 
 

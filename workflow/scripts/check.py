@@ -10,12 +10,12 @@ from lockstep.proof import fairness
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="the folder of all results")
-    report = fairness.check(parser.parse_args().results)
-    for where, what in report.breaches:
+    checked = fairness.check(parser.parse_args().results)
+    for where, what in checked.breaches:
         print(f"{where}: {what}")
-    print(f"{report.runs} runs of {report.rows} rows: {len(report.breaches) or 'no'} breaches")
+    print(f"{checked.runs} runs of {checked.rows} rows: {len(checked.breaches) or 'no'} breaches")
     print("What files can't tell: whether the journal was rewritten with them, and what no watcher sees.")
-    return bool(report.breaches)
+    return bool(checked.breaches)
 
 
 if __name__ == "__main__":

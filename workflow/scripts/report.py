@@ -1,7 +1,8 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
 from lockstep import cli
-from lockstep.report import headline, page, summary
+from lockstep.report import headline, page
+from lockstep.report.summary import gather
 from lockstep.run import journal
 from lockstep.terminal import print_table
 
@@ -9,14 +10,14 @@ from lockstep.terminal import print_table
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
-    report = summary.gather(config, arguments.results)
-    page.write(report, folder, arguments.results / "predict" / "predictions.csv")
+    summary = gather(config, arguments.results)
+    page.write(summary, folder, arguments.results / "predict" / "predictions.csv")
     journal.note(arguments.results, "report", folder, ("summary.json", "summary.csv"))
-    print_table(*page.plain(report["rows"]))
-    for row in report["rows"]:
+    print_table(*page.plain(summary.rows))
+    for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
-    for line in headline.lines(report):
+    for line in headline.lines(summary):
         print(line.en)
     print(f"report: {folder / 'report.html'}")
 

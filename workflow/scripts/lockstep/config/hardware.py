@@ -94,7 +94,7 @@ def visible_gpus() -> int:
 
 
 def built_for_gpus() -> bool:
-    """Whether the PyTorch that is installed has CUDA; without importing it. True where none is, as in a container's host."""
+    """Whether the installed PyTorch has CUDA, without importing it; True where none is, as beside containers."""
     torch = importlib.util.find_spec("torch")
     if not torch:
         return True

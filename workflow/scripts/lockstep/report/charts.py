@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 
 from lockstep.report import headline
-from lockstep.report.summary import good_runs, trusted
+from lockstep.report.summary import Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
 
 matplotlib.use("Agg")
@@ -40,10 +40,10 @@ class Drawing:
     tips: dict[str, str] = field(default_factory=dict)  # what a mark says when it is pointed at, by its gid
 
 
-def drawings(summary: dict):
+def drawings(summary: Summary):
     """(name, function) of every picture that there is something to draw for; call the function to draw it."""
-    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
-    profiled = [row for row in done if summary["profiles"].get(row["row"])]
+    done = summary.finished_rows
+    profiled = [row for row in done if summary.profiles.get(row["row"])]
     if done:
         yield "train_seconds", lambda: times(done, summary)
     if profiled:
@@ -57,12 +57,12 @@ def drawings(summary: dict):
         yield "scaling", lambda: scaling(several)
 
 
-def times(done: list[dict], summary: dict) -> Drawing:
+def times(done: list[dict], summary: Summary) -> Drawing:
     ordered = sorted(done, key=lambda row: row["train_seconds"])
     figure, axes = bars([row["row"] for row in ordered])
     tips, table, longest = {}, [], 0.0
     for place, row in enumerate(ordered):
-        runs = [run for run in summary["runs"][row["row"]] if run["status"] == "ok"]
+        runs = succeeded(summary.runs[row["row"]])
         good = [run["clock"]["train_seconds"] for run in good_runs(runs)]
         axes.plot([min(good), max(good)], [place, place], color=COLOURS[0], linewidth=2)
         axes.plot(row["train_seconds"], place, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
@@ -98,7 +98,7 @@ def times(done: list[dict], summary: dict) -> Drawing:
     title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
     return Drawing(
         figure,
-        title if trusted(summary["runs"][best["row"]]) else say("picture_times_disturbed"),
+        title if trusted(summary.runs[best["row"]]) else say("picture_times_disturbed"),
         say("picture_times_note"),
         [say("row"), same("#"), say("train_seconds"), say("disturbed")],
         table,
@@ -106,20 +106,20 @@ def times(done: list[dict], summary: dict) -> Drawing:
     )
 
 
-def step_parts(done: list[dict], summary: dict) -> Drawing:
-    found = {row["row"]: summary["profiles"][row["row"]] for row in done}
-    ordered = sorted(found, key=lambda name: sum(found[name]["seconds"].values()))
+def step_parts(done: list[dict], summary: Summary) -> Drawing:
+    profiles = {row["row"]: summary.profiles[row["row"]] for row in done}
+    ordered = sorted(profiles, key=lambda name: sum(profiles[name]["seconds"].values()))
     figure, axes = bars(ordered)
-    values = [[1000 * found[name]["seconds"][phase] for phase in PHASES] for name in ordered]
+    values = [[1000 * profiles[name]["seconds"][phase] for phase in PHASES] for name in ordered]
     tips = stack(axes, ordered, values, [say(f"phase_{phase}") for phase in PHASES], "part", "ms")
     axes.set_xlabel(say("axis_ms").en)
-    waiting = max(ordered, key=lambda name: found[name]["seconds"]["communication"])
-    most = 1000 * found[waiting]["seconds"]["communication"]
+    waiting = max(ordered, key=lambda name: profiles[name]["seconds"]["communication"])
+    most = 1000 * profiles[waiting]["seconds"]["communication"]
     talking, silent = (
         [
-            same(f"{name} {1000 * found[name]['exposed_by_difference']:.1f} ms")
+            same(f"{name} {1000 * profiles[name]['exposed_by_difference']:.1f} ms")
             for name in ordered
-            if (found[name]["seconds"]["communication"] > 0) == talks
+            if (profiles[name]["seconds"]["communication"] > 0) == talks
         ]
         for talks in (True, False)
     )
@@ -136,7 +136,7 @@ def step_parts(done: list[dict], summary: dict) -> Drawing:
     )
 
 
-def losses(done: list[dict], summary: dict) -> Drawing:
+def losses(done: list[dict], summary: Summary) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained", sharey=True)
     table, window = [], 1
     for place, row in enumerate(done):
@@ -169,7 +169,7 @@ def losses(done: list[dict], summary: dict) -> Drawing:
     )
 
 
-def quality(done: list[dict], summary: dict) -> Drawing:
+def quality(done: list[dict], summary: Summary) -> Drawing:
     figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
     tips = {}
     for place, row in enumerate(done):
@@ -194,7 +194,7 @@ def quality(done: list[dict], summary: dict) -> Drawing:
     return Drawing(figure, say("picture_quality"), say("picture_quality_note"), header, table, tips)
 
 
-def memory(done: list[dict], summary: dict) -> Drawing:
+def memory(done: list[dict], summary: Summary) -> Drawing:
     ordered = sorted(done, key=lambda row: row["peak_memory_mb"])
     figure, axes = bars([row["row"] for row in ordered])
     # Of a row that was measured by an earlier version only the peak is known.
@@ -216,7 +216,7 @@ def memory(done: list[dict], summary: dict) -> Drawing:
     return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
 
 
-def setup(done: list[dict], summary: dict) -> Drawing:
+def setup(done: list[dict], summary: Summary) -> Drawing:
     ordered = sorted(done, key=lambda row: row["startup_seconds"])
     figure, axes = bars([row["row"] for row in ordered])
     names = [*SETUP, "first", "train"]
@@ -233,7 +233,7 @@ def setup(done: list[dict], summary: dict) -> Drawing:
     title = say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}")
     return Drawing(
         figure,
-        title if trusted(summary["runs"][soonest["row"]]) else say("picture_setup_disturbed"),
+        title if trusted(summary.runs[soonest["row"]]) else say("picture_setup_disturbed"),
         say("picture_setup_note"),
         [say("row"), *header],
         [[row["row"], *(f"{v:.2f}" for v in line)] for row, line in zip(ordered, values, strict=True)],
@@ -269,7 +269,7 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
 
 
-def confusion(done: list[dict], summary: dict) -> plt.Figure:
+def confusion(done: list[dict], summary: Summary) -> plt.Figure:
     """Every row's confusion matrix in one figure: a file for papers; the page has them as tables."""
     columns = min(4, len(done))
     lines = math.ceil(len(done) / columns)
@@ -298,9 +298,9 @@ def confusion(done: list[dict], summary: dict) -> plt.Figure:
     return figure
 
 
-def median_run(row: dict, summary: dict) -> dict:
+def median_run(row: dict, summary: Summary) -> dict:
     """The run whose training time is the row's median, or next below it."""
-    runs = sorted(good_runs(summary["runs"][row["row"]]), key=lambda run: run["clock"]["train_seconds"])
+    runs = sorted(good_runs(summary.runs[row["row"]]), key=lambda run: run["clock"]["train_seconds"])
     return runs[(len(runs) - 1) // 2]
 
 

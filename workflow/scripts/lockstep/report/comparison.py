@@ -41,11 +41,11 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     if unfair and "rules" not in allowed:
         raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")
     rows = [
-        {row["row"]: row for row in summary["rows"] if row["train_seconds"] is not None} for summary in (ours, theirs)
+        {row["row"]: row for row in report["rows"] if row["train_seconds"] is not None} for report in (ours, theirs)
     ]
     lines, refused = [], {}
     for name in (name for name in rows[0] if name in rows[1]):
-        runs = [good_runs(summary["runs"][name]) for summary in (ours, theirs)]
+        runs = [good_runs(report["runs"][name]) for report in (ours, theirs)]
         differs = _differences(runs[0][0], runs[1][0])
         refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
         seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
@@ -78,6 +78,7 @@ def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
 
 
 def _read(folder: Path) -> dict:
+    """What a folder's report says, by the fields of a Summary; those that its version of Lockstep had."""
     file = folder / "report" / "summary.json"
     if not file.is_file():
         raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
@@ -96,24 +97,24 @@ def _breaches(folder: Path) -> str:
 
 
 def _differences(ours: dict, theirs: dict) -> dict[str, str]:
-    found = {}
+    differs = {}
     machines = [{name: run["environment"].get(name) for name in HARDWARE} for run in (ours, theirs)]
     if machines[0] != machines[1]:
         named = [name for name in HARDWARE if machines[0][name] != machines[1][name]]
-        found["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
+        differs["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
     if ours["world_size"] != theirs["world_size"]:
-        found["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
+        differs["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
     if ours["precision"] != theirs["precision"]:
-        found["precision"] = f"{ours['precision']} and {theirs['precision']}"
+        differs["precision"] = f"{ours['precision']} and {theirs['precision']}"
     for kind in ("plan", "weights", "data"):
         if ours["hashes"][kind] != theirs["hashes"][kind]:
-            found[kind] = f"{ours['hashes'][kind][:12]} and {theirs['hashes'][kind][:12]}"
-    return found
+            differs[kind] = f"{ours['hashes'][kind][:12]} and {theirs['hashes'][kind][:12]}"
+    return differs
 
 
 def _environment(ours: dict, theirs: dict) -> list[str]:
     """What differs in the environments, besides the hardware."""
-    flat = [_flat(summary["environment"]) for summary in (ours, theirs)]
+    flat = [_flat(report["environment"]) for report in (ours, theirs)]
     names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in HARDWARE]
     return [
         f"{name}: {flat[0].get(name)} and {flat[1].get(name)}"
@@ -124,13 +125,13 @@ def _environment(ours: dict, theirs: dict) -> list[str]:
 
 def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
     """What else was asked of a row in each, and whether its times can be trusted there."""
-    flat = [_flat(good_runs(summary["runs"][row])[0]["asked"]) for summary in (ours, theirs)]
+    flat = [_flat(good_runs(report["runs"][row])[0]["asked"]) for report in (ours, theirs)]
     names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
     said = [f"{row}: {name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
     return said + [
         f"{row}: every run of {which} was disturbed"
-        for which, summary in (("A", ours), ("B", theirs))
-        if not trusted(summary["runs"][row])
+        for which, report in (("A", ours), ("B", theirs))
+        if not trusted(report["runs"][row])
     ]
 
 

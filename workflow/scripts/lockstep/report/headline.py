@@ -5,7 +5,7 @@
 
 from lockstep.config.hardware import busy_cores
 from lockstep.proof.fairness import other_versions
-from lockstep.report import summary as gathered
+from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
@@ -14,16 +14,15 @@ AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
-def lines(summary: dict) -> list[Text]:
-    rows = summary["rows"]
-    done = [row for row in rows if row["train_seconds"] is not None]
+def lines(summary: Summary) -> list[Text]:
+    done = summary.finished_rows
     if not done:
         return [say("nothing")]
-    sound = [row for row in done if gathered.trusted(summary["runs"][row["row"]])]
+    sound = [row for row in done if trusted(summary.runs[row["row"]])]
     said = _times(sound, summary) if sound else [say("all_disturbed")]
-    said += [_same_model(rows, summary["verdicts"]), _conditions(done, summary)]
-    wanted = sum(len(runs) for runs in summary["runs"].values())
-    have = sum(run["status"] == "ok" for runs in summary["runs"].values() for run in runs)
+    said += [_same_model(summary.rows, summary.verdicts), _conditions(summary)]
+    wanted = sum(len(runs) for runs in summary.runs.values())
+    have = len(summary.succeeded_runs)
     if have < wanted:
         said.append(say("partial", done=have, all=wanted))
     if mind := warning(summary):
@@ -31,18 +30,18 @@ def lines(summary: dict) -> list[Text]:
     return said
 
 
-def _times(done: list[dict], summary: dict) -> list[Text]:
+def _times(done: list[dict], summary: Summary) -> list[Text]:
     """Which row is fastest, and by how much."""
     best = fastest(done)
     # A single closed row among open ones is what those are held against, and is in no race.
-    alone = summary["ladder"] and sum(row["division"] == "closed" for row in done) == 1
+    alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
     said = [] if alone else [_fastest(best, done, summary)]
-    base = next((row for row in done if row["strategy"] == gathered.BASELINE and row["speedup"]), None)
-    if base and best is not base and not alone and (ratio := summary["ratios"].get(best["row"], {}).get(base["row"])):
+    base = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
+    if base and best is not base and not alone and (ratio := summary.ratios.get(best["row"], {}).get(base["row"])):
         said.append(_ratio(best, base, ratio))
-    said += _control(done, base, summary["ratios"])
-    if found := summary["ladder"]:
-        said.append(_open(found))
+    said += _control(done, base, summary.ratios)
+    if summary.ladder:
+        said.append(_open(summary.ladder))
     return said
 
 
@@ -57,20 +56,18 @@ def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
     return [say("control", row=alias["row"], base=base["row"], **told)]
 
 
-def _open(found: dict) -> Text:
+def _open(ladder: dict) -> Text:
     """Which row of the open division to take (lockstep/report/ladder.py)."""
-    rung = next((rung for rung in found["rungs"] if rung["row"] == found["best"]), None)
+    rung = next((rung for rung in ladder["rungs"] if rung["row"] == ladder["best"]), None)
     if rung is None:
-        return say("open_none", base=found["base"])
+        return say("open_none", base=ladder["base"])
     figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
-    return say("open", row=rung["row"], base=found["base"], **figures)
+    return say("open", row=rung["row"], base=ladder["base"], **figures)
 
 
-def warning(summary: dict) -> Text | None:
+def warning(summary: Summary) -> Text | None:
     """The last line: what not to conclude from the others."""
-    rows = summary["rows"]
-    done = [row for row in rows if row["train_seconds"] is not None]
-    warnings = _warnings(rows, done, summary) if done else []
+    warnings = _warnings(summary) if summary.finished_rows else []
     return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
 
 
@@ -80,13 +77,13 @@ def fastest(done: list[dict]) -> dict:
     A row that has one device like the baseline does the same under another name; between them only chance decides.
     """
     ranked = [row for row in done if row["rank"]]
-    several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == gathered.BASELINE]
+    several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == BASELINE]
     closed = [row for row in done if row["division"] == "closed"]
     return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
 
 
-def _fastest(best: dict, done: list[dict], summary: dict) -> Text:
-    ratios = summary["ratios"].get(best["row"], {})
+def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
+    ratios = summary.ratios.get(best["row"], {})
     alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
@@ -114,11 +111,11 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
     part, error = [more[phase]] * 2, 0.0
     if phase == "communication":
         part[1] = ours["exposed_by_difference"] - theirs["exposed_by_difference"]
-        silent = [found for found in profiles.values() if found and not found["seconds"]["communication"]]
-        error = max((abs(found["exposed_by_difference"]) for found in silent), default=0.0)
+        silent = [profile for profile in profiles.values() if profile and not profile["seconds"]["communication"]]
+        error = max((abs(profile["exposed_by_difference"]) for profile in silent), default=0.0)
     if min(total) <= 0 or min(part) <= error or any(max(pair) > AGREE * min(pair) for pair in (total, part)):
         return same("")
-    spans = {"total": total, "part": [min(one, max(total)) for one in part]}
+    spans = {"total": total, "part": [min(seconds, max(total)) for seconds in part]}
     return say("because", phase=say(f"phase_{phase}"), **{name: _span(values) for name, values in spans.items()})
 
 
@@ -128,9 +125,9 @@ def _span(seconds: list[float]) -> Text:
     return same(low) if low == high else say("span", low=low, high=high)
 
 
-def _slowest(last: dict, best: dict, summary: dict) -> Text:
-    percent = 100 * (1 / summary["ratios"][best["row"]][last["row"]]["value"] - 1)
-    reason = because(last["row"], best["row"], summary["profiles"])
+def _slowest(last: dict, best: dict, summary: Summary) -> Text:
+    percent = 100 * (1 / summary.ratios[best["row"]][last["row"]]["value"] - 1)
+    reason = because(last["row"], best["row"], summary.profiles)
     if last["precision"] != best["precision"]:
         reason += say("other_precision", ours=last["precision"], theirs=best["precision"])
     return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=reason)
@@ -160,7 +157,7 @@ def _same_model(rows: list[dict], verdicts: dict) -> Text:
         losses = max(verdict["distances"]["losses"] for verdict in equal)
         mistake = min(verdict["below_mistake"] for verdict in equal)
         said.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
-    return say("same_model", found=join(said, say("semicolon")))
+    return say("same_model", verdicts=join(said, say("semicolon")))
 
 
 def machine(environment: dict, device: str) -> Text:
@@ -169,29 +166,30 @@ def machine(environment: dict, device: str) -> Text:
     return say("cpu_machine", cores=environment["cores"], cpu=environment["cpu"])
 
 
-def _conditions(done: list[dict], summary: dict) -> Text:
+def _conditions(summary: Summary) -> Text:
+    done, statistics = summary.finished_rows, summary.statistics
+
     def each(key):
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
-    statistics = summary["statistics"]
-    base = next((row["row"] for row in done if row["strategy"] == gathered.BASELINE and row["device"] == "cpu"), None)
+    base = next((row["row"] for row in done if row["strategy"] == BASELINE and row["device"] == "cpu"), None)
     idle = same("")
     if base:
-        busy = busy_cores(gathered.good_runs(summary["runs"][base])[0]["asked"]["hardware"])
-        if busy < summary["environment"]["cores"]:
-            idle = say("one_share", row=base, n=busy, cores=summary["environment"]["cores"])
+        busy = busy_cores(good_runs(summary.runs[base])[0]["asked"]["hardware"])
+        if busy < summary.environment["cores"]:
+            idle = say("one_share", row=base, n=busy, cores=summary.environment["cores"])
     shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
     return say(
         "conditions",
         idle=idle,
         resolution=shown,
-        blocks=_blocks(summary["blocks"]),
-        machine=machine(summary["environment"], done[0]["device"]),
+        blocks=_blocks(summary.blocks),
+        machine=machine(summary.environment, done[0]["device"]),
         precision=each("precision"),
         batch=each("global_batch"),
         steps=each("steps"),
-        repeats=_span_of([len(runs) for runs in summary["runs"].values()]),
-        texts=summary["data"]["splits"]["train"]["texts"],
+        repeats=_span_of([len(runs) for runs in summary.runs.values()]),
+        texts=summary.data["splits"]["train"]["texts"],
     )
 
 
@@ -216,13 +214,15 @@ def _span_of(numbers: list[int]) -> Text:
     return same(str(low)) if low == high else say("span", low=low, high=high)
 
 
-def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
+def _warnings(summary: Summary) -> list[Text]:
+    rows, done = summary.rows, summary.finished_rows
+
     def named(key: str, names: list[str]) -> list[Text]:
         return [say(key, rows=_some(names))] if names else []
 
-    lost = [row["row"] for row in done if not gathered.trusted(summary["runs"][row["row"]])]
+    lost = [row["row"] for row in done if not trusted(summary.runs[row["row"]])]
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
-    runs = [run for several in summary["runs"].values() for run in several if run["status"] == "ok"]
+    runs = summary.succeeded_runs
     warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
     warnings += named("warn_proof_failed", [row["row"] for row in done if row["proof"] == "failed"])
     warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
@@ -230,21 +230,21 @@ def _warnings(rows: list[dict], done: list[dict], summary: dict) -> list[Text]:
     warnings += named("warn_stale", [row["row"] for row in rows if row["status"] == "stale"])
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
     warnings += named("warn_only_disturbed", lost)
-    warnings += named("warn_apart", summary["apart"])
-    if summary["statistics"] and summary["statistics"]["unlike_spreads"]:
+    warnings += named("warn_apart", summary.apart)
+    if summary.statistics and summary.statistics["unlike_spreads"]:
         warnings.append(say("warn_spreads"))
     if disturbed:
         warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
     if mixed := mixed_conditions(runs):
         warnings.append(say("warn_mixed", what=", ".join(mixed)))
-    if summary["data"]["synthetic"]:
+    if summary.data["synthetic"]:
         warnings.append(say("warn_synthetic"))
     if all(row["device"] == "cpu" for row in done):
         warnings.append(say("warn_cpu"))
-    if len(done) > 1 and not summary["config"]["vary_seed"]:
+    if len(done) > 1 and not summary.config["vary_seed"]:
         warnings.append(say("warn_seed"))
-    asked = {name: len(several) for name, several in summary["runs"].items()}
-    needed = {name: blocks.needed(summary["blocks"], name, count) for name, count in asked.items()}
+    asked = {name: len(several) for name, several in summary.runs.items()}
+    needed = {name: blocks.needed(summary.blocks, name, count) for name, count in asked.items()}
     warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < needed[row["row"]]])
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
@@ -257,11 +257,11 @@ def mixed_conditions(runs: list[dict]) -> list[str]:
     """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
     same = (*SAME, "in_container")
     places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]
-    found = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
+    mixed = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
     first = runs[0]["environment"]
-    found += sorted({name for run in runs for name in other_versions(run["environment"], first)})
+    mixed += sorted({name for run in runs for name in other_versions(run["environment"], first)})
     builds = {(run["environment"].get("image"), run["environment"].get("image_digest")) for run in runs}
-    return found + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
+    return mixed + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
 
 
 def _some(names: list[str], most: int = LISTED) -> Text:

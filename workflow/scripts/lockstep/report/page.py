@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jinja2
@@ -15,7 +15,7 @@ from lockstep.errors import brief
 from lockstep.files import write_json, write_text
 from lockstep.paths import WORKFLOW
 from lockstep.report import headline, pictures
-from lockstep.report.summary import COLUMNS, good_runs
+from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
 FOLDER = WORKFLOW / "report"
@@ -74,8 +74,8 @@ def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> C
     if digits is None:
         return Cell(key, say(f"{key}_{value}") if key in WORDS else same(str(value)), str(value), "", False)
     factor = 100 if key in PERCENT else 1
-    found = [row[limit] for limit in limits]
-    more = " – ".join(f"{limit:.{digits}f}" for limit in found) if limits and None not in found else ""
+    ends = [row[limit] for limit in limits]
+    more = " – ".join(f"{end:.{digits}f}" for end in ends) if limits and None not in ends else ""
     if more and row["repeats"] < 2:
         more = ""  # one run has no spread
     shown = "" if value is None else f"{value * factor:.{digits}f}"
@@ -89,11 +89,11 @@ def plain(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     return header, [[" ".join(filter(None, (cell.text.en, cell.more))) for cell in line] for line in cells]
 
 
-def notes(summary: dict) -> list[tuple[str, Text]]:
+def notes(summary: Summary) -> list[tuple[str, Text]]:
     """What a reader must know about a row, or about the data and the model of all: (row, note), each once."""
-    said = [(say("all_rows").en, same(note)) for note in summary["data"].get("notes", ())]
-    said += [(say("all_rows").en, same(what)) for what in summary["damaged"]]
-    for name, runs in summary["runs"].items():
+    said = [(say("all_rows").en, same(note)) for note in summary.data.get("notes", ())]
+    said += [(say("all_rows").en, same(what)) for what in summary.damaged]
+    for name, runs in summary.runs.items():
         said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
         done = [run for run in runs if run["status"] == "ok" and run["watch"]["disturbed"]]
         said += [
@@ -104,21 +104,21 @@ def notes(summary: dict) -> list[tuple[str, Text]]:
             for run in runs
             for attempt in run.get("disturbed_before", ())
         ]
-    for what, reasons in summary["stale"].items():
+    for what, reasons in summary.stale.items():
         said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
     return list(dict.fromkeys(said))
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
     """Each setting as it was read back, in every row: name -> one value a row."""
-    flat = [_flat(run["settings"]) for _, run in tested]
-    names = dict.fromkeys(name for one in flat for name in one)
-    return {name: [one.get(name, "") for one in flat] for name in names}
+    by_row = [_flat(run["settings"]) for _, run in tested]
+    names = dict.fromkeys(name for of_row in by_row for name in of_row)
+    return {name: [of_row.get(name, "") for of_row in by_row] for name in names}
 
 
-def _flat(found: dict) -> dict[str, str]:
+def _flat(nested: dict) -> dict[str, str]:
     flat = {}
-    for name, value in found.items():
+    for name, value in nested.items():
         if name == "options":
             flat |= {key: _word(inner) for key, inner in value.items()}
         elif name == "groups":
@@ -148,30 +148,26 @@ def published(rows: list[dict]) -> list[dict]:
     ]
 
 
-def write(summary: dict, folder: Path, predictions: Path) -> None:
+def write(summary: Summary, folder: Path, predictions: Path) -> None:
     """Write everything into `folder`; `predictions` is the CSV file of the same texts through every model."""
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / "plots")
-    write_text(folder / "summary.csv", pd.DataFrame(summary["rows"], columns=COLUMNS).to_csv(index=False))
-    write_json(folder / "summary.json", {"headline": [line.en for line in first]} | summary)
-    texts, damaged = None, list(summary["damaged"])
+    write_text(folder / "summary.csv", pd.DataFrame(summary.rows, columns=COLUMNS).to_csv(index=False))
+    write_json(folder / "summary.json", {"headline": [line.en for line in first]} | vars(summary))
+    texts, damaged = None, list(summary.damaged)
     if predictions.is_file():
         try:
             texts = pd.read_csv(predictions, keep_default_na=False, dtype=str, encoding="utf-8-sig")
         except (ValueError, pd.errors.ParserError) as error:
             damaged.append(f"{predictions}: is damaged ({brief(error)}). Remove it, and predict again.")
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
-    tested = [
-        (row["row"], good_runs(summary["runs"][row["row"]])[0])
-        for row in summary["rows"]
-        if row["train_seconds"] is not None
-    ]
-    context = summary | {
+    tested = [(row["row"], good_runs(summary.runs[row["row"]])[0]) for row in summary.finished_rows]
+    context = vars(summary) | {
         "say": say,
         "headline": first,
         "mind": headline.warning(summary),
-        "cells": table(summary["rows"]),
-        "notes": notes(summary | {"damaged": damaged}),
+        "cells": table(summary.rows),
+        "notes": notes(replace(summary, damaged=damaged)),
         "pictures": drawn,
         "caption": _caption(summary),
         "made": _made(summary),
@@ -179,11 +175,11 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "published": published(summary["rows"]),
-        "peak_text": _peak_text(summary["peak"]),
+        "published": published(summary.rows),
+        "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
-        "variance_text": _variance_text(summary["variance"]),
-        "config_text": yaml.safe_dump(summary["config"], allow_unicode=True, sort_keys=False),
+        "variance_text": _variance_text(summary.variance),
+        "config_text": yaml.safe_dump(summary.config, allow_unicode=True, sort_keys=False),
         "style": Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -200,15 +196,15 @@ def write(summary: dict, folder: Path, predictions: Path) -> None:
         write_text(folder / name, environment.get_template(f"{name}.j2").render(context).lstrip())
 
 
-def _caption(summary: dict) -> Text:
+def _caption(summary: Summary) -> Text:
     """What a picture must carry to stay true when it is copied out of the page."""
-    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
+    done = summary.finished_rows
     if not done:
         return same("")
-    manifest = summary["manifest"] or {"commit": None}
+    manifest = summary.manifest or {"commit": None}
     return say(
         "caption",
-        devices=headline.machine(summary["environment"], done[0]["device"]),
+        devices=headline.machine(summary.environment, done[0]["device"]),
         precision="/".join(dict.fromkeys(row["precision"] for row in done)),
         batch="/".join(dict.fromkeys(str(row["global_batch"]) for row in done)),
         n=max(row["repeats"] for row in done),
@@ -217,17 +213,17 @@ def _caption(summary: dict) -> Text:
     )
 
 
-def _made(summary: dict) -> list[str]:
+def _made(summary: Summary) -> list[str]:
     """When the first and the last run in the table were started: what was asked since need not have trained any."""
-    started = sorted(run["started"] for runs in summary["runs"].values() for run in runs if run["status"] == "ok")
+    started = sorted(run["started"] for run in summary.succeeded_runs)
     return list(dict.fromkeys([*started[:1], *started[-1:]]))
 
 
 def _peak_text(peak: dict | None) -> Text:
     if not peak:
         return same("")
-    found = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
-    return say("peak_cpu", found=f"{peak['cores']} cores, {found}")
+    rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
+    return say("peak_cpu", peak=f"{peak['cores']} cores, {rates}")
 
 
 def _variance_text(variance: dict | None) -> Text:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from lockstep.files import atomic_file, write_text
 from lockstep.report import charts
 from lockstep.report.charts import Drawing, plt
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, axis_texts
 
 INK = "#010203"  # replaced by currentColor on the page, so that axes and text follow its theme
@@ -35,21 +36,20 @@ class Picture:
     table: list[list[str]]
 
 
-def draw(summary: dict, folder: Path) -> list[Picture]:
+def draw(summary: Summary, folder: Path) -> list[Picture]:
     """Draw what there is to draw, write each picture to `folder`, and return them for the page."""
-    found = []
+    pictures = []
     for name, paint in charts.drawings(summary):
         with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
             drawing = paint()
             svg = _save(drawing.figure, name, folder)
-            found.append(
+            pictures.append(
                 Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
             )
-    done = [row for row in summary["rows"] if row["train_seconds"] is not None]
-    if done:
+    if done := summary.finished_rows:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
-    return found
+    return pictures
 
 
 def _save(figure, name: str, folder: Path) -> str:

@@ -3,7 +3,7 @@
 It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,8 +73,46 @@ COLUMNS = [
 ]
 
 
-def gather(config: Config, results: Path) -> dict:
-    """All that the report says, as plain values: `rows` (one a row, by COLUMNS), `runs`, `ratios`, ..."""
+@dataclass(frozen=True)
+class Summary:
+    """All that the report says, as plain values. Its fields, in this order, are the keys of summary.json.
+
+    Users script against those keys, and report/comparison.py reads them: add freely and rename never. Where a comment
+    says by row, the key is the row's name.
+    """
+
+    rows: list[dict]  # the lines of summary.csv, by COLUMNS
+    runs: dict[str, list[dict]]  # by row: one of each repetition, as its record has it, with its test and environment
+    ratios: dict[str, dict[str, dict]]  # by row, and by each that it is compared with: its time over that one's
+    statistics: dict | None  # what the ranked rows can show (_compare); None where too few runs tell
+    apart: list[str]  # the rows that no block connects with the rest
+    blocks: dict | None  # the newest decision on further blocks of runs (run/blocks.py); None without one
+    variance: dict | None  # how runs of a row differ (_variance); None where nothing tells
+    verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None where that is not known, or stale
+    ladder: dict | None  # the open division (report/ladder.py); None without one
+    profiles: dict[str, dict | None]  # by row: where a step's time goes; None where that is not known, or stale
+    stale: dict[str, dict[str, str]]  # of `proof` and of `profile`: by row, why it is of other settings and left out
+    data: dict  # what data/data.json says
+    peak: dict | None  # what this machine's CPU computes at most, by precision; None where that was not measured
+    plans: dict[str, dict]  # by a plan's name: what is known of it; of the texts it dropped, only how many
+    environment: dict | None  # one for all runs (merge_environments); None without any
+    manifest: dict | None  # when, where and by which command the results were asked for; None where that is not known
+    damaged: list[str]  # the files beside the runs that can't be read, and why
+    config: dict  # the configuration as plain values, defaults filled in
+
+    @property
+    def finished_rows(self) -> list[dict]:
+        """The rows that have results, though some of their runs may have failed."""
+        return [row for row in self.rows if row["train_seconds"] is not None]
+
+    @property
+    def succeeded_runs(self) -> list[dict]:
+        """The runs of all rows that succeeded, disturbed ones among them."""
+        return [run for runs in self.runs.values() for run in succeeded(runs)]
+
+
+def gather(config: Config, results: Path) -> Summary:
+    """The summary of what is in a results folder by now."""
     data = read_object(require(data_file(results), "prepare.py"), DATA)
     runs = {
         row.name: [
@@ -98,35 +136,35 @@ def gather(config: Config, results: Path) -> dict:
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
     ratios, statistics, apart = _compare(rows, runs, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
-    return {
-        "rows": rows,
-        "runs": runs,
-        "ratios": ratios,
-        "statistics": statistics,
-        "apart": apart,
-        "blocks": blocks.last(config, results),
-        "variance": _variance(config, runs, results),
-        "verdicts": verdicts,
-        "ladder": ladder.climb(
+    return Summary(
+        rows=rows,
+        runs=runs,
+        ratios=ratios,
+        statistics=statistics,
+        apart=apart,
+        blocks=blocks.last(config, results),
+        variance=_variance(config, runs, results),
+        verdicts=verdicts,
+        ladder=ladder.climb(
             config,
             rows,
-            {name: _succeeded(several) for name, several in runs.items()},
+            {name: succeeded(several) for name, several in runs.items()},
             {name: good_runs(several) for name, several in runs.items()},
         ),
-        "profiles": profiles,
-        "stale": stale,
-        "data": data,
-        "peak": peak,
-        "plans": {
+        profiles=profiles,
+        stale=stale,
+        data=data,
+        peak=peak,
+        plans={
             name: _without_ids(read_json(about))
             for name in dict.fromkeys(row.plan_name for row in config.rows.values())
             if (about := plan_file(results, name).with_suffix(".json")).is_file()
         },
-        "environment": merge_environments(environments),
-        "manifest": manifest,
-        "damaged": damaged,
-        "config": config.source,
-    }
+        environment=merge_environments(environments),
+        manifest=manifest,
+        damaged=damaged,
+        config=config.source,
+    )
 
 
 def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
@@ -145,12 +183,12 @@ def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dic
             startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
             step += [run["clock"]["step_seconds_median"] for run in good]
             counts += [run["steps"] for run in good]
-    found = stats.variance(rows)
-    if found is None:
+    variance = stats.variance(rows)
+    if variance is None:
         return None
-    best = found.best_steps(float(np.median(startup)), float(np.median(step)))
+    best = variance.best_steps(float(np.median(startup)), float(np.median(step)))
     most = round(best) if best < MOST_STEPS else None
-    return asdict(found) | {"steps": int(np.median(counts)), "best_steps": most}
+    return asdict(variance) | {"steps": int(np.median(counts)), "best_steps": most}
 
 
 def _step_seconds(file: Path) -> np.ndarray:
@@ -162,14 +200,14 @@ def _step_seconds(file: Path) -> np.ndarray:
     return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]
 
 
-def _stale(config: Config, found: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
-    """Which rows' verdicts or profiles, `found` by row, are of other settings, and why; they are taken out of it."""
+def _stale(config: Config, by_row: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
+    """Which of the verdicts or profiles in `by_row` are of other settings, and why; they are taken out of it."""
     reasons = {
         name: why
-        for name, made in found.items()
+        for name, made in by_row.items()
         if made and (why := staleness.folder(config, run_of(config.rows[name]), results))
     }
-    found |= dict.fromkeys(reasons)
+    by_row |= dict.fromkeys(reasons)
     return reasons
 
 
@@ -234,40 +272,40 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
     missing = {"status": "skipped", "reason": "not run yet"}
     if row.unavailable:
         missing = {"status": "unavailable", "reason": row.unavailable}
-    found = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
-    if "asked" in found and (why := staleness.run(config, row, found, results)):
-        return found | {"status": "stale", "reason": why}
-    if found["status"] == "ok":
+    run = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
+    if "asked" in run and (why := staleness.run(config, row, run, results)):
+        return run | {"status": "stale", "reason": why}
+    if run["status"] == "ok":
         tested = folder / "test" / "report.json"
         if not tested.is_file():
             if (folder / record.UNTESTED).is_file():
-                return found | {
+                return run | {
                     "status": "failed",
                     "reason": read_object(folder / record.UNTESTED, ("reason",))["reason"],
                 }
-            return found | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
-        found["test"] = read_object(tested, TEST)
-        found["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
-        found["environment"] = read_object(folder / "env.json", ENVIRONMENT)
-    elif found["status"] == "failed" and Path(found["log"]).is_file():
-        log = Path(found["log"]).read_text(encoding="utf-8", errors="replace")
-        found["log_end"] = log.splitlines()[-LOG_LINES:]
-    return found
+            return run | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
+        run["test"] = read_object(tested, TEST)
+        run["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
+        run["environment"] = read_object(folder / "env.json", ENVIRONMENT)
+    elif run["status"] == "failed" and Path(run["log"]).is_file():
+        log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
+        run["log_end"] = log.splitlines()[-LOG_LINES:]
+    return run
 
 
 def good_runs(runs: list[dict]) -> list[dict]:
     """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
-    done = _succeeded(runs)
+    done = succeeded(runs)
     return [run for run in done if not run["watch"]["disturbed"]] or done
 
 
-def _succeeded(runs: list[dict]) -> list[dict]:
+def succeeded(runs: list[dict]) -> list[dict]:
     return [run for run in runs if run["status"] == "ok"]
 
 
 def trusted(runs: list[dict]) -> bool:
     """Whether a row has a run that nothing disturbed."""
-    return any(run["status"] == "ok" and not run["watch"]["disturbed"] for run in runs)
+    return any(not run["watch"]["disturbed"] for run in succeeded(runs))
 
 
 def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -> dict:
@@ -283,7 +321,7 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         "precision": row.precision,
         "global_batch": row.train.global_batch,
         "repeats": len(good),
-        "disturbed": sum(bool(run["watch"]["disturbed"]) for run in runs if run["status"] == "ok"),
+        "disturbed": sum(bool(run["watch"]["disturbed"]) for run in succeeded(runs)),
         "proof": verdict["proof"] if verdict else "not-run",
         "status": bad[0]["status"] if bad else "ok",
         "reason": "; ".join(dict.fromkeys(run["reason"] for run in bad)),
