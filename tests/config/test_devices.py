@@ -64,6 +64,7 @@ def main(folder):
         {
             "clock": clock | {"window": [began, now]},
             "memory": {"peak_mb": 10.0, "reserved_mb": 10.0, "proportional_mb": None},
+            "memory_by_gpu": [], "local_rank": rank,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
         },

@@ -195,7 +195,12 @@ def after_torch_cuda(cuda):
         gpus().resize_storage(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), int(size))
         return storage
 
-    torch.UntypedStorage.resize_ = resize_
+    def clone(storage):
+        if storage.device.type != "cuda":
+            return torch.UntypedStorage(storage.nbytes(), device=storage.device).copy_(storage)
+        return torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage().copy_(storage)
+
+    torch.UntypedStorage.resize_, torch.UntypedStorage.clone = resize_, clone
 
 
 # ---- several devices of one process, and of several ----
@@ -263,6 +268,17 @@ def after_hardware(hardware):
     hardware.built_for_gpus = lambda: True
 
 
+def after_profiler(profiler):
+    """What such a device does is the host's, and so recorded already."""
+    record = profiler.profile.__init__
+
+    @functools.wraps(record)
+    def record_the_host(self, *, activities=None, **more):
+        record(self, activities=[profiler.ProfilerActivity.CPU], **more)
+
+    profiler.profile.__init__ = record_the_host
+
+
 def after_nvtx(nvtx):
     for name in ("rangePushA", "rangePop", "markA", "rangeStartA", "rangeEnd"):
         setattr(nvtx._nvtx, name, lambda *arguments: 0)
@@ -312,6 +328,7 @@ BEFORE = {"torch._C": before_compiled_part, "torch.cuda": before_torch_cuda}
 AFTER = {
     "torch.cuda": after_torch_cuda,
     "torch.cuda.nvtx": after_nvtx,
+    "torch.profiler.profiler": after_profiler,
     "torch.nn.parallel.comm": after_comm,
     "torch.distributed.distributed_c10d": after_distributed,
     "torch.distributed": after_package,

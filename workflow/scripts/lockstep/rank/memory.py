@@ -39,9 +39,12 @@ class Gauge:
     def __init__(self, device: torch.device):
         self.device = device
         self.usage: dict[str, float | None] = {}
+        # The most MiB that tensors of this process ever had on each GPU that it sees; empty where a CPU trains.
+        self.by_gpu = [0.0] * torch.cuda.device_count() if device.type == "cuda" else []
 
     def start(self) -> None:
         """A window is about to open: from here on the peak is counted anew."""
+        self._note_by_gpu()
         if self.device.type == "cuda":
             numbers = range(torch.cuda.device_count())
             now = sum(map(torch.cuda.memory_allocated, numbers)) / 2**20
@@ -55,9 +58,14 @@ class Gauge:
 
     def stop(self) -> None:
         """A window has closed."""
+        self._note_by_gpu()
         for kind, value in read(self.device).items():
             known = [each for each in (value, self.usage.get(kind)) if each is not None]
             self.usage[kind] = max(known, default=None)
+
+    def _note_by_gpu(self) -> None:
+        for number, before in enumerate(self.by_gpu):
+            self.by_gpu[number] = max(before, torch.cuda.max_memory_allocated(number) / 2**20)
 
 
 def _kilobytes(file: Path, key: str) -> int:

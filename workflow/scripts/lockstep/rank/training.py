@@ -105,6 +105,8 @@ def train(session: Session) -> None:
         {
             "clock": clock.reading(),
             "memory": session.gauge.usage,
+            "memory_by_gpu": session.gauge.by_gpu,
+            "local_rank": strategy.world.local_rank,
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},

@@ -21,7 +21,7 @@ def lines(summary: Summary) -> list[Text]:
     sound = [row for row in done if trusted(summary.runs[row["row"]])]
     said = _times(sound, summary) if sound else [say("all_disturbed")]
     said += [_same_model(summary.rows, summary.verdicts), _conditions(summary)]
-    wanted = sum(len(runs) for runs in summary.runs.values())
+    wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
         said.append(say("partial", done=have, all=wanted))

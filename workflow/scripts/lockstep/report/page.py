@@ -33,6 +33,7 @@ SHOWN = (
     ("total_seconds", 1, ()),
     ("peak_memory_mb", 0, ()),
     ("proportional_memory_mb", 0, ()),
+    ("memory_by_gpu_mb", None, ()),
     ("energy_joules", 0, ()),
     ("accuracy", 4, ()),
     ("macro_f1", 4, ()),

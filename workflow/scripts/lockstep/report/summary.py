@@ -70,6 +70,7 @@ COLUMNS = [
     "reserved_memory_mb",
     "energy_joules",
     "memory_before_mb",
+    "memory_by_gpu_mb",
 ]
 
 
@@ -340,6 +341,7 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         # As it ran, whatever the configuration says by now.
         | {name: good[0][name] for name in ("precision", "global_batch", "world_size", "steps")}
         | {"train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
+        | {"memory_by_gpu_mb": " + ".join(f"{used:.0f}" for used in good[0].get("memory_by_gpu", ())) or None}
     )
 
 

@@ -206,9 +206,10 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         plan, Tokens.load(results / "data" / "dataset" / "train").lengths, metrics.Shape(**about["shape"])
     )
     seconds = largest["train_seconds"]
+    by_gpu = [rank["memory_by_gpu"] for rank in ranks]
     return {
         "settings": ranks[0]["settings"],
-        "notes": ranks[0]["notes"],
+        "notes": ranks[0]["notes"] + (_strays(by_gpu, [rank["local_rank"] for rank in ranks]) if by_gpu[1:] else []),
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
@@ -228,6 +229,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
             "padded_flops_per_second": work["padded_flops"] / seconds,
         },
         "memory": _total([rank["memory"] for rank in ranks]),
+        "memory_by_gpu": [round(sum(gpu), 1) for gpu in zip(*by_gpu, strict=True)],
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
@@ -240,6 +242,17 @@ def _total(ranks: list[dict]) -> dict:
         known = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
         totals |= {f"{kind}_per_rank": known or None, kind: round(sum(known), 1) if known else None}
     return totals
+
+
+def _strays(by_gpu: list[list[float]], local_ranks: list[int]) -> list[str]:
+    """Which ranks, of several that have a GPU each, used another's; `by_gpu` is what each had on each GPU, in MiB."""
+    return [
+        f"rank {rank} had {used:.1f} MiB on GPU {number}, which is not its own: it did not choose its device in time,"
+        " or read a checkpoint onto the GPU that it was saved from"
+        for rank, (own, local_rank) in enumerate(zip(by_gpu, local_ranks, strict=True))
+        for number, used in enumerate(own)
+        if used and number != local_rank
+    ]
 
 
 def _joules(machines: list[dict]) -> dict:

@@ -73,6 +73,8 @@ class Strategy(ddp.Strategy):
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clipping": self.clip,  # 0 is off; left out it would be 1
             "zero_optimization": zero,
+            # Offloaded too, the optimizer stays PyTorch's fused one, which every row has; else DeepSpeed refuses it.
+            "zero_force_ds_cpu_optimizer": False,
         }
         if self.precision != "fp32":
             if self.options["native_precision"]:
