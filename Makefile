@@ -25,8 +25,13 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
 	@setup/install.sh $(PYTHON) $(VENV)
 	@touch $@
 
+# Where GPUs are and no configuration is named, the one that is made for them.
 bench: setup
-	$(BIN)/snakemake --cores $(CORES) $(ARGS)
+	@if [ -z "$(findstring --configfile,$(ARGS))" ] && PYTHONPATH=workflow/scripts $(BIN)/python -c \
+	  'import sys; from lockstep.config.hardware import visible_gpus; sys.exit(not visible_gpus())'; then \
+	  echo 'There are GPUs here, so config/gpu.yaml is taken; for the small one: make bench ARGS="--configfile config/config.yaml"'; \
+	  set -- --configfile config/gpu.yaml; \
+	fi; $(BIN)/snakemake --cores $(CORES) $(ARGS) "$$@"
 
 again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)

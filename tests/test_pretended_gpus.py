@@ -5,6 +5,8 @@ and the whole pipeline are for `make test-slow`.
 """
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,6 +155,8 @@ def test_each_rank_has_a_gpu_of_its_own(two, row):
     else:
         assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]
         assert made["settings"]["backend"] == ("gloo" if row == "horovod" else "nccl")
+    if row == "horovod":  # which was built without NCCL, as there was no GPU
+        assert "Horovod is built without NCCL here" in made["notes"][0]
     if row == "ddp_amp":  # which is fp16 where there are GPUs
         assert (made["precision"], made["settings"]["loss_scaling"]) == ("fp16", True)
         assert made["settings"]["computes_in"] == "float16"
@@ -208,6 +212,33 @@ OPTIONS = {"precision": {"enum": ["fp16"], "default": "fp16"}}
     assert int(made["notes"][0].split()[0]) > 3
     with np.load(two.place.path("results/runs/skips/n2/rep1/ledger.npz")) as ledger:
         assert len(ledger["step"]) == 9 * 31
+
+
+@in_ci
+@pytest.mark.parametrize(("row", "asked", "visible"), [("deepspeed", None, "2,3"), ("ddp", [3, 2], None)])
+def test_the_gpus_that_are_asked_for_are_those_that_train(two, row, asked, visible):
+    """DeepSpeed's launcher, told how many, takes the machine's first, whatever CUDA_VISIBLE_DEVICES says."""
+    more = {"LOCKSTEP_PRETENDED_GPUS": "4"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    keys = [f"--set=hardware.gpus={asked}"] if asked else []
+    arguments = (*CONFIGS, *keys, "--row", row, "--repeat", "3")
+    finished = two.place.script("launch", *arguments, **two.variables | more)
+    assert finished.returncode == 0, finished.stderr
+    machine = two.read(f"runs/{row}/n2/rep3/env.json")
+    assert machine["gpus"] == ["Pretended GPU 2", "Pretended GPU 3"]
+
+
+@in_ci
+def test_make_bench_takes_the_benchmark_for_gpus(two):
+    make = ("make", "--assume-old=setup", "bench", f"BIN={Path(sys.executable).parent}", "CORES=1")
+    plain = two.place.run(*make, "ARGS=-n", **two.variables)
+    assert plain.returncode == 0, plain.stderr
+    assert "so config/gpu.yaml is taken" in plain.stdout
+    assert "plan bucketed-b256-e4-s42" in plain.stdout + plain.stderr
+    named = two.place.run(*make, "ARGS=-n --configfile small.yaml", **two.variables)
+    assert named.returncode == 0, named.stderr
+    assert "gpu.yaml" not in named.stdout
+    without = two.place.run(*make, "ARGS=-n --configfile small.yaml")  # no GPU
+    assert "gpu.yaml" not in without.stdout
 
 
 @pytest.mark.parametrize("row", yaml.safe_load(OPTIONS)["rows"])

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lockstep.config import configuration, reading, schema
+from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
 from tests.conftest import PROJECT
 
@@ -397,3 +398,36 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(BadInput, match=re.escape(message)):
         reading.read([tmp_path / "c.yaml"])
+
+
+def test_gpus_are_chosen_by_their_numbers(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 4)
+    rows = {name: {"strategy": name} for name in ("single", "ddp", "dataparallel")} | {
+        "one": {"strategy": "ddp", "gpus": [1]}
+    }
+    checked = reading.parse({"hardware": {"gpus": [3, 2]}, "rows": rows})
+    used = {name: (row.hardware.devices, row.hardware.gpus) for name, row in checked.rows.items()}
+    assert used == {"single": (1, [2]), "ddp": (2, [2, 3]), "dataparallel": (2, [2, 3]), "one": (1, [1])}
+    assert selection([2, 3]) == {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert selection(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "message"),
+    [
+        (None, {"gpus": [3, 7]}, r"hardware\.gpus: \[7\] can't be used here, where the GPUs are 0, 1, 2, 3"),
+        ("2,3", {"gpus": [1]}, r"\[1\] can't be used here, where the GPUs are 2, 3"),
+        (None, {"gpus": [1, 2], "processes": 3}, r"processes: 3, but there are 2 GPUs here"),
+        (None, {"gpus": [1], "device": "cpu"}, r"gpus: \[1\] are asked for, and this runs on the CPU"),
+        (None, {"gpus": [1, 1]}, r"gpus"),
+        (None, {"gpus": []}, r"gpus"),
+    ],
+)
+def test_gpus_that_can_not_be_had_are_named(monkeypatch, visible, asked, message):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 4)
+    with pytest.raises(BadInput, match=message):
+        _ = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware

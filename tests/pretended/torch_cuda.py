@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-COUNT = int(os.environ.get("LOCKSTEP_PRETENDED_GPUS", 0))
 MEMORY = 8 * 2**30
 
 
@@ -23,6 +22,14 @@ def gpus():
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("pretended", loader))
     loader.exec_module(module)
     return module
+
+
+def visible() -> list[int]:
+    """The numbers of the machine's GPUs that this process sees."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return list(range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"])))
+    return [int(number) for number in chosen.split(",") if number]
 
 
 # ---- torch.cuda: what its Python asks of its compiled part ----
@@ -78,6 +85,7 @@ class Event:
 
 
 def properties(number):
+    number = visible()[number]
     return SimpleNamespace(
         name=f"Pretended GPU {number}",
         major=9,
@@ -119,7 +127,7 @@ def exchange_device(number):
 def start():
     import torch
 
-    torch.cuda.default_generators = (torch.default_generator,) * COUNT
+    torch.cuda.default_generators = (torch.default_generator,) * len(visible())
 
 
 def stream_of(number):
@@ -145,7 +153,7 @@ def before_torch_cuda():
         "_CUDAGraph": type("_CUDAGraph", (), {}),
         "_graph_pool_handle": nothing,
         "_cuda_init": start,
-        "_cuda_getDeviceCount": lambda: COUNT,
+        "_cuda_getDeviceCount": lambda: len(visible()),
         "_cuda_getDevice": gpus().current_device,
         "_cuda_setDevice": gpus().set_device,
         "_cuda_exchangeDevice": exchange_device,

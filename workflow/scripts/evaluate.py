@@ -4,10 +4,12 @@ A repetition that ended with the very weights of one that is tested already take
 """
 
 import argparse
+import os
 import shutil
 from pathlib import Path
 
 from lockstep import cli
+from lockstep.config.hardware import selection
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_folder, read_json, verify, write_json
 from lockstep.run import journal
@@ -36,6 +38,7 @@ def evaluate(run: Path) -> dict:
                 shutil.copytree(twin / part, temporary, dirs_exist_ok=True)
         print(f"the same weights, to the last bit, as {twin}")
         return read_json(run / "test" / "report.json")
+    os.environ.update(selection(read_json(run / "settings.json")["hardware"]["gpus"]))
     from lockstep.proof import conversion
     from lockstep.report import evaluation  # here, because to import PyTorch takes longer than to copy
 

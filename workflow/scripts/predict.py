@@ -1,9 +1,11 @@
 """Put texts through every row's trained model, or through one model, and print what each says."""
 
+import os
 import sys
 from pathlib import Path
 
 from lockstep import cli
+from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.paths import data_file, require
@@ -27,6 +29,7 @@ def main() -> None:
         print_table(["text", "prediction", "probability"], lines)
         return
     config, results = cli.configuration(arguments, finished=True), arguments.results
+    os.environ.update(selection(config.hardware.gpus))
     labels = read_json(require(data_file(results), "prepare.py"))["labels"]
     chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(
         config.predict, results / "data", labels

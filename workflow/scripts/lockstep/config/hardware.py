@@ -17,6 +17,7 @@ VARIABLES = [
     "OMP_PROC_BIND",
     "KMP_AFFINITY",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_P2P_DISABLE",
     "NCCL_IB_DISABLE",
@@ -38,6 +39,7 @@ class Hardware:
     device: str
     devices: int
     processes: int
+    gpus: list[int] | None  # by the numbers of nvidia-smi, one for each device; None: the first that are visible
     threads: int
     nodes: int
     backend: str
@@ -93,6 +95,21 @@ def visible_gpus() -> int:
     return min(count, len(chosen.split(","))) if chosen else count
 
 
+def gpu_numbers() -> list[int]:
+    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES has them."""
+    chosen = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    numbers = [int(part) for part in chosen if part.isdigit()]
+    return numbers if len(numbers) == len(chosen) else list(range(visible_gpus()))
+
+
+def selection(gpus: list[int] | None) -> dict[str, str]:
+    """The environment variables that leave a process these GPUs only; none where it keeps what it has."""
+    if gpus is None:
+        return {}
+    # CUDA's own order puts the fastest first, nvidia-smi's goes by the bus.
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+
+
 def built_for_gpus() -> bool:
     """Whether the installed PyTorch has CUDA, without importing it; True where none is, as beside containers."""
     torch = importlib.util.find_spec("torch")
@@ -115,6 +132,13 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.device: cuda is asked for, but no GPU can be used here (no NVIDIA GPU or driver is visible, or"
             " PyTorch is its CPU build). Set it to cpu or auto, or install the CUDA build of PyTorch."
         )
+    if asked.gpus is not None:
+        if device == "cpu":
+            raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, and this runs on the CPU. Set device to cuda.")
+        if gone := sorted(set(asked.gpus) - set(gpu_numbers())):
+            there = ", ".join(map(str, gpu_numbers()))
+            raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {there}. Choose among those.")
+        gpus = len(asked.gpus)
     most, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not (device == "cpu" and asked.oversubscribe):
@@ -134,6 +158,7 @@ def resolve(asked, row: str = "") -> Hardware:
         device=device,
         devices=devices,
         processes=devices,
+        gpus=sorted(asked.gpus)[:devices] if asked.gpus else None,
         threads=threads,
         nodes=asked.nodes,
         backend=backend,

@@ -69,7 +69,8 @@ class Row:
         devices = 1 if resolved.device in literals["ONE_DEVICE_ON"] else resolved.devices
         processes = 1 if resolved.device in literals["ONE_PROCESS_ON"] else devices
         threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else resolved.threads
-        return replace(resolved, devices=devices, processes=processes, threads=threads)
+        gpus = resolved.gpus[:devices] if resolved.gpus else None
+        return replace(resolved, devices=devices, processes=processes, gpus=gpus, threads=threads)
 
     @property
     def precision(self) -> str:

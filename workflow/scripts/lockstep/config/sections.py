@@ -65,6 +65,7 @@ class Train:
 class AskedHardware:
     device: str
     processes: int | str
+    gpus: list[int] | None
     threads: int | str
     nodes: int
     backend: str

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config.hardware import free_port
+from lockstep.config.hardware import free_port, gpu_numbers
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
 
@@ -66,7 +66,11 @@ def accelerate(settings, script, folder):
 
 def deepspeed(settings, script, folder):
     hardware = settings.hardware
-    devices = ["--num_gpus" if hardware.device == "cuda" else "--num_accelerators", str(hardware.processes)]
+    # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
+    gpus = hardware.gpus or gpu_numbers()[: hardware.processes]
+    devices = ["--num_accelerators", str(hardware.processes)]
+    if hardware.device == "cuda":
+        devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
     address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware.port))]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import busy_cores, cpu_cores
+from lockstep.config.hardware import busy_cores, cpu_cores, selection
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
@@ -188,6 +188,7 @@ def _environment(row: Row) -> dict[str, str]:
     }
     # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
     environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    environment |= selection(row.hardware.gpus)
     if row.hardware.nodes == 1:  # talk over loopback, whatever the host's name resolves to
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
