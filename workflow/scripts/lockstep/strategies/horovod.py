@@ -24,8 +24,8 @@ class Strategy(single.Strategy):
         backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
         if device.type == "cuda" and backend != "nccl":
             self.notes.append(
-                f"Horovod is built without NCCL here, so what its GPUs share goes through the CPU by {backend}: its time is"
-                " no measure of Horovod on GPUs"
+                f"Horovod is built without NCCL here, so what its GPUs share goes through the CPU by {backend}:"
+                " its time is no measure of Horovod on GPUs"
             )
         self.world = World(hvd.rank(), hvd.local_rank(), hvd.size(), device, backend)
         return self.world
