@@ -431,3 +431,20 @@ def test_gpus_that_can_not_be_had_are_named(monkeypatch, visible, asked, message
     monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 4)
     with pytest.raises(BadInput, match=message):
         _ = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware
+
+
+def test_gpus_of_unlike_kinds_train_together_only_where_that_is_asked_for(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 3)
+    monkeypatch.setattr("lockstep.config.hardware.cpu_cores", lambda: 8)
+    names = ["T4", "A100", "A100"]
+    monkeypatch.setattr("lockstep.config.hardware.gpu_kinds", lambda numbers: sorted({names[n] for n in numbers}))
+
+    def used(**asked) -> int:
+        return reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware.devices
+
+    with pytest.raises(BadInput, match=r"GPUs of unlike kinds would train together \(A100, T4\)"):
+        used()
+    assert used(gpus=[1, 2]) == 2
+    assert used(processes=1) == 1
+    assert used(mixed_gpus=True) == 3

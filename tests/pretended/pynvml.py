@@ -27,6 +27,10 @@ def nvmlDeviceGetHandleByIndex(number):
     return number
 
 
+def nvmlDeviceGetName(gpu):
+    return "Pretended GPU"
+
+
 def nvmlDeviceGetHandleByUUID(uuid):
     return int(uuid.rsplit("-", 1)[1])
 

@@ -102,6 +102,17 @@ def gpu_numbers() -> list[int]:
     return numbers if len(numbers) == len(chosen) else list(range(visible_gpus()))
 
 
+def gpu_kinds(numbers: list[int]) -> list[str]:
+    """The names of these GPUs, each once; none where the driver does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return sorted({str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers})
+    except Exception:  # as in visible_gpus
+        return []
+
+
 def selection(gpus: list[int] | None) -> dict[str, str]:
     """The environment variables that leave a process these GPUs only; none where it keeps what it has."""
     if gpus is None:
@@ -143,6 +154,13 @@ def resolve(asked, row: str = "") -> Hardware:
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not (device == "cpu" and asked.oversubscribe):
         raise BadInput(f"{where}.processes: {devices}, but there are {most} {kind} here. Ask for at most {most}.")
+    if device == "cuda" and not asked.mixed_gpus:
+        kinds = gpu_kinds((sorted(asked.gpus) if asked.gpus else gpu_numbers())[:devices])
+        if len(kinds) > 1:
+            raise BadInput(
+                f"{where}.gpus: GPUs of unlike kinds would train together ({', '.join(kinds)}), and the slowest would"
+                " set the pace. Choose like ones by their numbers, or set mixed_gpus: true."
+            )
     threads = max(1, cores // devices) if asked.threads in ("auto", "all") else asked.threads
     if devices * threads > cores and not asked.oversubscribe:
         raise BadInput(

@@ -66,6 +66,7 @@ class AskedHardware:
     device: str
     processes: int | str
     gpus: list[int] | None
+    mixed_gpus: bool
     threads: int | str
     nodes: int
     backend: str
