@@ -172,4 +172,4 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
 def test_a_batch_must_have_a_sample_for_every_device(two_gpus):
     row = reading.parse({"rows": {"x": {"strategy": "dataparallel", "global_batch": 1}}}).rows["x"]
     with pytest.raises(BadInput, match="1 samples can't be shared by 2 devices"):
-        runs.check(row)
+        runs.refuse_to_start(row)

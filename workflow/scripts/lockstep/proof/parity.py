@@ -60,7 +60,7 @@ FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), EXACT)
 # How far above the measured floor a row may be. The floor of one order of sums is mostly within a factor of two of
 # another's, and was 11 below a row of three ranks once (ModernBERT). In fp32 the mildest mistakes are some ten thousand
 # times above the floor; in reduced precision a few times only, which leaves less room.
-FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}
+FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}  # tolerance / floor
 # Chance can make a measured floor zero, as the first gradient's norm shows: as little as this counts as rounding.
 LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
 # A row that can't train exactly the same model is not proven to: these only say that it learns something like it.

@@ -70,8 +70,11 @@ class Replay:
         self.session.files.consume(batch.step, batch.ids)
 
     def gradients_ready(self, step: int) -> None:
-        """The step's gradients are complete, and not clipped yet."""
-        # Only in a trial: the timed window of a run that is measured has no room for it.
+        """The step's gradients are complete, and not clipped yet.
+
+        Every strategy's loop calls this once a step, so whatever is to be noted of gradients belongs here. It may not
+        synchronise in a run that is timed: the norm is that of a trial's first step.
+        """
         if self.session.settings.kind == "parity" and step == 0:
             self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
 

@@ -13,7 +13,8 @@ from lockstep.report.summary import good_runs, trusted
 
 # What makes two times answers to different questions. Each may be let through by its name.
 KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
-HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
+# Of what env.json says; in gpu_details is the driver too. Within one folder it is fairness.MACHINE that must agree.
+SAME_HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ def _breaches(folder: Path) -> str:
 
 def _differences(ours: dict, theirs: dict) -> dict[str, str]:
     differs = {}
-    machines = [{name: run["environment"].get(name) for name in HARDWARE} for run in (ours, theirs)]
+    machines = [{name: run["environment"].get(name) for name in SAME_HARDWARE} for run in (ours, theirs)]
     if machines[0] != machines[1]:
-        named = [name for name in HARDWARE if machines[0][name] != machines[1][name]]
+        named = [name for name in SAME_HARDWARE if machines[0][name] != machines[1][name]]
         differs["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
     if ours["world_size"] != theirs["world_size"]:
         differs["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
@@ -115,7 +116,7 @@ def _differences(ours: dict, theirs: dict) -> dict[str, str]:
 def _environment(ours: dict, theirs: dict) -> list[str]:
     """What differs in the environments, besides the hardware."""
     flat = [_flat(report["environment"]) for report in (ours, theirs)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in HARDWARE]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in SAME_HARDWARE]
     return [
         f"{name}: {flat[0].get(name)} and {flat[1].get(name)}"
         for name in names

@@ -56,7 +56,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
         raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
     plan = Plan.load(planned)
-    check(row)
+    refuse_to_start(row)
     disturbed: list[dict] = []
     with lifetime.hold(folder):
         while True:
@@ -128,8 +128,12 @@ def profile(config: Config, row: Row, results: Path) -> str:
     return f"{row.name}: a step takes {1000 * measured['step_seconds']:.1f} ms; recorded, in ms: {parts}"
 
 
-def check(row: Row) -> None:
-    """What can't be trained, here or anywhere. Raises BadInput."""
+def refuse_to_start(row: Row) -> None:
+    """Raises BadInput where the row can't be trained, here or anywhere. Called once, before a run and its repeats.
+
+    What depends on this moment belongs here; on the settings alone, in `Row.refuse`; on packages, in `Row.unavailable`;
+    on what the machine has, in `hardware.resolve`, which the Snakefile and the report ask too.
+    """
     row.refuse()
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
