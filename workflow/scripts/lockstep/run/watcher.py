@@ -21,7 +21,7 @@ import psutil
 from lockstep.paths import SCRIPTS
 
 INTERVAL = 1.0  # seconds
-# What others may take of the cores that a run keeps busy (hardware.busy_cores). Of the rest of the machine they may take all.
+# What others may take of the cores that a run keeps busy (hardware.busy_cores). Of the other cores they may take all.
 OTHERS_ALLOWED = 0.02
 # NVML's nvmlClocksEventReason: hardware slowdown, software and hardware thermal slowdown, hardware power brake.
 THROTTLING = 0x8 | 0x20 | 0x40 | 0x80
