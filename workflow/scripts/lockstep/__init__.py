@@ -16,6 +16,7 @@ From the ground up; each imports only from those above it (tests/test_rooms.py):
 """
 
 import sys
+import warnings
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ def _say_interrupted(kind, error, traceback):
     """Ctrl-C ends a program with a word, also while it imports what it needs, and Snakemake while it plans its jobs."""
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
+        warnings.simplefilter("ignore", RuntimeWarning)  # that a coroutine, which was cut off, was never awaited
     else:
         sys.__excepthook__(kind, error, traceback)
 
