@@ -101,12 +101,9 @@ class Group final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    std::vector<at::Tensor> inputs{input};
+    std::vector<at::Tensor> inputs{input.reshape({-1})};
     Lists outputs{output.view({getSize(), -1}).unbind(0)};
-    std::vector<at::Tensor> flat{input.reshape({-1})};
-    auto from = host(flat);
-    Lists to = host(outputs);
-    gloo_->allgather(to, from, options)->wait();
+    allgather(outputs, inputs, options);
     return done({output});
   }
   c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(

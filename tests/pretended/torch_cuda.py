@@ -35,7 +35,17 @@ def visible() -> list[int]:
 # ---- torch.cuda: what its Python asks of its compiled part ----
 
 
-class Stream:
+class Idle:
+    """What a stream or event answers where all work is done when its call returns."""
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+
+class Stream(Idle):
     def __new__(cls, device=None, priority=0, stream_id=0, device_index=0, device_type=1, stream_ptr=0, **_):
         made = object.__new__(cls)
         import torch
@@ -48,12 +58,6 @@ class Stream:
     def __init__(self, *arguments, **more):
         pass
 
-    def query(self):
-        return True
-
-    def synchronize(self):
-        pass
-
     def __eq__(self, other):
         return isinstance(other, Stream) and self.device_index == other.device_index
 
@@ -61,7 +65,7 @@ class Stream:
         return self.device_index
 
 
-class Event:
+class Event(Idle):
     def __new__(cls, enable_timing=False, **_):
         return object.__new__(cls)
 
@@ -72,12 +76,6 @@ class Event:
         self.at = time.perf_counter()
 
     def wait(self, stream=None):
-        pass
-
-    def query(self):
-        return True
-
-    def synchronize(self):
         pass
 
     def elapsed_time(self, end):

@@ -38,7 +38,7 @@ def evaluate(run: Path) -> dict:
                 shutil.copytree(twin / part, temporary, dirs_exist_ok=True)
         print(f"the same weights, to the last bit, as {twin}")
         return read_json(run / "test" / "report.json")
-    os.environ.update(selection(read_json(run / "settings.json")["hardware"]["gpus"]))
+    os.environ.update(selection(read_json(run / "settings.json")["hardware"].get("gpus")))
     from lockstep.proof import conversion
     from lockstep.report import evaluation  # here, because to import PyTorch takes longer than to copy
 

@@ -146,16 +146,18 @@ def resolve(asked, row: str = "") -> Hardware:
     if asked.gpus is not None:
         if device == "cpu":
             raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, and this runs on the CPU. Set device to cuda.")
-        if gone := sorted(set(asked.gpus) - set(gpu_numbers())):
-            there = ", ".join(map(str, gpu_numbers()))
-            raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {there}. Choose among those.")
+        there = gpu_numbers()
+        if gone := sorted(set(asked.gpus) - set(there)):
+            names = ", ".join(map(str, there))
+            raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {names}. Choose among those.")
         gpus = len(asked.gpus)
+    chosen = None if asked.gpus is None else sorted(asked.gpus)
     most, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
     if devices > most and not (device == "cpu" and asked.oversubscribe):
         raise BadInput(f"{where}.processes: {devices}, but there are {most} {kind} here. Ask for at most {most}.")
     if device == "cuda" and not asked.mixed_gpus:
-        kinds = gpu_kinds((sorted(asked.gpus) if asked.gpus else gpu_numbers())[:devices])
+        kinds = gpu_kinds((chosen or gpu_numbers())[:devices])
         if len(kinds) > 1:
             raise BadInput(
                 f"{where}.gpus: GPUs of unlike kinds would train together ({', '.join(kinds)}), and the slowest would"
@@ -176,7 +178,7 @@ def resolve(asked, row: str = "") -> Hardware:
         device=device,
         devices=devices,
         processes=devices,
-        gpus=sorted(asked.gpus)[:devices] if asked.gpus else None,
+        gpus=chosen[:devices] if chosen else None,
         threads=threads,
         nodes=asked.nodes,
         backend=backend,

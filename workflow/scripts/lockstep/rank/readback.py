@@ -17,7 +17,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 
 
 def check(strategy: Strategy, asked: Settings) -> dict:
-    """The live settings of a prepared strategy; Raises RunFailed if they differ.
+    """The live settings of a prepared strategy. Raises RunFailed if they differ.
 
     The precision shows in the first forward pass only: this leaves a hook there, which raises then.
     """
