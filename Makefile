@@ -1,6 +1,8 @@
+# make setup    set up .venv. PyTorch's build is CUDA's where there are GPUs; TORCH=cpu or TORCH=cuda says otherwise
 # make bench    set up, run the default benchmark, print its table (ARGS="..." hands more to snakemake)
 # make again    repeat the blocks in which a run was disturbed
-# make test     set up, run the tests (MARKED= all of them, also the slow ones; ARGS="..." hands more to pytest)
+# make test     set up, run the tests in two processes (MARKED= all of them, also the slow ones; WORKERS=0 in one, as
+#               a debugger wants it; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files
@@ -12,18 +14,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TORCH ?=
 CORES ?= all
 MARKED ?= not slow
+WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup bench again test test-slow horovod docs lint benchmark images sif locks clean
+.PHONY: setup other-build bench again test test-slow horovod docs lint benchmark images sif locks clean
 
 setup: $(VENV)/.complete
+	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
+	  echo "note: there are GPUs here, and $(VENV) has PyTorch's cpu build: make setup TORCH=cuda" >&2 ;; esac
 
-$(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt
-	@setup/check.sh $(PYTHON) $(VENV)
-	@setup/install.sh $(PYTHON) $(VENV)
-	@touch $@
+# It says which of PyTorch's builds is installed; where TORCH names the other one, set-up is done again.
+$(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt \
+  $(if $(filter-out $(file < $(VENV)/.complete),$(TORCH)),other-build)
+	@setup/check.sh $(PYTHON) $(VENV) "$(TORCH)"
+	@setup/install.sh $(PYTHON) $(VENV) "$(TORCH)"
 
 # Where GPUs are and no configuration is named, the one that is made for them.
 bench: setup
@@ -37,7 +44,7 @@ again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest -m "$(MARKED)" $(ARGS)
+	$(BIN)/python -m pytest -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 test-slow: MARKED = slow
 test-slow: test
@@ -56,7 +63,7 @@ lint: setup
 	$(BIN)/hadolint docker/Dockerfile
 
 benchmark: setup
-	PYTHONPATH=workflow/scripts $(BIN)/python -m benchmarks --write
+	$(BIN)/python -m benchmarks --write
 
 images:
 	docker/build.sh

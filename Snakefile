@@ -6,6 +6,7 @@
 #   snakemake --cores all profile    where a step's time goes, in every row
 #   snakemake --cores all tune       this machine's fastest recipe, as results/tune/tuned.yaml
 #   snakemake --cores all predict    the same texts through every row's model
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from snakemake.utils import min_version
 min_version("9.0")
 sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
 
-from lockstep import trust
+from lockstep import paths, trust
 from lockstep import workflow as lockstep
 
 lockstep.require_own_folder(workflow.basedir)
@@ -42,12 +43,12 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
-        "results/report/report.html",
-        "results/predict/predictions.csv",
+        REPORT / paths.PAGE,
+        paths.predictions_file(RESULTS),
         # Left by the rules that make these two, and not by what stands in for them after a failure.
-        [str(stamp) for stamp in lockstep.STAMPS],
+        lockstep.STAMPS,
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
-        all_runs("test/report.json"),
+        all_runs(paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
         MISSING,

@@ -19,7 +19,7 @@ import datetime
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import PROJECT
+from benchmarks.common import PROJECT, between_marks, markdown
 from benchmarks.growth import growth
 from benchmarks.processes import ddp, memory, start
 from benchmarks.turns import harness, libraries, padding, tuned
@@ -71,11 +71,8 @@ def write(header: list[str], lines: list[list[str]], texts: str) -> None:
     about = environment.describe()
     packages = ", ".join(f"{name} {about['packages'][name]}" for name in ("torch", "transformers", "accelerate"))
     machine = f"{about['cores']} CPU cores ({about['cpu']}, {', '.join(about['cpu_flags'])}), {about['memory_mb']} MiB"
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
     measured = f"On {machine}; Python {about['python']}, {packages}; {texts}; {datetime.date.today()}."
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n\n{measured}\n{MARKS[1]}{after}", encoding="utf-8")
+    between_marks(PAGE, MARKS, f"{markdown(header, lines)}\n\n{measured}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
+from lockstep import paths
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.rank import memory
@@ -31,14 +32,14 @@ def main() -> None:
     from transformers import BertForSequenceClassification, get_linear_schedule_with_warmup
 
     torch.set_num_threads(1)
-    data = Path(sys.argv[1]) / "data"
-    (plan,) = (Plan.load(file) for file in (data / "plan").glob("bucketed-b64-e1-s*.npz"))
-    model = BertForSequenceClassification.from_pretrained(data / "weights").train()
+    data = paths.data_folder(Path(sys.argv[1]))
+    (plan,) = (Plan.load(file) for file in (data / paths.PLANS).glob("bucketed-b64-e1-s*.npz"))
+    model = BertForSequenceClassification.from_pretrained(data / paths.WEIGHTS).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, plan.steps // 10, plan.steps)
     gauge = memory.Gauge(torch.device("cpu"))
     gauge.start()
-    train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
+    train(model, optimizer, schedule, plan, Tokens.load(paths.split_folder(data, "train")))
     gauge.stop()
     torch.save(model.state_dict(), data.parent / "bare.pt")
     print(gauge.usage["peak_mb"])

@@ -33,6 +33,18 @@ def prepared(folder: Path, keys: dict) -> Path:
     return folder
 
 
+def markdown(header: list[str], lines: list[list[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
+
+
+def between_marks(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(marks[0])
+    after = rest.partition(marks[1])[2]
+    page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}", encoding="utf-8")
+
+
 def line(name: str, ratios: list[float], target: str = "", digits: int = 2) -> list[str]:
     return [
         name,

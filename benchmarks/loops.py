@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks import bare
+from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.row import Row
 from lockstep.config.settings import Settings
@@ -53,7 +54,7 @@ class Loop:
         torch.manual_seed(0)
         self.results, self.settings = results, on_one_core(ROW)
         models.keep_masks()
-        self.model = models.load(results / "data" / "weights").train()
+        self.model = models.load(paths.data_folder(results) / paths.WEIGHTS).train()
         self.prepare()
 
     def prepare(self) -> None:
@@ -65,9 +66,9 @@ class PaddedLoop(Loop):
 
     def prepare(self):
         super().prepare()
-        columns = table(self.results / "data" / "dataset" / "train")
+        columns = table(paths.split_folder(paths.data_folder(self.results), "train"))
         rows = list(zip(columns["text"].to_pylist(), columns["label"].to_pylist(), strict=True))
-        self.tokenizer = AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer")
+        self.tokenizer = AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
         self.batches = iter(DataLoader(rows, BATCH, shuffle=True, collate_fn=self.collate))
 
     def collate(self, rows: list) -> dict:
@@ -98,7 +99,7 @@ class TrainerLoop(Loop):
 
     def prepare(self):
         self.dataset = tokenised(self.results)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer")
+        self.tokenizer = AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
 
     def train(self, first: int, steps: int) -> float:
         from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
@@ -131,7 +132,9 @@ class AccelerateLoop(Loop):
         from transformers import DataCollatorWithPadding
 
         super().prepare()
-        collator = DataCollatorWithPadding(AutoTokenizer.from_pretrained(self.results / "data" / "tokenizer"))
+        collator = DataCollatorWithPadding(
+            AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
+        )
         loader = DataLoader(tokenised(self.results), BATCH, shuffle=True, collate_fn=collator)
         schedule = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1)
         self.accelerator = Accelerator(cpu=True)
@@ -155,7 +158,9 @@ def tokenised(results: Path):
     """The training split as prepared, with the columns that a model takes."""
     from datasets import load_from_disk
 
-    return load_from_disk(str(results / "data" / "dataset" / "train")).select_columns(["input_ids", "label"])
+    return load_from_disk(str(paths.split_folder(paths.data_folder(results), "train"))).select_columns(
+        ["input_ids", "label"]
+    )
 
 
 class Planned(Loop):
@@ -163,8 +168,8 @@ class Planned(Loop):
 
     def prepare(self):
         super().prepare()
-        self.whole = Plan.load(self.results / "data" / "plan" / f"{ROW.plan_name}.npz")
-        self.tokens = Tokens.load(self.results / "data" / "dataset" / "train")
+        self.whole = Plan.load(paths.plan_file(self.results, ROW.plan_name))
+        self.tokens = Tokens.load(paths.split_folder(paths.data_folder(self.results), "train"))
 
     def part(self, first: int, steps: int) -> Plan:
         """`steps` steps of the plan from step `first` on, and on from the beginning where it ends."""

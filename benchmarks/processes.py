@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.common import LARGER, PROJECT, SCRIPTS, SMALL, command, line, prepared
+from lockstep import paths
 from lockstep.config import reading
 from lockstep.files import read_json
 
@@ -46,7 +47,7 @@ def memory(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
 def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     keys = keys | LARGER | {"hardware.processes": 2, "hardware.threads": 1}
     whole = prepared(folder / "whole", keys)
-    plan = read_json(whole / "data" / "plan" / "bucketed-b64-e1-s42.json")
+    plan = read_json(paths.plan_summary_file(whole, "bucketed-b64-e1-s42"))
     halved = keys | {"train.global_batch": 32, "train.max_steps": plan["steps"]}
     half, other = prepared(folder / "half", halved), prepared(folder / "other", halved)
 
@@ -86,4 +87,4 @@ def wait(*processes: subprocess.Popen) -> None:
 
 
 def record(results: Path, row: str, world_size: int) -> dict:
-    return read_json(results / f"runs/{row}/n{world_size}/rep1/record.json")
+    return read_json(results / paths.RUNS / paths.run_name(row, world_size, 1) / paths.RECORD)

@@ -2,18 +2,20 @@
 # Build Horovod 0.28.1 (its last release, 2023) for the PyTorch that is installed, and install it.
 #   docker/build-horovod.sh [PYTHON]        as `make horovod` and the images call it
 # The wheel is kept in ${XDG_CACHE_HOME:-~/.cache}/lockstep, so each pair of Python and PyTorch builds it once.
-# With HOROVOD_GPU_OPERATIONS=NCCL it is built for GPUs; MPI is built in where mpicxx is found, gloo always.
+# With PyTorch's build for CUDA it is built with NCCL, or its GPUs would share all through the CPU; CUDA's compiler comes
+# from the Python package index then, for the time of the build. MPI is built in where mpicxx is found, gloo always.
 set -euo pipefail
 python=$(readlink -f "$(dirname "$(command -v "${1:-python3}")")")/$(basename "${1:-python3}")
+here=$(cd "$(dirname "$0")" && pwd)
 version=0.28.1
 sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 kind=$("$python" -c 'import sys, torch; print(f"py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}")')
-# A part of CUDA's toolkit, without a GPU, would make its build fail, and is of no use to it.
-gpu=${HOROVOD_GPU_OPERATIONS:-$("$python" -c 'import torch; print("gpu" if torch.cuda.is_available() else "")')}
+cuda=$("$python" -c 'import torch; print(torch.version.cuda or "")')
 with=gloo
 if command -v mpicxx > /dev/null; then with=$with-mpi; fi
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/horovod-$version-$kind-$with${gpu:+-$gpu}
+if [ -n "$cuda" ]; then with=$with-nccl; fi # a wheel without it is another one, and no use here
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep/horovod-$version-$kind-$with
 
 if ! ls "$cache"/*.whl > /dev/null 2>&1; then
   command -v g++ > /dev/null || { echo "error: building Horovod needs g++; on Debian: apt install g++" >&2; exit 2; }
@@ -30,7 +32,24 @@ if ! ls "$cache"/*.whl > /dev/null 2>&1; then
   tar -xf "$work/horovod-$version.tar.gz" -C "$work"
   # PyTorch's headers have needed C++17 since 2.1 and C++20 since 2.12; Horovod asks for C++14.
   sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' "$work/horovod-$version"/{,horovod/torch/}CMakeLists.txt
-  if [ -z "$gpu" ]; then sed -i 's/CUDA_HOME is not None/False/' "$work/horovod-$version/cmake/Modules/FindPytorch.cmake"; fi
+  if [ -z "$cuda" ]; then
+    # A part of CUDA's toolkit would make a build for CPUs fail, and is of no use to it.
+    sed -i 's/CUDA_HOME is not None/False/' "$work/horovod-$version/cmake/Modules/FindPytorch.cmake"
+  else
+    compiler= # where CUDA's compiler is fetched to; the images have it beside PyTorch
+    if ! "$python" -c 'from importlib.metadata import version; version("nvidia-cuda-nvcc")' 2> /dev/null; then
+      compiler=$work/compiler
+      lock=$here/locks/compiler-cuda.txt
+      has=$(sed -n 's/^nvidia-cuda-nvcc==\([0-9]*\.[0-9]*\).*/\1/p' "$lock")
+      [ "$has" = "$cuda" ] || { echo "error: building Horovod with NCCL needs CUDA's compiler $cuda, and $lock has $has" >&2; exit 2; }
+      "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$compiler" --requirement "$lock"
+    fi
+    # What it links with is loaded by PyTorch, and no library may be looked for where the toolkit was.
+    sed -i 's/^project(horovod CXX)/&\nset(CMAKE_SKIP_RPATH ON)/' "$work/horovod-$version/CMakeLists.txt"
+    . "$here/toolkit.sh"
+    PYTHONPATH=$compiler toolkit "$python" "$work/cuda"
+    export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$CUDA_HOME HOROVOD_NCCL_HOME=$NCCL_HOME HOROVOD_NCCL_LINK=SHARED
+  fi
   # Without what a debugger reads, its library has 2 MB in place of 68.
   sed -i 's/RelWithDebInfo/Release/' "$work/horovod-$version/setup.py"
   PATH="$work/tools/bin:$PATH" LDFLAGS=-Wl,--strip-all \

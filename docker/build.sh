@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 variant=${VARIANT:-cpu}
 commit=$(git rev-parse HEAD 2> /dev/null || echo unknown)
-targets="torch deepspeed horovod bench"
+targets="$(sed -n 's/^families: \[\(.*\)\]$/\1/p' docker/images.yaml | tr -d ,) bench"
 images=${IMAGES:-$targets}
 if [[ ! $variant =~ ^(cpu|cuda)$ ]]; then
   echo "error: VARIANT=$variant: there are cpu and cuda" >&2

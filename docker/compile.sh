@@ -6,26 +6,19 @@ set -euo pipefail
 if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi
 export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_INDEX_URL=$INDEX_URL PIP_FIND_LINKS=/wheels
 mkdir -p /opt/wheels
-if [ "$VARIANT" = cuda ]; then
-  # The compiler of CUDA's wheels, laid out as a toolkit.
-  CUDA_HOME=$(python -c 'import nvidia, pathlib; print(next(pathlib.Path(p) / "cu13" for p in nvidia.__path__))')
-  NCCL_HOME=${CUDA_HOME%/*}/nccl
-  ln -sfn lib "$CUDA_HOME/lib64" # where nvcc looks
-  # What a linker asks for, which wheels leave out.
-  for library in "$CUDA_HOME"/lib/libcudart.so.* "$NCCL_HOME"/lib/libnccl.so.*; do ln -sf "${library##*/}" "${library%.so.*}.so"; done
-  export CUDA_HOME NCCL_HOME PATH=$CUDA_HOME/bin:$PATH
-fi
-
 case $1 in
   deepspeed)
     # For CPUs its collectives through shared memory are compiled now: the images have no compiler to do it when first used.
-    if [ "$VARIANT" = cpu ]; then export DS_ACCELERATOR=cpu DS_BUILD_SHM_COMM=1; fi
+    if [ "$VARIANT" = cpu ]; then
+      export DS_ACCELERATOR=cpu DS_BUILD_SHM_COMM=1
+    else
+      . /opt/compile/toolkit.sh
+      toolkit /opt/venv/bin/python /tmp/toolkit
+    fi
     /opt/tools/bin/pip --python /opt/venv/bin/python wheel --quiet --no-deps --no-build-isolation --require-hashes \
       --wheel-dir /opt/wheels --requirement /opt/tools/locks/sources.txt
     ;;
   horovod)
-    if [ "$VARIANT" = cuda ]; then export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$CUDA_HOME \
-      HOROVOD_NCCL_HOME=$NCCL_HOME HOROVOD_NCCL_LINK=SHARED; fi
     /opt/venv/bin/python -m ensurepip > /dev/null # here only: the images have none
     XDG_CACHE_HOME=/tmp/cache /opt/compile/build-horovod.sh /opt/venv/bin/python
     cp /tmp/cache/lockstep/horovod-*/*.whl /opt/wheels

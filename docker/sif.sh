@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Turn the images into .sif files for Apptainer, in docker/sif/, beside the sha256 that each must have.
-#   make sif [VARIANT=cuda] [IMAGES="torch deepspeed horovod"]
+#   make sif [VARIANT=cuda] [IMAGES="torch horovod"]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 variant=${VARIANT:-cpu}
 mkdir -p docker/sif
-for image in ${IMAGES:-torch deepspeed horovod}; do
+families=$(sed -n 's/^families: \[\(.*\)\]$/\1/p' docker/images.yaml | tr -d ,)
+for image in ${IMAGES:-$families}; do
   sif=docker/sif/$image-$variant.sif
   if ! docker image inspect "lockstep/$image:$variant" > /dev/null; then
     echo "error: there is no image lockstep/$image:$variant. Build it: make images VARIANT=$variant" >&2

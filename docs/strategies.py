@@ -38,10 +38,10 @@ def section(name: str) -> str:
     parts = [f"## {name}\n", ast.get_docstring(module).removeprefix(f"{name}: ") + "\n"]
     parts[1] = re.sub(r"^(Advantages|Limits|On a CPU):", r"- **\1:**", parts[1], flags=re.MULTILINE)
     literals = registry.literals(name)
-    if literals["NEEDS"]:
+    if needs := registry.needs(name):
         needed = (
-            f"{package} {version} (`{command}`{''.join(f'; for `{key}`' for values in only for key in values)})"
-            for package, (version, command, *only) in literals["NEEDS"].items()
+            f"{need.package} {need.version} (`{need.command}`{''.join(f'; for `{key}`' for key in need.only)})"
+            for need in needs
         )
         parts.append(f"Needs {', '.join(needed)}.\n")
     parts.append(f"Started, with two processes on a CPU, by\n\n    {command(name)}\n")
@@ -65,8 +65,12 @@ def options(known: dict) -> str:
         return ""
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
     for name, option in known.items():
-        values = ", ".join(f"`{value}`" for value in option["enum"]) if "enum" in option else option["type"]
-        lines.append(f"| `{name}` | {values} | `{str(option['default']).lower()}` | {option['description']} |")
+        kinds = option.get("type", ())
+        values = kinds if isinstance(kinds, str) else " or ".join(kinds)
+        if "enum" in option:
+            values = ", ".join(f"`{value}`" for value in option["enum"])
+        default = "null" if option["default"] is None else str(option["default"]).lower()
+        lines.append(f"| `{name}` | {values} | `{default}` | {option['description']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,9 @@
 #!/bin/sh
-# What set-up needs of this machine, asked before anything is installed:  setup/check.sh PYTHON VENV
+# What set-up needs of this machine, asked before anything is installed:  setup/check.sh PYTHON VENV [cpu|cuda]
 # Says in one line what is missing and how to install it: with `error:` and exit code 2 what nothing goes without, with
 # `note:` what only costs a row.
 python=$1 venv=$2
+decided=$("$(dirname "$0")/which_torch.sh" "${3:-}") || exit
 
 fail() {
   echo "error: $*" >&2
@@ -30,6 +31,9 @@ asked 'import ensurepip, venv' || fail "$python has no venv. On Debian: apt inst
 
 mkdir -p "$venv" || exit 2
 free=$(df -Pm "$venv" | awk 'NR == 2 { print $4 }')
-[ "$free" -ge 4000 ] || fail "$venv has $free MB of disk left, and set-up needs 4000 (with PyTorch's build for GPUs, 10000). Make room, or name another place: make setup VENV=/large/venv"
-[ "$free" -ge 10000 ] || echo "note: $venv has $free MB of disk left; with PyTorch's build for GPUs, set-up needs 10000" >&2
+case $decided in
+  cpu*) needed=4000 ;;
+  *) needed=10000 ;; # CUDA's libraries
+esac
+[ "$free" -ge "$needed" ] || fail "$venv has $free MB of disk left, and set-up needs $needed for PyTorch's ${decided%% *} build, ${decided#* }. Make room, or name another place: make setup VENV=/large/venv"
 [ -z "$missing" ] || echo "note: $costs. On Debian: apt install$missing" >&2

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# Set-up, step by step:  setup/install.sh PYTHON VENV      as `make setup` calls it, after setup/check.sh
-# What pip and compilers print goes into VENV/setup.log, and is shown where a step fails.
+# Set-up, step by step:  setup/install.sh PYTHON VENV [cpu|cuda]      as `make setup` calls it, after setup/check.sh
+# What pip and compilers print goes into VENV/setup.log, and is shown where a step fails. VENV/.complete is left at last,
+# and says which of PyTorch's builds is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 venv=$2
+python=$1 venv=$2 asked=${3:-}
+decided=$(setup/which_torch.sh "$asked")
+read -r build why <<< "$decided"
 mkdir -p "$venv"
+rm -f "$venv/.complete"
 log=$venv/setup.log
 : > "$log"
 
 step() { # NUMBER WHAT COMMAND...: run a command, its output in the log; says what it is and how long it took
   local what=$2 began=$SECONDS
-  printf 'set-up, %s of 4: %s ... ' "$1" "$what"
+  printf 'set-up, %s of 5: %s ... ' "$1" "$what"
   shift 2
   echo "== $what: $*" >> "$log"
   if "$@" >> "$log" 2>&1; then
@@ -36,10 +40,26 @@ import deepspeed
 deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder').load()"
 }
 
+built_for() { # which of PyTorch's builds is installed
+  PYTHONPATH=workflow/scripts "$venv/bin/python" -c '
+from lockstep.config.hardware import built_for_gpus
+print("cuda" if built_for_gpus() else "cpu")'
+}
+
 needed 1 "a Python environment in $venv" "$python" -m venv "$venv"
-needed 2 "the packages of requirements.txt and requirements-dev.txt" "$venv/bin/python" -m pip install --disable-pip-version-check \
+needed 2 "PyTorch's $build build, $why" setup/torch.sh "$venv/bin/python" "$build" "$asked"
+grep '^note: ' "$log" >&2 || true
+built=$(built_for)
+if [ -n "$asked" ] && [ "$asked" != "$built" ]; then
+  echo "error: TORCH=$asked is asked for, and pip's index has PyTorch's $built build only" >&2
+  exit 1
+elif [ "$build $built" = "cuda cpu" ]; then
+  echo "note: pip's index has PyTorch's cpu build only, so no GPU is used" >&2
+fi
+needed 3 "the packages of requirements.txt and requirements-dev.txt" "$venv/bin/python" -m pip install --disable-pip-version-check \
   --progress-bar off -r requirements.txt -r requirements-dev.txt -c constraints.txt
-step 3 "Horovod, built from its source" docker/build-horovod.sh "$venv/bin/python" \
+step 4 "Horovod, built from its source" docker/build-horovod.sh "$venv/bin/python" \
   || echo "note: Horovod's row is left out: $(grep '^error' "$log" || echo "see $log"). Again: make horovod" >&2
-step 4 "DeepSpeed's collectives for CPUs, compiled" collectives \
+step 5 "DeepSpeed's collectives for CPUs, compiled" collectives \
   || echo "note: DeepSpeed's row runs without them, and says so; see $log" >&2
+echo "$built" > "$venv/.complete"

@@ -1,6 +1,7 @@
 """One small benchmark, run once as a user runs it, whose results many tests look at."""
 
 import importlib.util
+import json
 import os
 import runpy
 import shutil
@@ -51,9 +52,15 @@ PROFILED = ("--configfile", "small.yaml", "--config", "profile={steps: 3, trace:
 
 
 def pytest_collection_modifyitems(items):
-    """What looks at the results of a whole benchmark is left to CI and `make test-slow`: that alone takes minutes."""
+    """What looks at the results of a whole benchmark is left to CI and `make test-slow`: that alone takes minutes.
+
+    Of pytest's workers one makes that benchmark, and has all these tests; the others have each file as a whole, for the
+    fixtures that its tests share.
+    """
     for item in items:
-        if "benchmark" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("slow"):
+        wants_benchmark = "benchmark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("benchmark" if wants_benchmark else str(item.path)))
+        if wants_benchmark and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.ci)
 
@@ -118,8 +125,6 @@ def benchmark(tmp_path_factory) -> Workplace:
 @pytest.fixture(scope="session")
 def train_more(benchmark):
     """Trains a row of MORE in the benchmark's folder, once, and returns its record."""
-    import json
-
     done = {}
 
     def train(row: str) -> dict:

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 import torch
+import yaml
 
-from benchmarks import growth, processes, workflow
+from benchmarks import growth, processes, roofline, workflow
 from lockstep.files import read_json
+from lockstep.model.metrics import PEAKS_FILE
 from tests.conftest import PROJECT
 
 
@@ -18,7 +20,7 @@ def test_the_ratios_are_measured():
     done = subprocess.run(
         command,
         cwd=PROJECT,
-        env={"PYTHONPATH": "workflow/scripts", "PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=True,
@@ -46,6 +48,33 @@ def test_growth_and_memory_are_measured(tmp_path, monkeypatch, threads):
     assert len(medians) == 6
     assert medians.pop("planning an epoch of 1,200 rows, seconds") < 60
     assert all(0.3 < ratio < 3 for ratio in medians.values()), medians
+
+
+def test_the_roofline_is_printed_by_the_command_that_the_page_names():
+    assert "python -m benchmarks.roofline" in roofline.PAGE.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.roofline", "--device"]
+    alone = {"cwd": PROJECT, "env": {"PATH": "/usr/bin:/bin"}, "capture_output": True, "text": True}
+    assert "not measured" in subprocess.run([*command, "A100"], **alone).stdout
+    unknown = subprocess.run([*command, "T4"], **alone)
+    assert (unknown.returncode, "Traceback" in unknown.stderr) == (2, False)
+    assert "bf16's peak is known of B200, H200" in unknown.stderr
+
+
+def test_a_foretold_mfu_stays_below_what_the_device_has():
+    encoder = roofline.Encoder()
+    for tokens in roofline.WIDTHS:
+        reached = [roofline.bounds(encoder, batch, tokens, 1e15, 4.8e12) for batch in roofline.BATCHES]
+        assert reached == sorted(reached)  # larger batches never fare worse
+        assert all(0 < eager <= graphs < 1 for graphs, eager in reached)
+    # Where memory costs nothing, all is arithmetic, and only the scores are computed once more than is counted.
+    unbounded, _ = roofline.bounds(encoder, 32, 128, 1e15, 1e30)
+    assert 0.98 < unbounded < 1
+
+
+def test_the_page_has_what_is_foretold():
+    device = next(device for device in yaml.safe_load(PEAKS_FILE.read_text())["devices"] if device["name"] == "H200")
+    page = roofline.PAGE.read_text(encoding="utf-8")
+    assert all(f"| {' | '.join(line)} |" in page for line in roofline.lines(device))
 
 
 def test_time_in_which_any_job_runs_counts_once():

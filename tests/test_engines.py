@@ -121,7 +121,7 @@ def run_json(where, row: str, name: str) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def image_run(image: str, *command: str, timeout: float = 300) -> subprocess.CompletedProcess:
+def image_run(image: str, *command: str, variant: str = "cpu", timeout: float = 300) -> subprocess.CompletedProcess:
     hardened = (
         "--network=none",
         "--read-only",
@@ -130,7 +130,7 @@ def image_run(image: str, *command: str, timeout: float = 300) -> subprocess.Com
         "--tmpfs=/tmp:exec",
         "--env=HOME=/tmp",
     )
-    docker_run = ("docker", "run", "--rm", *hardened, f"lockstep/{image}:cpu", *command)
+    docker_run = ("docker", "run", "--rm", *hardened, f"lockstep/{image}:{variant}", *command)
     return subprocess.run(docker_run, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -171,8 +171,12 @@ def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_tests_itself(docker, image):
-    finished = image_run(image)  # what it runs by default
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_an_image_tests_itself(docker, image, variant):
+    """The images for GPUs too, where they are built: they need neither GPU nor compiler for it."""
+    if variant == "cuda" and not answers("docker", "image", "inspect", f"lockstep/{image}:cuda"):
+        pytest.skip(f"no image lockstep/{image}:cuda; make images VARIANT=cuda")
+    finished = image_run(image, variant=variant, timeout=900)  # what it runs by default
     assert finished.returncode == 0, finished.stdout + finished.stderr
     trained = re.findall(r"^(\w+): 2 steps in", finished.stdout, re.MULTILINE)
     assert trained == ["single", "ddp", *(name for name in ("deepspeed", "horovod") if image in (name, "bench"))]
@@ -381,6 +385,22 @@ def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, t
         assert len(losses) == 12
         for other in (in_docker, in_apptainer):
             assert run_json(other, row, "record")["losses"] == pytest.approx(losses, abs=1e-6, rel=0), row
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_horovod_over_mpi_is_proven_in_its_image(docker, tmp_path):
+    """By the Open MPI of the image, whose ranks may not read each other's memory in a hardened container."""
+    copy = place(tmp_path, USER)
+    rows = "rows={horovod_mpi: {strategy: horovod, controller: mpi}}"
+    finished = in_compose(copy, "bench", "parity_horovod_mpi", "--config", *SMALL, rows, timeout=1200)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    folder = copy.path("results/parity/horovod_mpi/n2/rep1")
+    verdict, made = (json.loads((folder / f"{name}.json").read_text()) for name in ("verdict", "record"))
+    assert verdict["proof"] == "equal", verdict
+    assert (made["settings"]["backend"], made["settings"]["options"]["controller"]) == ("mpi", "mpi")
+    assert "--mpi" in made["command"]
+    assert "Read -1" not in (folder / "run.log").read_text()
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ def place(benchmark) -> Workplace:
 
 
 def start(place: Workplace, row: str, *, steps: int = 20):
-    """Start a row's long run; returns the launcher, and its ranks' process ids once they have done some steps."""
+    """Start a row's long run; returns the supervisor, and its ranks' process ids once they have done some steps."""
     folder = place.path(f"results/runs/{row}/n2/rep1")
     (folder / "progress").unlink(missing_ok=True)
-    launcher = subprocess.Popen(
+    supervisor = subprocess.Popen(
         ["python", "workflow/scripts/launch.py", *LONG_CONFIG, "--row", row],
         cwd=place.folder, env=place.environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -45,18 +45,18 @@ def start(place: Workplace, row: str, *, steps: int = 20):
         if (folder / "progress").exists():
             table = np.fromfile(folder / "progress", dtype=np.int64).reshape(-1, 3)
             if len(table) and table[:, 2].min() >= steps:
-                return launcher, [psutil.Process(int(pid)) for pid in table[:, 0]], folder
+                return supervisor, [psutil.Process(int(pid)) for pid in table[:, 0]], folder
         time.sleep(0.05)
     raise AssertionError((folder / "run.log").read_text())
 
 
-def ended(launcher, ranks, folder, seconds: float) -> str:
+def ended(supervisor, ranks, folder, seconds: float) -> str:
     """Waits for the end, which must come within `seconds`; returns the reason that was written down."""
     began = time.monotonic()
-    descendants = psutil.Process(launcher.pid).children(recursive=True)
-    _, said = launcher.communicate(timeout=60)
+    descendants = psutil.Process(supervisor.pid).children(recursive=True)
+    _, said = supervisor.communicate(timeout=60)
     assert time.monotonic() - began < seconds
-    assert launcher.returncode == 1, said
+    assert supervisor.returncode == 1, said
     _, alive = psutil.wait_procs([*ranks, *descendants], timeout=2)
     assert not alive
     reason = json.loads((folder / "failed.json").read_text())["reason"]
@@ -71,31 +71,31 @@ def ended(launcher, ranks, folder, seconds: float) -> str:
 
 @pytest.mark.parametrize(("row", "rank"), [("slow_ddp", 0), ("slow_spawn", 1)])
 def test_a_killed_rank_ends_the_run(place, row, rank):
-    launcher, ranks, folder = start(place, row)
+    supervisor, ranks, folder = start(place, row)
     ranks[rank].send_signal(signal.SIGKILL)
-    reason = ended(launcher, ranks, folder, seconds=8)
+    reason = ended(supervisor, ranks, folder, seconds=8)
     assert re.fullmatch(rf"rank {rank} died after step \d+ of 3000 without a word; killed, or out of memory\?", reason)
 
 
 @pytest.mark.parametrize("row", ["slow_ddp", "slow_spawn"])
 def test_a_rank_that_stands_still_ends_the_run_at_the_timeout(place, row):
-    launcher, ranks, folder = start(place, row)
+    supervisor, ranks, folder = start(place, row)
     ranks[1].send_signal(signal.SIGSTOP)
-    reason = ended(launcher, ranks, folder, seconds=4 + 8)
+    reason = ended(supervisor, ranks, folder, seconds=4 + 8)
     assert "no progress for 4 s, so the run was ended as hung" in reason
 
 
 def test_ctrl_c_ends_the_run(place):
-    launcher, ranks, folder = start(place, "slow_ddp")
-    launcher.send_signal(signal.SIGINT)
-    assert ended(launcher, ranks, folder, seconds=8) == "interrupted"
+    supervisor, ranks, folder = start(place, "slow_ddp")
+    supervisor.send_signal(signal.SIGINT)
+    assert ended(supervisor, ranks, folder, seconds=8) == "interrupted"
 
 
-def test_a_killed_launcher_takes_its_ranks_along(place):
-    launcher, ranks, _ = start(place, "slow_ddp")
-    descendants = psutil.Process(launcher.pid).children(recursive=True)
-    launcher.kill()
-    launcher.communicate(timeout=10)
+def test_a_killed_supervisor_takes_its_ranks_along(place):
+    supervisor, ranks, _ = start(place, "slow_ddp")
+    descendants = psutil.Process(supervisor.pid).children(recursive=True)
+    supervisor.kill()
+    supervisor.communicate(timeout=10)
     _, alive = psutil.wait_procs([*ranks, *descendants], timeout=5)
     assert not alive
 
@@ -157,6 +157,7 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
         ("launch", ["--row", "ddp", "--set", "train.clip=nan"], "train.clip: nan is no finite number"),
         ("launch", ["--row", "ddp"], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         ("convert", ["results/runs/x"], "results/runs/x: is no folder of a run"),
+        ("evaluate", ["results/runs/x"], "results/runs/x: is no folder of a run"),
         ("test", ["results/runs/x"], "results/runs/x/model: is no model folder"),
         ("predict", ["--model", "x", "--text", "好"], "x: is no model folder"),
         ("predict", ["--model", "x"], "--model needs a text too"),
@@ -165,7 +166,7 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
     ],
 )
 def test_scripts_refuse_in_one_line(run_script, script, arguments, message):
-    about_one_run = script in ("convert", "test")
+    about_one_run = script in ("convert", "evaluate", "test")
     exit_code, _, said = run_script(script, *([] if about_one_run else ["--results", "elsewhere"]), *arguments)
     assert exit_code == 2
     assert said.startswith("error: ")
@@ -193,7 +194,7 @@ def interrupted(place: Workplace, command: list[str], ready) -> tuple[int, list[
             assert process.poll() is None, log.read_text()
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        return process.wait(timeout=60), log.read_text().splitlines()
+        return process.wait(timeout=180), log.read_text().splitlines()
 
 
 @pytest.mark.parametrize("name", ["prepare", "predict"])

@@ -10,7 +10,7 @@ from lockstep.paths import SCRIPTS
 PACKAGE = SCRIPTS / "lockstep"
 # Each may import from those above it. Folders are rooms; inside one, any file from any other, but not in a circle.
 ORDER = (
-    *("errors", "paths", "files", "stats", "terminal", "provenance"),
+    *("errors", "paths", "files", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "strategies", "run", "rank", "proof", "report"),
     *("cli", "trust", "tuning", "workflow"),
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from snakemake.exceptions import print_exception
+from snakemake.logging import logger
 
 from lockstep import trust
 from lockstep.config import registry
@@ -137,9 +139,6 @@ def test_a_foreign_model_is_read_without_running_anything(run_script, tmp_path, 
 
 def test_a_second_ctrl_c_is_a_word_too(caplog, monkeypatch):
     """It meets Snakemake while it closes what the first has left running, and Snakemake logs what comes of that."""
-    from snakemake.exceptions import print_exception
-    from snakemake.logging import logger
-
     monkeypatch.setattr(logger, "filters", [])
     monkeypatch.setattr(logger, "propagate", True)
     trust.say_interrupted()

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import sys
 
 import pytest
 import yaml
@@ -61,6 +62,12 @@ def test_shipped_configurations_are_valid(name):
 def test_a_whole_number_may_be_written_in_any_way(rank):
     row = reading.parse({"rows": {"x": {"strategy": "recipe", "lora": rank}}}).rows["x"]
     assert (row.options["lora"], type(row.options["lora"])) == (8, int)
+
+
+@pytest.mark.parametrize("numbers", ["[1, 3]", "[1.0, 3.0]", "['1', '3']", ["1", 3.0]])
+def test_so_may_whole_numbers_of_a_list(numbers):
+    gpus = reading.parse({"hardware": {"gpus": numbers}}).hardware.gpus
+    assert (gpus, [type(number) for number in gpus]) == ([1, 3], [int, int])
 
 
 def test_every_rung_of_the_ladder_can_be_climbed():
@@ -201,7 +208,11 @@ def test_a_row_overrides_and_keeps_the_rest():
             "rows.x.global_batch: 1 samples can't be shared by 2 devices in 1",
         ),
         ("{strategy: ddp, accumulation: 100}", "rows.x.global_batch: 64 samples can't be shared by 2 devices in 100"),
-        ("{strategy: ddp, backend: mpi}", "rows.x.backend: this PyTorch was built without mpi. Set it to auto."),
+        (
+            "{strategy: ddp, backend: mpi}",
+            "rows.x.backend: this PyTorch was built without mpi; only one that was built from source where MPI is"
+            " installed has mpi. Set it to auto.",
+        ),
     ],
 )
 def test_contradictions_are_refused_by_name(row, message):
@@ -293,6 +304,58 @@ def test_what_decides_no_result_is_no_setting_that_does():
         assert deciding({}) != deciding(different)
 
 
+ACCELERATE = {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "no", "gpu_ids": "all"}
+
+
+def accelerate_row(file, **changes):
+    rows = {"x": {"strategy": "accelerate", "config_file": str(file)} | changes}
+    return reading.parse(CPU | {"rows": rows}).rows["x"]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"num_processes": 4}, "says num_processes: 4, and the row has 2. Set it to 2."),
+        ({"mixed_precision": "fp16"}, "says mixed_precision: 'fp16', and the row trains in fp32. Set it to 'no'."),
+        ({"mixed_precision": False}, "says mixed_precision: False, and the row trains in fp32. Set it to 'no'."),
+        ({"distributed_type": "FSDP"}, "says distributed_type: 'FSDP', and the row trains with Distributed"),
+        ({"distributed_type": "MULTI_CPU"}, "for which Accelerate starts processes by that name only, on a CPU too."),
+        ({"compute_environment": "AMAZON_SAGEMAKER"}, "and the row trains on this machine. Set it to 'LOCAL_MACHINE'."),
+        ({"num_machines": 2}, "says num_machines: 2, and the row trains on this machine"),
+        ({"gpu_ids": "2,3"}, "says gpu_ids: '2,3', and the row's GPUs are chosen by hardware.gpus"),
+        ({"distributed_type": None}, "does not say distributed_type"),
+        ({"deepspeed_config": {"training_script": "other.py"}}, "says deepspeed_config, of which a row has nothing"),
+    ],
+)
+def test_an_accelerate_file_that_contradicts_its_row_is_refused(tmp_path, said, reason):
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump({key: value for key, value in (ACCELERATE | said).items() if value is not None}))
+    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+        accelerate_row(file).refuse()
+    assert str(refused.value).startswith(f"rows.x.config_file: {file} ")
+
+
+def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(ACCELERATE))
+    row = accelerate_row(file)
+    row.refuse()
+    before = row.deciding()
+    assert before == accelerate_row(file).deciding()
+    file.write_text(yaml.safe_dump(ACCELERATE | {"debug": True, "tpu_env": [], "tpu_use_cluster": False}))
+    accelerate_row(file).refuse()
+    assert before != accelerate_row(file).deciding()
+    with pytest.raises(BadInput, match=r"it is read by `accelerate launch` only\. Set launcher to accelerate"):
+        accelerate_row(file, launcher="torchrun").refuse()
+    for text, reason in (("[1]", "holds no keys and values"), ("{", "is not valid YAML")):
+        file.write_text(text)
+        with pytest.raises(BadInput, match=reason):
+            accelerate_row(file).refuse()
+    file.unlink()
+    with pytest.raises(BadInput, match=r"own\.yaml does not exist"):
+        accelerate_row(file).refuse()
+
+
 def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
     monkeypatch.setattr("lockstep.provenance.horovod_has_mpi", lambda: False)
@@ -339,10 +402,25 @@ def test_more_than_the_machine_has_is_refused(hardware, message):
         checked.rows["x"].settings()
 
 
-def test_no_gpu_is_no_traceback(monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (
+            "cuda: Optional[str] = None",
+            r"PyTorch is its CPU build\)\. .* or install its build for CUDA: make setup TORCH=cuda\.",
+        ),
+        ("cuda: Optional[str] = '13.0'", r"no GPU or driver is visible\)\. Set it to cpu or auto\."),
+    ],
+)
+def test_no_gpu_is_no_traceback(monkeypatch, tmp_path, version, why):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(version)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     checked = reading.parse({"hardware": {"device": "cuda"}, "rows": {"x": {"strategy": "ddp"}}})
-    with pytest.raises(BadInput, match="device: cuda is asked for, but no GPU can be used here"):
+    with pytest.raises(BadInput, match=rf"device: cuda is asked for, but no GPU can be used here \({why}"):
         checked.rows["x"].settings()
 
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockstep.config import containers, registry
+from lockstep.config import containers, registry, schema
 from lockstep.config.hardware import VARIABLES
 from lockstep.config.reading import read
 from lockstep.data import sources
@@ -111,12 +112,16 @@ def test_only_what_changes_speed_goes_in_and_own_files_are_bound(tmp_path, monke
     data.write_text("[]")
     monkeypatch.setenv("MY_SECRET_TOKEN", "canary")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("LD_PRELOAD", "")  # would be looked up in the image
     monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
     said = shlex.split(containers.arguments(config(f"data.path={data}"), {}))
     assert said == ["--cleanenv", f"--bind={data.parent}:{data.parent}:ro"]
     handed = {name: value for name, value in containers.os.environ.items() if name.startswith("APPTAINERENV_")}
     assert handed["APPTAINERENV_NCCL_P2P_DISABLE"] == "1"
+    assert handed["APPTAINERENV_HF_ENDPOINT"] == "https://mirror.example"
+    assert "APPTAINERENV_HF_TOKEN" not in handed
     assert "canary" not in handed.values()
     assert "APPTAINERENV_LD_PRELOAD" not in handed
     assert all(str(PROJECT.cwd()) in handed[f"APPTAINERENV_{name}"] for name in ("HF_HOME", "TORCH_HOME"))
@@ -152,8 +157,12 @@ def test_an_image_is_known_by_its_own_digest_wherever_it_is(apptainer, monkeypat
 
 
 def test_docker_hands_in_what_apptainer_does():
-    handed = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"]["bench"]["environment"]
-    assert {name for name, value in handed.items() if value is None} == {*VARIABLES} - {containers.FOREIGN}
+    """Proxies, the hub's mirror and a token only where there is a network."""
+    speed = {*VARIABLES} - {containers.FOREIGN}
+    for service, expected in (("bench", speed), ("fetch", speed | {*containers.PROXIES, *containers.HUB})):
+        handed = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"][service]["environment"]
+        assert {name for name, value in handed.items() if value is None} == expected
+        assert handed["HF_HOME"] == "/bench/.snakemake/cache/huggingface"
 
 
 def locked(name: str) -> dict[str, str]:
@@ -280,3 +289,61 @@ def test_all_builds_and_versions_are_listed():
 def test_a_table_of_unlike_builds_says_so(change, what):
     runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
     assert headline.mixed_conditions(runs) == what
+
+
+# One list of images: docker/images.yaml's.
+def test_the_dockerfile_has_a_target_for_each_image():
+    text = (PROJECT / "docker" / "Dockerfile").read_text()
+    targets = text[text.index("# The targets.") :]
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", targets, re.MULTILINE)
+    assert stages == [*containers.FAMILIES, "bench"]
+    assert re.findall(r"^ENV LOCKSTEP_IMAGE=lockstep/(\S+):\$\{VARIANT\}$", targets, re.MULTILINE) == stages
+
+
+def test_each_family_can_be_given_an_image():
+    assert tuple(schema.of_configuration()["properties"]["containers"]["properties"]) == containers.FAMILIES
+
+
+@pytest.fixture
+def engines(tmp_path):
+    """A copy of what makes images, with a docker and an apptainer that note what they are asked for, and do nothing."""
+    shutil.copytree(PROJECT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("wheels", "sif", "locks"))
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    # apptainer build --force --mksquashfs-args ARGUMENTS FILE IMAGE
+    for name, command in (("docker", ""), ("apptainer", '\ntouch "$5"')):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> asked{command}\n')
+        (programs / name).chmod(0o755)
+
+    def run(script: str, **environment: str) -> tuple[subprocess.CompletedProcess, str]:
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        command = ["bash", str(tmp_path / "docker" / script)]
+        finished = subprocess.run(
+            command, env=os.environ | {"PATH": path} | environment, capture_output=True, text=True, check=False
+        )
+        asked = tmp_path / "asked"
+        return finished, asked.read_text() if asked.is_file() else ""
+
+    return run
+
+
+def test_all_images_are_built(engines):
+    finished, asked = engines("build.sh")
+    assert finished.returncode == 0, finished.stderr
+    assert re.findall(r"--tag lockstep/(\S+):cpu", asked) == [*containers.FAMILIES, "bench"]
+
+
+def test_an_image_that_there_is_none_of_is_refused(engines):
+    finished, asked = engines("build.sh", IMAGES="torch tensorflow")
+    assert (finished.returncode, asked) == (2, "")
+    every = " ".join([*containers.FAMILIES, "bench"])
+    assert finished.stderr == f'error: IMAGES="torch tensorflow": there is no image tensorflow; there are {every}\n'
+
+
+def test_each_family_becomes_a_file_for_apptainer(engines, tmp_path):
+    finished, asked = engines("sif.sh", VARIANT="cuda")
+    assert finished.returncode == 0, finished.stderr
+    assert re.findall(r"docker-daemon:lockstep/(\S+):cuda", asked) == [*containers.FAMILIES]
+    files = [line.split()[1] for line in (tmp_path / containers.SUMS).read_text().splitlines()]
+    assert files == sorted(f"{name}-cuda.sif" for name in containers.FAMILIES)

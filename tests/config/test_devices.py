@@ -5,14 +5,17 @@ trains its share on paper. tests/strategies/test_strategies.py trains with one p
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from lockstep import nvml
 from lockstep.config import hardware, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
@@ -64,7 +67,7 @@ def main(folder):
         {
             "clock": clock | {"window": [began, now]},
             "memory": {"peak_mb": 10.0, "reserved_mb": 10.0, "proportional_mb": None},
-            "memory_by_gpu": [], "local_rank": rank,
+            "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
         },
@@ -128,7 +131,9 @@ def test_every_strategy_says_how_many_processes_two_gpus_take(two_gpus, name):
 )
 def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts, monkeypatch, tmp_path, name):
     monkeypatch.setattr(runs, "SCRIPTS", scripts)
-    checked = parse(x={"strategy": name})
+    # DeepSpeed's own launcher counts GPUs for itself: tests/test_pretended_gpus.py shows it some.
+    launcher = {"launcher": "torchrun"} if name == "deepspeed" else {}
+    checked = parse(x={"strategy": name} | launcher)
     row, (devices, processes) = checked.rows["x"], EXPECTED[name]
     if row.unavailable:
         pytest.skip(row.unavailable)
@@ -151,6 +156,28 @@ def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts,
     assert (line["status"], line["world_size"], line["device"]) == ("ok", devices, "cuda")
 
 
+@pytest.mark.parametrize("name", registry.names())
+def test_several_ranks_on_a_gpu_are_for_who_asks(two_gpus, name):
+    row = parse(x={"strategy": name, "processes": 4}).rows["x"]
+    with pytest.raises(BadInput, match="4, but there are 2 GPUs here"):
+        _ = row.hardware
+    row = parse(x={"strategy": name, "processes": 4, "oversubscribe": True}).rows["x"]
+    devices, processes = {"single": (1, 1), "dataparallel": (2, 1)}.get(name, (4, 4))
+    assert (row.hardware.devices, row.hardware.processes) == (devices, processes)
+    assert row.hardware.gpu_count == min(devices, 2)
+    assert row.hardware.backend == "gloo"  # NCCL refuses two ranks on one GPU
+    if name == "deepspeed":
+        assert "take launcher: torchrun" in row.unavailable
+        row = parse(x={"strategy": name, "processes": 4, "oversubscribe": True, "launcher": "torchrun"}).rows["x"]
+    assert "launcher" not in row.unavailable
+
+
+def test_nccl_for_ranks_that_share_a_gpu_is_refused_before_they_start(two_gpus):
+    row = parse(x={"strategy": "ddp", "processes": 3, "oversubscribe": True, "backend": "nccl"}).rows["x"]
+    with pytest.raises(BadInput, match="NCCL refuses two ranks on one GPU, and 3 are to share 2"):
+        _ = row.hardware
+
+
 def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, monkeypatch):
     """Efficiency is speed-up per device, and the peak that of all devices, whatever the number of processes."""
     monkeypatch.setattr(runs, "SCRIPTS", scripts)
@@ -160,6 +187,9 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
         folder = results / row.folder(1)
         made = runs.run(checked, row, 1, results)
         seconds = {"single": 2.0, "dataparallel": 1.25}[row.name]
+        gpus = [{"utilisation": 91.4, "sm_mhz": 1410, "memory_mb": 900}, {"utilisation": 80, "sm_mhz": 1395.2}]
+        watch = made["watch"] | {"gpus": [{"memory_mb": None} | gpu for gpu in gpus[: row.hardware.devices]]}
+        made |= {"memory_by_gpu": [10.0, 20.4][: row.hardware.devices], "watch": watch}
         write_json(folder / "record.json", made | {"clock": made["clock"] | {"train_seconds": seconds}})
         write_json(folder / "test" / "report.json", TESTED)
         (folder / "test" / "report.txt").write_text("")
@@ -167,9 +197,148 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert both["speedup"] == pytest.approx(1.6)
     assert both["efficiency"] == pytest.approx(0.8)
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)
+    told = ("memory_by_gpu_mb", "reserved_by_gpu_mb", "nvml_memory_by_gpu_mb", "utilisation_by_gpu", "sm_mhz_by_gpu")
+    assert [alone[name] for name in told] == ["10", None, "900", "91", "1410"]
+    assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]
 
 
 def test_a_batch_must_have_a_sample_for_every_device(two_gpus):
     row = reading.parse({"rows": {"x": {"strategy": "dataparallel", "global_batch": 1}}}).rows["x"]
     with pytest.raises(BadInput, match="1 samples can't be shared by 2 devices"):
         runs.refuse_to_start(row)
+
+
+# What a process finds on another machine, before the script that it names is run.
+ELSEWHERE = """
+import runpy, sys
+from pathlib import Path
+{changes}
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+APPLE = """
+import torch
+torch.backends.mps.is_available = lambda: True
+torch.accelerator.current_accelerator = lambda *a, **k: torch.device("mps")
+"""
+A_MAC = """
+import os, psutil
+sys.platform = "darwin"
+del os.sched_getaffinity
+"""
+NO_NVML = """
+sys.modules["pynvml"] = None
+from lockstep.config import hardware
+hardware.built_for_gpus = hardware.built_for_amd = lambda: True
+hardware.KFD = Path("/nowhere")
+"""
+
+
+def elsewhere(changes: str, results: Path, *keys: str) -> subprocess.CompletedProcess:
+    """`launch.py --row x`, a row of `single`, on a machine where `changes` were made."""
+    config = results / "x.yaml"
+    config.write_text("rows: {x: {strategy: single}}")
+    settings = [part for key in (*KEYS, *keys) for part in ("--set", key)]
+    command = [str(SCRIPTS / "launch.py"), "--config", str(DEFAULT), "--config", str(config), *settings]
+    command += ["--results", str(results), "--row", "x"]
+    program = [sys.executable, "-c", ELSEWHERE.format(changes=changes), *command]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    return subprocess.run(program, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        (APPLE, "hardware.device=mps", "hardware.device: 'mps' is not one of auto, cpu, cuda."),
+        (APPLE, "hardware.device=mps", "Apple's (mps) are not measured."),
+        (A_MAC, "hardware.device=auto", "error: Lockstep runs on Linux, and this is darwin."),
+        (NO_NVML, "hardware.device=cuda", "device: cuda is asked for, but no GPU can be used here"),
+    ],
+)
+def test_what_can_t_train_here_is_refused_in_words(results, changes, key, said):
+    finished = elsewhere(changes, results, key)
+    assert finished.returncode == 2, finished.stderr
+    assert said in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("changes", [APPLE, NO_NVML], ids=["apple", "no driver"])
+def test_where_no_gpu_can_train_auto_takes_the_cpu(results, changes):
+    finished = elsewhere(changes, results)
+    assert finished.returncode == 0, finished.stderr
+    assert read_json(next(results.glob("runs/x/n1/rep1/record.json")))["settings"]["device"] == "cpu"
+
+
+def test_gpus_that_are_named_by_their_uuid_are_known_by_their_number(monkeypatch):
+    uuids = ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"]
+    answers = {"nvmlDeviceGetCount": lambda: 3, "nvmlDeviceGetUUID": uuids.__getitem__}
+    answers |= {"nvmlDeviceGetHandleByIndex": lambda number: number}
+    monkeypatch.setattr(nvml, "library", lambda: SimpleNamespace(**answers))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 2)
+    for chosen, numbers in (("GPU-cccc-3,GPU-aaaa", [2, 0]), ("1,0", [1, 0]), ("GPU-else,GPU-other", [0, 1])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert hardware.gpu_numbers() == numbers
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert hardware.gpu_numbers() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("7", "'7' is no GPU here, where the GPUs are 0, 1, 2"),
+        ("0,3", "'3' is no GPU here"),  # CUDA would leave GPU 0
+        ("0,-1,1", "'-1' is no GPU here"),
+        ("0,", "'' is no GPU here"),
+        ("GPU-else", "'GPU-else' is no GPU here"),
+        ("GPU-", "'GPU-' is no GPU here"),  # it could be any
+        ("0,1,0", "'0' is named twice"),  # CUDA would leave none
+        ("GPU-aaaa,GPU-aaaa-1", "'GPU-aaaa-1' is named twice"),
+    ],
+)
+def test_gpus_that_the_environment_names_in_vain_are_told(monkeypatch, chosen, said):
+    named_by_environment(monkeypatch, chosen)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        _ = parse(one={"strategy": "single"}).rows["one"].hardware
+
+
+@pytest.mark.parametrize("chosen", ["2,0", " 1 , 2", "GPU-bb", "MIG-aaaa/1"])
+def test_gpus_that_the_environment_may_name(monkeypatch, chosen):
+    named_by_environment(monkeypatch, chosen)
+    assert parse(one={"strategy": "single"}).rows["one"].hardware.device == "cuda"
+
+
+def test_an_environment_without_gpus_leaves_the_cpu(monkeypatch):
+    for chosen in ("", "-1", "NoDevFiles"):
+        named_by_environment(monkeypatch, chosen)
+        assert parse(one={"strategy": "single"}).rows["one"].hardware.device == "cpu"
+
+
+def named_by_environment(monkeypatch, chosen: str) -> None:
+    """A machine of three GPUs, and what CUDA_VISIBLE_DEVICES says."""
+    monkeypatch.setattr(hardware, "built_for_gpus", lambda: True)
+    answers = {
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetUUID": ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"].__getitem__,
+    }
+    answers |= {"nvmlDeviceGetHandleByIndex": lambda number: number}
+    monkeypatch.setattr(nvml, "library", lambda: SimpleNamespace(**answers))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+
+def test_gpus_of_amd_are_counted_where_the_kernel_tells_of_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(hardware, "built_for_gpus", lambda: True)
+    monkeypatch.setattr(hardware, "built_for_amd", lambda: True)
+    monkeypatch.setattr(hardware, "KFD", tmp_path)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert hardware.visible_gpus() == 0
+    for number, units in enumerate((0, 0, 304, 304, 304)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(f"cpu_cores_count 9\nsimd_count {units}\nsimd_per_cu 4\n")
+    assert hardware.visible_gpus() == 3
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
+    assert hardware.visible_gpus() == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert hardware.visible_gpus() == 1
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "")
+    assert hardware.visible_gpus() == 0

@@ -4,6 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
 
 from lockstep.data import corpus
 
@@ -49,10 +52,6 @@ def test_about_eight_in_a_hundred_labels_are_wrong(monkeypatch):
 
 
 def test_a_linear_model_over_characters_is_neither_lost_nor_perfect(rows):
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-
     unique = {row["text"]: row["label"] for row in rows}
     train_x, test_x, train_y, test_y = train_test_split(
         list(unique), list(unique.values()), test_size=0.2, random_state=0, stratify=list(unique.values())

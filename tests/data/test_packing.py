@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import BertConfig, BertForSequenceClassification
 
 from lockstep.data import packing
 from lockstep.data.tokens import Tokens
@@ -44,18 +45,21 @@ def test_every_token_is_there_once_at_its_place(lengths):
     assert (flat["input_ids"][flat["text"] < 0] == tokens.pad_id).all()
 
 
-def test_a_model_sees_the_same_texts():
-    from transformers import BertConfig, BertForSequenceClassification
+def inputs(batch: dict) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in batch.items() if name != "labels"}
 
+
+@pytest.fixture
+def model():
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    model = BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **shape)).eval()
+    return BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **shape)).eval()
+
+
+def test_a_model_sees_the_same_texts(model):
     tokens = tokens_of(np.array([7, 40, 3, 22, 5, 11, 2, 30]))
     ids = np.arange(8)
-    padded = {name: torch.from_numpy(array) for name, array in tokens.batch(ids, 40).items() if name != "labels"}
-    packed = {
-        name: torch.from_numpy(array) for name, array in packing.batch(tokens, ids, 40).items() if name != "labels"
-    }
+    padded, packed = inputs(tokens.batch(ids, 40)), inputs(packing.batch(tokens, ids, 40))
     both = packing.Packed(model)
     assert len(packed["input_ids"]) < 8
     torch.testing.assert_close(both(**packed).logits, both(**padded).logits, atol=1e-5, rtol=1e-5)
@@ -63,3 +67,41 @@ def test_a_model_sees_the_same_texts():
     mixed = packed | {"text": torch.zeros_like(packed["text"])}
     with pytest.raises(AssertionError):
         torch.testing.assert_close(both(**mixed).logits, both(**padded).logits, atol=1e-5, rtol=1e-5)
+
+
+def by_formula(query, key, value, starts, _, longest, __, scale):
+    """What varlen_attn computes, which has no kernel on a CPU: attention of each text by itself."""
+    texts = zip(*(tensor.split(starts.diff().tolist()) for tensor in (query, key, value)), strict=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    parts = [attend(*(part.transpose(0, 1) for part in text), scale=scale).transpose(0, 1) for text in texts]
+    return torch.cat(parts)
+
+
+@given(texts)
+def test_in_one_row_every_token_is_there_once_at_its_place(lengths):
+    tokens = tokens_of(lengths)
+    ids = np.random.default_rng(1).permutation(len(lengths))
+    row = packing.end_to_end(tokens, ids)
+    assert row["input_ids"].shape == (1, lengths.sum())
+    for number, sample in enumerate(ids):
+        there = slice(row["starts"][number], row["starts"][number + 1])
+        start = tokens.starts[sample]
+        assert row["input_ids"][0, there].tolist() == tokens.token_ids[start : start + lengths[sample]].tolist()
+        assert row["position_ids"][0, there].tolist() == list(range(lengths[sample]))
+    assert row["labels"].tolist() == tokens.labels[ids].tolist()
+
+
+def test_a_model_sees_the_same_texts_in_one_row(model, monkeypatch):
+    monkeypatch.setattr(packing.varlen, "varlen_attn", by_formula)
+    tokens = tokens_of(np.array([7, 40, 3, 22, 5, 11, 2, 30]))
+    ids = np.arange(8)
+    padded, row = inputs(tokens.batch(ids, 40)), inputs(packing.end_to_end(tokens, ids))
+    expected = model(**padded).logits
+    packing.use_varlen(model)
+    both = packing.Packed(model)
+    torch.testing.assert_close(both(**row, longest=40).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both(**padded).logits, expected, atol=1e-5, rtol=1e-5)
+    # The negative control: a text that sees one token of its neighbour.
+    row["starts"][1] += 1
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(both(**row, longest=40).logits, expected, atol=1e-5, rtol=1e-5)

@@ -3,11 +3,13 @@
 import gzip
 import hashlib
 import http.server
+import io
 import json
 import re
 import ssl
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -109,12 +111,19 @@ def test_a_hub_dataset_is_read_by_the_datasets_library(tmp_path):
 
 def test_an_unknown_hub_dataset_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(BadInput, match=r"data\.hub: nobody/nothing at revision 0a1b can't be read"):
         read(tmp_path, hub="nobody/nothing", revision="0a1b")
 
 
 @pytest.fixture
-def https_server(tmp_path, monkeypatch):
+def line():
+    """The line to the server: after how many bytes it is cut, whether a rest can be had, and which were asked for."""
+    return SimpleNamespace(cuts=[], resumes=True, ranges=[])
+
+
+@pytest.fixture
+def https_server(tmp_path, monkeypatch, line):
     """Serves tmp_path/www by https on this machine; its certificate authority is trusted for the test."""
     (tmp_path / "www").mkdir()
     authority = trustme.CA()
@@ -129,6 +138,21 @@ def https_server(tmp_path, monkeypatch):
 
         def log_message(self, *_):
             pass
+
+        def do_GET(self):
+            """A range too, as servers of files have it, and a connection that is cut where a test says so."""
+            line.ranges.append(self.headers.get("Range"))
+            if not self.headers.get("Range") or not line.resumes:
+                return super().do_GET()
+            first = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+            rest = (tmp_path / "www" / self.path.strip("/")).read_bytes()[first:]
+            self.send_response(206)
+            self.send_header("Content-Length", str(len(rest)))
+            self.end_headers()
+            self.copyfile(io.BytesIO(rest), self.wfile)
+
+        def copyfile(self, source, outputfile):
+            outputfile.write(source.read(line.cuts.pop(0) if line.cuts else -1))
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -165,6 +189,31 @@ def test_a_download_that_is_too_large_is_refused(tmp_path, https_server, monkeyp
 def test_a_download_that_fails_is_one_message(tmp_path, https_server):
     with pytest.raises(BadInput, match=r"nothing\.json can't be fetched: 404"):
         read(tmp_path / "kept", url=f"{https_server}/nothing.json", sha256="0" * 64)
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_download_that_is_cut_goes_on(tmp_path, https_server, line, resumes):
+    """From where it was cut, or from its beginning where the server knows no ranges."""
+    keys = {"url": f"{https_server}/rows.json", "sha256": long_file(tmp_path / "www")}
+    line.resumes, line.cuts[:] = resumes, [99_000, 80_000 if resumes else 150_000]
+    assert len(read(tmp_path / "kept", **keys)) == 9000
+    assert line.ranges == [None, "bytes=65536-", "bytes=131072-"]
+
+
+def long_file(folder) -> str:
+    """Writes rows.json, of some blocks; its sha256."""
+    content = json.dumps([[f"今天{number}", 5] for number in range(9000)]).encode()
+    (folder / "rows.json").write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_download_that_is_cut_at_one_place_is_one_message(tmp_path, https_server, line):
+    keys = {"url": f"{https_server}/rows.json", "sha256": long_file(tmp_path / "www")}
+    line.cuts[:] = [99_000, 0]
+    with pytest.raises(BadInput, match=r"rows\.json can't be fetched: .*Fetch it by hand"):
+        read(tmp_path / "kept", **keys)
+    assert list((tmp_path / "kept").iterdir()) == []
+    assert len(read(tmp_path / "kept", **keys)) == 9000
 
 
 def test_a_local_path_wins_over_the_download(tmp_path):

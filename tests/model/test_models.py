@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from tests.data.test_data import scratch
+from tests.hub import bert
 
 TRAIN = replace(reading.parse({}).train, learning_rate=0.1)
 TEXTS = ["今天真开心", "好难过"] * 2  # a character that comes once is not in the vocabulary
@@ -59,6 +60,46 @@ def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
     assert len(tokenizer) == pretrained.config.vocab_size
     model = models.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, pretrained.bert.embeddings.word_embeddings.weight)
+
+
+@pytest.mark.parametrize("weights", ["pytorch_model.bin", "model.safetensors"])
+def test_the_whole_body_of_a_pretrained_checkpoint_is_taken(tmp_path, weights):
+    """With the names that a checkpoint has which was converted from TensorFlow's long ago."""
+    write(tmp_path, bert(TEXTS, weights))
+    wanted, notes = scratch(name=str(tmp_path)), []
+    tokenizer = models.make_tokenizer(wanted, ["别的"], 16)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("今天 X")["input_ids"]) == ["[CLS]", "今", "天", "[UNK]", "[SEP]"]
+    state = models.initialise(wanted, tokenizer, LABELS, 16, 0, notes).state_dict()
+    held = load_file(tmp_path / weights) if weights.endswith("safetensors") else torch.load(tmp_path / weights)
+    body = [name for name in state if name.startswith("bert.")]
+    assert len(body) == 39
+    assert all(torch.equal(state[name], held[name]) for name in body)
+    assert notes == []
+
+
+def test_what_a_weights_file_lacks_is_said(tmp_path):
+    """transformers draws it at random without a word, as the pooler of a model for masked words alone."""
+    write(tmp_path, bert(TEXTS, "model.safetensors"))
+    held = load_file(tmp_path / "model.safetensors")
+    save_file({name: value for name, value in held.items() if "pooler" not in name}, tmp_path / "model.safetensors")
+    wanted, notes = scratch(name=str(tmp_path)), []
+    models.initialise(wanted, models.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, 0, notes)
+    assert notes == [
+        f"{tmp_path} holds no bert.pooler.dense.weight and 1 more of 39 weights: new ones take their place"
+    ]
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    write(tmp_path, bert(TEXTS, "model.safetensors"))
+    held = load_file(tmp_path / "model.safetensors")
+    save_file({f"other.{name}": value for name, value in held.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"its weights file holds no bert\.embeddings\.word_embeddings\.weight, nor any"):
+        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+
+
+def write(folder, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
 
 
 def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):

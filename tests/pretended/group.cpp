@@ -1,4 +1,4 @@
-// What Python calls of pretended GPUs, and their process group: gloo by the name of nccl. See pretended/__init__.py.
+// What Python calls of pretended GPUs, and a process group for their tensors by gloo. See pretended/__init__.py.
 
 #include "memory.h"
 
@@ -54,10 +54,13 @@ using Lists = std::vector<std::vector<at::Tensor>>;
 
 class Group final : public c10d::Backend {
  public:
-  Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()), store_(std::move(store)), gloo_(std::move(gloo)) {}
+  Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo, std::string name)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()),
+        store_(std::move(store)),
+        gloo_(std::move(gloo)),
+        name_(std::move(name)) {}
 
-  const std::string getBackendName() const override { return "nccl"; }
+  const std::string getBackendName() const override { return name_; }
   bool supportsCoalescing() const override { return false; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
@@ -153,13 +156,15 @@ class Group final : public c10d::Backend {
   }
 
  private:
-  // The same memory on the host; what lies there already is refused, as NCCL does.
+  // The same memory on the host. NCCL refuses what lies there already; gloo takes both.
   std::vector<at::Tensor> host(const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> hosts;
     for (const auto& tensor : tensors) {
-      TORCH_CHECK(tensor.is_cuda(), "No backend type associated with device type cpu");
-      meet(tensor.device().index());
-      hosts.push_back(on_host(tensor.detach()));
+      if (name_ == "nccl") {
+        TORCH_CHECK(tensor.is_cuda(), "No backend type associated with device type cpu");
+        meet(tensor.device().index());
+      }
+      hosts.push_back(tensor.is_cuda() ? on_host(tensor.detach()) : tensor);
     }
     return hosts;
   }
@@ -185,12 +190,14 @@ class Group final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::string name_;
   bool met_ = false;
 };
 
 c10::intrusive_ptr<c10d::Backend> make_group(
-    const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend>& gloo) {
-  return c10::make_intrusive<Group>(store, gloo);
+    const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend>& gloo,
+    const std::string& name) {
+  return c10::make_intrusive<Group>(store, gloo, name);
 }
 
 }  // namespace

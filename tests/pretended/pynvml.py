@@ -1,5 +1,9 @@
-"""NVML of pretended GPUs."""
+"""NVML of pretended GPUs.
 
+LOCKSTEP_PRETENDED_PROCESSES names a file that says what computes on them, as lists of GPU, process id and MiB.
+"""
+
+import json
 import os
 from types import SimpleNamespace
 
@@ -12,7 +16,8 @@ class NVMLError(Exception):
 
 
 def nvmlInit():
-    pass
+    if os.environ.get("LOCKSTEP_PRETENDED_AMD"):
+        raise NVMLError("no NVIDIA driver")
 
 
 def nvmlShutdown():
@@ -44,7 +49,16 @@ def nvmlDeviceGetMemoryInfo(gpu):
 
 
 def nvmlDeviceGetComputeRunningProcesses(gpu):
-    return []
+    file = os.environ.get("LOCKSTEP_PRETENDED_PROCESSES")
+    if not file or not os.path.exists(file):
+        return []
+    with open(file, encoding="utf-8") as stream:
+        listed = json.load(stream)
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used * 2**20) for on, pid, used in listed if on == gpu]
+
+
+def nvmlDeviceGetUtilizationRates(gpu):
+    return SimpleNamespace(gpu=50 + gpu, memory=10)
 
 
 def nvmlDeviceGetClockInfo(gpu, kind):

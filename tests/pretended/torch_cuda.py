@@ -4,6 +4,7 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import time
 import uuid
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 MEMORY = 8 * 2**30
+AMD = os.environ.get("LOCKSTEP_PRETENDED_AMD")  # the GPUs are AMD's: where the kernel tells of them
 
 
 @functools.cache
@@ -27,9 +29,9 @@ def gpus():
 def visible() -> list[int]:
     """The numbers of the machine's GPUs that this process sees."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return list(range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"])))
-    return [int(number) for number in chosen.split(",") if number]
+    there = [str(number) for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))]
+    named = there if chosen is None else [name.strip() for name in chosen.split(",")]
+    return [int(name) for name in itertools.takewhile(there.__contains__, named)]  # no further, as CUDA does
 
 
 # ---- torch.cuda: what its Python asks of its compiled part ----
@@ -189,7 +191,7 @@ def after_torch_cuda(cuda):
     cuda.mem_get_info = lambda device=None: (MEMORY, MEMORY)
     cuda.is_bf16_supported = lambda including_emulation=True: True
     cuda.memory._host_allocator = None
-    torch.version.cuda = "13.0"
+    torch.version.cuda, torch.version.hip = (None, "7.0") if AMD else ("13.0", None)
     torch.Tensor.pin_memory = lambda self, device=None: self
     torch.Tensor.record_stream = lambda self, stream: None  # which takes no stream but PyTorch's own
     torch.Tensor.is_pinned = lambda self, device=None: False
@@ -246,21 +248,42 @@ class Options:
 
 class IsNamedSo(type):
     def __instancecheck__(cls, group):
-        return callable(getattr(group, "name", None)) and group.name() == "nccl"
+        return callable(getattr(group, "name", None)) and group.name() == cls.backend
 
 
 class ProcessGroupNCCL(metaclass=IsNamedSo):
+    backend = "nccl"
     Options = Options
 
     def __new__(cls, store, rank, size, options=None):
-        import torch.distributed as dist
-
         timeout = options._timeout if options else timedelta(minutes=10)
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
-        return gpus().make_group(store, gloo)
+        return process_group("nccl", store, rank, size, timeout)
+
+
+class ProcessGroupGloo(metaclass=IsNamedSo):
+    """Gloo sends tensors of GPUs too, through the host; the CPU build's own does not know them."""
+
+    backend = "gloo"
+
+    def __new__(cls, store, rank, size, timeout):
+        return process_group("gloo", store, rank, size, timeout)
+
+
+def process_group(name, store, rank, size, timeout):
+    """A group of that name; what it sends goes by gloo."""
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as compiled
+
+    gloo = compiled.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+    return gpus().make_group(store, gloo, name)
 
 
 def after_distributed(distributed):
+    import torch
+
+    distributed.ProcessGroupGloo = ProcessGroupGloo
+    # What PyTorch notes in a group's options, nobody here reads.
+    torch._C._distributed_c10d.Backend.options = property(lambda group: Options())
     distributed._NCCL_AVAILABLE = True
     distributed.ProcessGroupNCCL = ProcessGroupNCCL
     distributed.default_pg_nccl_timeout = timedelta(minutes=10)
@@ -272,6 +295,8 @@ def after_package(package):
 
 def after_hardware(hardware):
     hardware.built_for_gpus = lambda: True
+    if AMD:
+        hardware.built_for_amd, hardware.KFD = lambda: True, Path(AMD)
 
 
 def after_profiler(profiler):
@@ -288,6 +313,23 @@ def after_profiler(profiler):
 def after_nvtx(nvtx):
     for name in ("rangePushA", "rangePop", "markA", "rangeStartA", "rangeEnd"):
         setattr(nvtx._nvtx, name, lambda *arguments: 0)
+
+
+def after_varlen(varlen):
+    """FlashAttention's part for texts of any lengths, by its formula; as there, in bf16 and fp16 only."""
+    import torch
+
+    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None):
+        if not (query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)):
+            raise RuntimeError("FlashAttention only supports fp16 and bf16, on GPUs")
+        if cu_seq_q.dtype != torch.int32 or max_q < cu_seq_q.diff().max():
+            raise RuntimeError("cu_seqlens must be int32, and no text longer than max_seqlen")
+        lengths = cu_seq_q.diff().tolist()
+        texts = zip(*(tensor.transpose(0, 1).split(lengths, 1) for tensor in (query, key, value)), strict=True)
+        attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, scale=scale)
+        return torch.cat([attend(*(part[None] for part in text))[0] for text in texts], 1).transpose(0, 1)
+
+    varlen.varlen_attn = varlen_attn
 
 
 def after_horovod(operations):
@@ -336,6 +378,7 @@ AFTER = {
     "torch.cuda.nvtx": after_nvtx,
     "torch.profiler.profiler": after_profiler,
     "torch.nn.parallel.comm": after_comm,
+    "torch.nn.attention.varlen": after_varlen,
     "torch.distributed.distributed_c10d": after_distributed,
     "torch.distributed": after_package,
     "lockstep.config.hardware": after_hardware,

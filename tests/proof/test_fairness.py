@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep import files
+from lockstep import files, paths
 from lockstep.config.reading import read
 from lockstep.errors import BadInput
 from lockstep.proof import fairness
@@ -39,7 +39,7 @@ def results(benchmark, tmp_path) -> Path:
 
 def write_journal(results: Path) -> None:
     """Say of all that lies in `results` that it was made as it is now."""
-    (results / journal.FILE).unlink(missing_ok=True)
+    paths.journal_file(results).unlink(missing_ok=True)
     journal.note(results, "request", rows=list(ROWS))
     journal.note(results, "preparation", results / "data", ("data.json",))
     for file in sorted(results.glob("runs/*/*/*/record.json")):
@@ -59,7 +59,7 @@ def run(results: Path, row: str = "ddp", repeat: int = 2) -> Path:
 
 
 def test_a_fair_comparison_has_no_breach(results):
-    assert fairness.check(results) == fairness.Found(runs=9, rows=3, breaches=[])
+    assert fairness.check(results) == fairness.Findings(runs=9, rows=3, breaches=[])
 
 
 def test_an_empty_folder_is_told(tmp_path):
@@ -119,7 +119,7 @@ def publish(folder, **values):
 def watched_others(folder):
     """What the watcher wrote down says so, and the record was edited not to."""
     sample = {"begin": 0, "end": 1e9, "others_cores": 1.5, "cpu_mhz": None, "cpu_celsius": None}
-    (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "gpu_strangers": 0}) + "\n")
+    (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "others_on_gpus": []}) + "\n")
 
 
 def record(folder: Path) -> dict:

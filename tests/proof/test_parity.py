@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import HOROVOD, Workplace
 
@@ -248,8 +249,6 @@ rows:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_criterion_holds_for_other_models(prove, benchmark, tmp_path, shape):
     """Honest rows are equal on two and on three ranks, and the mildest mistake is caught, by far."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(benchmark.path("results/data/tokenizer"))
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
     special |= {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}

@@ -5,7 +5,8 @@ import gc
 import pytest
 import torch
 
-from lockstep.rank.clock import LAUNCHED, Clock
+from lockstep.rank.clock import Clock
+from lockstep.run.progress import LAUNCHED
 
 
 class FakeTime:
@@ -74,7 +75,7 @@ def test_no_garbage_is_collected_inside_the_window():
     assert gc.isenabled()
 
 
-def test_without_a_launcher_the_clock_starts_with_the_process(monkeypatch):
+def test_without_a_supervisor_the_clock_starts_with_the_process(monkeypatch):
     monkeypatch.delenv(LAUNCHED, raising=False)
     time = FakeTime()
     assert Clock(time).launched == 100.0

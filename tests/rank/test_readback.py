@@ -68,6 +68,15 @@ def test_another_optimizer(prepared):
         readback.check(strategy, asked)
 
 
+def test_buffers_that_change_are_sent_and_others_are_not(prepared):
+    strategy, asked = prepared
+    strategy.live = lambda: {"broadcast_buffers": True}  # which DDP does unless told otherwise
+    with pytest.raises(RunFailed, match="broadcast_buffers: False is asked for, and the live single has True"):
+        readback.check(strategy, asked)
+    strategy.module.register_buffer("running_mean", torch.zeros(3))
+    readback.check(strategy, asked)
+
+
 def test_other_threads_and_options(prepared):
     strategy, asked = prepared
     strategy.live = lambda: {"clip": 0.5, "not an option": 3}

@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import bare
 from lockstep.config import reading, registry
+from lockstep.data.plan import Plan
+from lockstep.data.tokens import Tokens
+from lockstep.model import models
+from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import memory, training
 from lockstep.rank.clock import Clock
 from lockstep.rank.session import Session
@@ -22,12 +27,12 @@ SYNCHRONISING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "at
 
 
 class Counting(TorchDispatchMode):
-    """Counts, while a clock's window is open, each operation that synchronises, and each print."""
+    """Counts, while a clock's window is open, all operations, each that synchronises, and each print."""
 
     def __init__(self, clock: Clock, patch):
         super().__init__()
         self.noted: list[str] = []
-        self.steps, self.open = 0, False
+        self.steps, self.operations, self.open = 0, 0, False
         self.watch(clock, patch)
 
     def watch(self, clock: Clock, patch) -> None:
@@ -62,6 +67,7 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
         name = operation.name().split(".")[0]
+        self.operations += self.open
         if name in SYNCHRONISING or name.startswith("c10d::"):
             self.note(name)
         return operation(*arguments, **(keywords or {}))
@@ -90,6 +96,22 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypat
         training.train(session)
     assert counting.steps == 9
     assert counting.noted == []
+
+
+def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(session, monkeypatch):
+    """Each operation costs the host the time of a launch; on a GPU small models wait for no more than that."""
+    with Counting(session.clock, monkeypatch) as counting:
+        training.train(session)
+    plan, data = Plan.load(Path(session.settings.plan_file)), Path(session.settings.data)
+    model = models.load(data / "weights", 0).train()
+    optimizer = make_optimizer(model, session.train)
+    schedule = make_schedule(optimizer, session.train, plan.steps)
+    clock = Clock()
+    with Counting(clock, monkeypatch) as least:
+        clock.open(lambda: None)
+        bare.train(model, optimizer, schedule, plan, Tokens.load(data / "dataset" / "train"))
+        clock.close()
+    assert counting.operations / plan.steps < least.operations / plan.steps + 10
 
 
 @pytest.mark.parametrize("what", ["item", "print"])

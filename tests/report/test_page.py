@@ -91,7 +91,7 @@ def overflowing(page) -> list[str]:
 @pytest.mark.parametrize("width", [1440, 390])
 def test_everything_is_there_and_nothing_overflows(visit, report, width):
     page = visit(report, width)
-    names = ("train_seconds", "step_parts", "losses", "quality", "memory", "setup")
+    names = ("train_seconds", "step_parts", "losses", "quality", "memory", "setup", "ranks")
     for name in names:
         picture = page.locator(f"svg[aria-labelledby={name}-title]")
         assert picture.count() == 1

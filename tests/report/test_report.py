@@ -7,6 +7,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -15,7 +16,7 @@ from lockstep import files
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.report import headline, page
-from lockstep.report.summary import Summary, gather
+from lockstep.report.summary import COLUMNS, Summary, gather
 
 
 @pytest.fixture
@@ -118,6 +119,42 @@ def test_a_failed_row_shows_the_end_of_its_log(results):
     shown = page[page.index("End of its log") :]
     assert "RunFailed: the loss is" in shown[: shown.index("</details>")]
     assert "failed" in (results / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("device", "nccl", "said"), [("cuda:0", False, True), ("cuda:0", True, False), ("cpu", False, False)]
+)
+def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said):
+    """On a CPU it has none, and needs none."""
+    file = results / "runs" / "ddp" / "n2" / "rep1" / "record.json"
+    record = files.read_json(file)
+    live = record["settings"] | {"device": device}
+    live["options"] |= {"nccl_built": nccl}
+    files.write_json(file, record | {"settings": live})
+    summary, _ = gathered(results)
+    (conditions,) = [line for line in first_lines(summary) if "global batch 31" in line]
+    assert ("Horovod was built without NCCL, so what the GPUs of ddp share went through the CPU" in conditions) == said
+
+
+def test_ranks_that_share_a_gpu_are_told_of():
+    """A row of three ranks on one GPU is fastest; single has one to itself."""
+    runs = {
+        name: [{"status": "ok", "watch": {"disturbed": []}, "asked": {"hardware": hardware}}]
+        for name, hardware in {"ddp": {"processes": 3, "gpu_count": 1}, "old": {"processes": 3}}.items()
+    }
+    best = {"row": "ddp", "device": "cuda", "world_size": 3, "rank": None, "repeats": 2, "train_seconds": 1.0}
+    summary = SimpleNamespace(runs=runs, ratios={}, profiles={})
+    assert headline._fastest(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
+    assert "(3 GPUs)" in headline._fastest(best | {"row": "old"}, [best], summary).en
+    used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
+    assert [headline._shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
+
+
+def test_a_row_without_a_run_has_empty_cells():
+    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "not-run", "status": "ok"} for name in ("ran", "did_not")]
+    rows[0]["utilisation_by_gpu"] = "50 / 51"
+    said = [{cell.key: cell.text.en for cell in line} for line in page.table(rows)]
+    assert [line["utilisation_by_gpu"] for line in said] == ["50 / 51", ""]
 
 
 def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
@@ -481,7 +518,7 @@ def test_texts_of_the_data_stay_texts(results):
 def test_the_pictures_are_files_too(results):
     made(results)
     plots = sorted(os.listdir(results / "report" / "plots"))
-    names = ("confusion", "losses", "memory", "quality", "setup", "step_parts", "train_seconds")
+    names = ("confusion", "losses", "memory", "quality", "ranks", "setup", "step_parts", "train_seconds")
     assert plots == [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
     first = (results / "report/plots/losses.svg").read_bytes()
     made(results)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lockstep import paths
 from lockstep.errors import BadInput
 from lockstep.run import journal
 
@@ -17,9 +18,9 @@ def folder(tmp_path):
 
 
 def test_it_is_appended_to(tmp_path, folder):
-    before = (tmp_path / journal.FILE).read_bytes()
+    before = paths.journal_file(tmp_path).read_bytes()
     journal.note(tmp_path, "run", folder, ("record.json",))
-    assert (tmp_path / journal.FILE).read_bytes().startswith(before)
+    assert paths.journal_file(tmp_path).read_bytes().startswith(before)
     request, first, again = journal.read(tmp_path)
     assert request["rows"] == ["ddp"]
     assert first["files"] == again["files"]
@@ -40,7 +41,7 @@ def test_what_was_changed_or_is_gone_is_told_until_it_is_made_again(tmp_path, fo
 
 @pytest.mark.parametrize("line", [b"5", b'{"what": ', b"\xff\xfe", b"{}"])
 def test_a_damaged_line_is_named_by_its_number(tmp_path, folder, line):
-    with (tmp_path / journal.FILE).open("ab") as stream:
+    with paths.journal_file(tmp_path).open("ab") as stream:
         stream.write(line + b"\n")
     with pytest.raises(BadInput, match=r"journal\.jsonl, line 3: is damaged"):
         journal.read(tmp_path)
@@ -49,4 +50,4 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path, folder, line):
 def test_only_a_run_in_a_results_folder_has_one(tmp_path):
     (tmp_path / "elsewhere" / "test").mkdir(parents=True)
     journal.note_test(tmp_path / "elsewhere")
-    assert not list(tmp_path.rglob(journal.FILE))
+    assert not list(tmp_path.rglob(paths.journal_file(tmp_path).name))

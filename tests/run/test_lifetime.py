@@ -1,4 +1,4 @@
-"""Runs that meet: a folder is one run's at a time, a killed Snakemake or launcher leaves nothing, and both say so."""
+"""Runs that meet: a folder is one run's at a time, a killed Snakemake or supervisor leaves nothing, and both say so."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from lockstep import paths
 from lockstep.errors import BadInput
 from lockstep.run import lifetime
 from tests.conftest import HOROVOD, PROJECT, Workplace, copy_project
@@ -61,7 +62,7 @@ def test_a_held_folder_is_refused_by_who_holds_it_since_when(tmp_path, monkeypat
         lifetime.hold(tmp_path),
         lifetime.hold(tmp_path / "." / ""),
     ):  # parity holds a folder, and so does the run in it
-        assert json.loads((tmp_path / lifetime.LOCK).read_text())["pid"] == os.getpid()
+        assert json.loads((tmp_path / paths.LOCK).read_text())["pid"] == os.getpid()
     lifetime.refuse_held([tmp_path])
 
 
@@ -71,13 +72,13 @@ def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path):
         assert process.wait(timeout=1) == 0
 
 
-@pytest.mark.parametrize("launcher", ["the one that holds it", "another"])
-def test_a_rank_ends_with_its_launcher(tmp_path, launcher):
+@pytest.mark.parametrize("supervisor", ["the one that holds it", "another"])
+def test_a_rank_ends_with_its_supervisor(tmp_path, supervisor):
     """Whatever is between them, and also where it comes so late that the next run has begun."""
     process = holder(tmp_path, 60)
-    named = {lifetime.LAUNCHER: str(process.pid if launcher != "another" else 1)}
+    named = {lifetime.SUPERVISOR: str(process.pid if supervisor != "another" else 1)}
     rank = python(f"import os; os.environ |= {named}; lifetime.end_with_holder(folder); time.sleep(60)", tmp_path)
-    if launcher != "another":
+    if supervisor != "another":
         with pytest.raises(subprocess.TimeoutExpired):
             rank.wait(timeout=2)
         process.kill()
@@ -174,7 +175,7 @@ def nothing_is_left(place: Workplace, seconds: float = 60) -> None:
     assert [process.cmdline() for process in working_in(place)] == []
 
 
-def test_two_launchers_of_one_row(place):
+def test_two_supervisors_of_one_row(place):
     """The second says who is there and leaves the files alone, also of what parity and profiles run."""
     folder = place.path("results/runs/ddp/n2/rep1")
     first = launch(place, "ddp")
@@ -248,38 +249,38 @@ FRAMEWORKS = ["ddp", "accelerate", "deepspeed", "horovod", "fabric", "trainer"]
     "row", ["dataparallel", "ddp_spawn", *(pytest.param(row, marks=pytest.mark.slow) for row in FRAMEWORKS)]
 )
 @pytest.mark.parametrize("moment", ["training", "importing"])
-def test_a_launcher_that_is_killed_takes_everything_along(place, row, moment):
+def test_a_supervisor_that_is_killed_takes_everything_along(place, row, moment):
     if row == "horovod" and not HOROVOD:
         pytest.skip("horovod is not installed here")
     (folder,) = {place.path(f"results/runs/{row}/n{1 if row == 'dataparallel' else 2}/rep1")}
     (folder / "progress").unlink(missing_ok=True)
-    launcher = launch(place, row)
+    supervisor = launch(place, row)
     if moment == "training":
         training(folder)
     else:
         deadline = time.monotonic() + 120
-        while not any(map(is_rank, below(launcher))):
+        while not any(map(is_rank, below(supervisor))):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    launcher.kill()
-    launcher.communicate()
+    supervisor.kill()
+    supervisor.communicate()
     nothing_is_left(place)
 
 
-def test_a_launcher_in_the_background_outlives_its_shell(place):
+def test_a_supervisor_in_the_background_outlives_its_shell(place):
     """`nohup python launch.py &`, then logging out: nobody wanted it to end."""
     folder = place.path("results/runs/ddp/n2/rep1")
     (folder / "progress").unlink(missing_ok=True)
     script = f"python workflow/scripts/launch.py {' '.join(LONG_CONFIG)} --row ddp"
     shell = start(place, "bash", "-c", f"nohup {script} > out.log 2>&1 & echo $!", start_new_session=True)
     said, _ = shell.communicate(timeout=30)
-    launcher = psutil.Process(int(said))
+    supervisor = psutil.Process(int(said))
     training(folder)
     time.sleep(2)
-    assert launcher.is_running()
-    assert launcher.ppid() != shell.pid
-    launcher.send_signal(signal.SIGTERM)
-    psutil.wait_procs([launcher], timeout=20)
+    assert supervisor.is_running()
+    assert supervisor.ppid() != shell.pid
+    supervisor.send_signal(signal.SIGTERM)
+    psutil.wait_procs([supervisor], timeout=20)
     assert "failed: ddp: the run was ended from outside (SIGTERM)" in place.path("out.log").read_text()
     assert working_in(place) == []
 
@@ -315,8 +316,8 @@ def test_a_killed_snakemake_leaves_nothing_and_can_be_started_again(place, row):
     (folder / "progress").unlink(missing_ok=True)
     training(folder)
     again.send_signal(signal.SIGINT)
-    for launcher in psutil.Process(again.pid).children():
-        launcher.send_signal(signal.SIGINT)  # as a terminal would
+    for supervisor in psutil.Process(again.pid).children():
+        supervisor.send_signal(signal.SIGINT)  # as a terminal would
     again.communicate(timeout=60)
     assert working_in(place) == []
 

@@ -6,8 +6,9 @@ import stat
 
 import numpy as np
 import pytest
+from jsonschema import ValidationError
 
-from lockstep import files
+from lockstep import files, paths
 from lockstep.data import plan
 from lockstep.errors import RunFailed
 from lockstep.run import record
@@ -30,8 +31,8 @@ def written(tmp_path, shares):
 
 def test_the_seconds_of_each_step_are_kept_by_rank(tmp_path):
     written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
-    write_steps(tmp_path / record.STEPS, gather_steps(tmp_path, 2))
-    kept = np.load(tmp_path / record.STEPS)
+    write_steps(tmp_path / paths.STEPS, gather_steps(tmp_path, 2))
+    kept = np.load(tmp_path / paths.STEPS)
     assert (kept.dtype, kept.shape) == (np.float32, (2, PLAN.steps))
     assert kept[:, 0].tolist() == [0.5, 1.5]
 
@@ -67,8 +68,6 @@ def test_a_ledger_with_too_many_steps_is_refused(tmp_path):
 
 
 def test_a_record_must_follow_the_schema(tmp_path):
-    from jsonschema import ValidationError
-
     with pytest.raises(ValidationError):
         record.write_run(tmp_path / "record.json", {"row": "ddp", "status": "great"})
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,7 @@ def block_runs(block, file):
     names = ROWS
     if block not in CONFIG.first_repetitions:
         names = lockstep.next_block(checkpoints.decide.get(block=block - 1).output[0])
-    return [
-        f"results/{ROWS[name].folder(block)}/{file}" for name in names if name in ROWS
-    ]
+    return [RESULTS / ROWS[name].folder(block) / file for name in names if name in ROWS]
 
 
 def all_runs(*files):
@@ -29,14 +27,14 @@ def all_runs(*files):
 
 checkpoint decide:
     input:
-        lambda wildcards: block_runs(int(wildcards.block), "record.json"),
+        lambda wildcards: block_runs(int(wildcards.block), paths.RECORD),
         # The last of the blocks that hold every row follows all of them.
-        [run_files(row, "record.json") for row in ROWS.values()],
+        [run_files(row, paths.RECORD) for row in ROWS.values()],
         code=code("decide"),
     output:
-        "results/blocks/{block}.json",
+        paths.decision_file(RESULTS, "{block}"),
     log:
-        "results/logs/decide_{block}.log",
+        paths.log_file(RESULTS, "decide_{block}"),
     priority: 10 + len(CONFIG.order)
     container:
         IMAGES["torch"]
@@ -47,4 +45,4 @@ checkpoint decide:
     message:
         "after block {wildcards.block}: does another one follow?"
     shell:
-        "python workflow/scripts/decide.py --config results/config.yaml --block {wildcards.block:q} 2> {log:q}"
+        command("decide") + " --block {wildcards.block:q} 2> {log:q}"

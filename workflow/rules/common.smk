@@ -5,8 +5,10 @@ CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
-# prepare leaves it last, and by another name for other settings: one that fails leaves what is there, and its name.
-DATA = f"results/data/ready/{CONFIG.data_key}"
+RESULTS = paths.RESULTS
+REPORT = paths.report_folder(RESULTS)
+# Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
+READY = paths.ready_file(RESULTS, CONFIG.data_key)
 MISSING = lockstep.missing_data(CONFIG)
 
 
@@ -18,6 +20,11 @@ wildcard_constraints:
     block="|".join(map(str, lockstep.decision.AFTER)),
 
 
+def command(script):
+    """The beginning of a script's command, for a shell."""
+    return shlex.join(lockstep.command(script))
+
+
 def code(script, strategy=None):
     """A script and all of Lockstep that it and the strategy import: editing one of them runs the rule again."""
     return lockstep.code_files(f"workflow/scripts/{script}.py", strategy)
@@ -25,8 +32,9 @@ def code(script, strategy=None):
 
 def training_input(row):
     """What was made before a row is trained. Made anew after a file was lost it is the same, so no row is repeated."""
-    plan = f"results/data/plan/{row.plan_name}"
-    return [ancient(file) for file in (DATA, f"{plan}.npz", f"{plan}.json")]
+    plan = paths.plan_file(RESULTS, row.plan_name)
+    about = paths.plan_summary_file(RESULTS, row.plan_name)
+    return [ancient(file) for file in (READY, plan, about)]
 
 
 def training_code(script, row):
@@ -42,23 +50,24 @@ def image(row):
 
 def run_files(row, file):
     """A file of those repetitions of a row that it has in any case."""
-    return [f"results/{row.folder(rep)}/{file}" for rep in CONFIG.first_repetitions]
+    return [RESULTS / row.folder(rep) / file for rep in CONFIG.first_repetitions]
 
 
-def run_folder(wildcards):
-    return f"results/runs/{wildcards.row}/n{wildcards.n}/rep{wildcards.rep}"
+def run_folder(row, n, rep):
+    """A timed run's folder; each may be a wildcard."""
+    return RESULTS / paths.RUNS / paths.run_name(row, n, rep)
 
 
 def first_test(wildcards):
-    return f"results/runs/{wildcards.row}/n{wildcards.n}/rep1/test/report.json"
+    return run_folder(wildcards.row, wildcards.n, 1) / paths.TEST_REPORT
 
 
 def verdict(trial):
     """Whether a row's trial, or a reference's, trained the same model."""
-    return f"results/{trial.folder(1)}/verdict.json"
+    return RESULTS / trial.folder(1) / paths.VERDICT
 
 
 def profiles():
     """Where the time of each row's step goes; none where the configuration asks for none."""
     rows = ROWS.values() if CONFIG.profile.steps else ()
-    return [f"results/{CONFIG.profiled(row).folder(1)}/profile.json" for row in rows]
+    return [RESULTS / CONFIG.profiled(row).folder(1) / paths.PROFILE for row in rows]

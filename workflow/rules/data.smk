@@ -6,49 +6,49 @@ rule prepare:
         code=code("prepare"),
         data=lockstep.data_files(CONFIG),
     output:
-        DATA,
+        READY,
         MISSING,
     log:
-        "results/logs/prepare.log",
+        paths.log_file(RESULTS, "prepare"),
     benchmark:
-        "results/benchmarks/prepare.tsv"
+        paths.benchmark_file(RESULTS, "prepare")
     container:
         IMAGES["torch"]
     threads: workflow.cores
     message:
         "prepare: read, split and tokenise the data; write the initial weights"
     shell:
-        "python workflow/scripts/prepare.py --config results/config.yaml > {log:q} 2>&1"
+        command("prepare") + " > {log:q} 2>&1"
 
 
 rule plan:
     input:
-        DATA,
+        READY,
         code=code("plan"),
     output:
-        "results/data/plan/{plan}.npz",
-        "results/data/plan/{plan}.json",
+        paths.plan_file(RESULTS, "{plan}"),
+        paths.plan_summary_file(RESULTS, "{plan}"),
     log:
-        "results/logs/plan_{plan}.log",
+        paths.log_file(RESULTS, "plan_{plan}"),
     benchmark:
-        "results/benchmarks/plan_{plan}.tsv"
+        paths.benchmark_file(RESULTS, "plan_{plan}")
     container:
         IMAGES["torch"]
     message:
         "plan {wildcards.plan}: which samples make up each step"
     shell:
-        "python workflow/scripts/plan.py --config results/config.yaml --plan {wildcards.plan:q} > {log:q} 2>&1"
+        command("plan") + " --plan {wildcards.plan:q} > {log:q} 2>&1"
 
 
 rule peak:
     input:
         code=code("peak"),
     output:
-        "results/data/peak.json",
+        paths.peak_file(RESULTS),
     log:
-        "results/logs/peak.log",
+        paths.log_file(RESULTS, "peak"),
     benchmark:
-        "results/benchmarks/peak.tsv"
+        paths.benchmark_file(RESULTS, "peak")
     container:
         IMAGES["torch"]
     threads: workflow.cores
@@ -57,4 +57,4 @@ rule peak:
     message:
         "peak: how many operations a second can this CPU do?"
     shell:
-        "python workflow/scripts/peak.py --config results/config.yaml > {log:q} 2>&1"
+        command("peak") + " > {log:q} 2>&1"

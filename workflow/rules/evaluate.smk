@@ -1,37 +1,37 @@
 # From a run's own checkpoint to a plain model, its test, and its predictions.
-RUN = "results/runs/{row}/n{n}/rep{rep}"
+RUN = run_folder("{row}", "{n}", "{rep}")
 
 
 # Conversion and test are one job, because most of what each takes is to start Python and import PyTorch.
 rule evaluate:
     input:
-        f"{RUN}/record.json",
-        f"{RUN}/native",
-        ancient(DATA),
+        RUN / paths.RECORD,
+        RUN / paths.CHECKPOINT,
+        ancient(READY),
         # The first repetition before the others, which take its test over where they end with the same weights.
         lambda wildcards: ancient(first_test(wildcards)) if wildcards.rep != "1" else [],
         code=lambda wildcards: code("evaluate", ROWS[wildcards.row].strategy),
     output:
-        directory(f"{RUN}/model"),
-        f"{RUN}/test/report.json",
+        directory(RUN / paths.MODEL),
+        RUN / paths.TEST_REPORT,
         report(
-            f"{RUN}/test/report.txt",
+            RUN / paths.TEST_TEXT,
             caption="../report/captions/test.rst",
             category="Classification reports",
             labels={"row": "{row}", "repetition": "{rep}"},
         ),
-        f"{RUN}/test/predictions.csv",
+        RUN / paths.TEST_PREDICTIONS,
     log:
-        f"{RUN}/evaluate.log",
+        RUN / paths.EVALUATION_LOG,
     benchmark:
-        "results/benchmarks/evaluate_{row}_n{n}_rep{rep}.tsv"
+        paths.benchmark_file(RESULTS, "evaluate_{row}_n{n}_rep{rep}")
     # After all trainings, beside each other; where seeds vary, quality is what it is about, and a benchmark that is
     # interrupted after hours is to show it.
     priority: 10 + 2 * len(CONFIG.order) if CONFIG.vary_seed else 0
     container:
         lambda wildcards: image(ROWS[wildcards.row])
     params:
-        run=run_folder,
+        run=lambda wildcards: str(run_folder(**wildcards)),
     message:
         "{wildcards.row}, repetition {wildcards.rep}: convert the checkpoint, test the model"
     shell:
@@ -40,21 +40,21 @@ rule evaluate:
 
 rule predict:
     input:
-        [f"results/{row.folder(1)}/model" for row in ROWS.values()],
-        ancient(DATA),
+        [RESULTS / row.folder(1) / paths.MODEL for row in ROWS.values()],
+        ancient(READY),
         code=code("predict"),
     output:
         report(
-            "results/predict/predictions.csv",
+            paths.predictions_file(RESULTS),
             caption="../report/captions/predictions.rst",
             category="Report",
             labels={"what": "the same texts through every model"},
         ),
-        touch("results/predict/.complete"),
+        touch(paths.predictions_file(RESULTS).with_name(paths.COMPLETE)),
     log:
-        "results/logs/predict.log",
+        paths.log_file(RESULTS, "predict"),
     benchmark:
-        "results/benchmarks/predict.tsv"
+        paths.benchmark_file(RESULTS, "predict")
     container:
         IMAGES["torch"]
     params:
@@ -62,4 +62,4 @@ rule predict:
     message:
         "predict: the same texts through every model"
     shell:
-        "python workflow/scripts/predict.py --config results/config.yaml 2> {log:q}"
+        command("predict") + " 2> {log:q}"

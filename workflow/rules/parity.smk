@@ -23,7 +23,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
         output:
             verdict(trial),
         log:
-            f"results/logs/prove_{trial.name}.log",
+            paths.log_file(RESULTS, f"prove_{trial.name}"),
         container:
             image(trial)
         # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.
@@ -34,7 +34,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
         message:
             f"{trial.name}: does it train the same model?"
         shell:
-            "python workflow/scripts/parity.py --config results/config.yaml --exit-zero --row {params.row:q} > {log:q} 2>&1"
+            command("parity") + " --exit-zero --row {params.row:q} > {log:q} 2>&1"
 
 
 for trial in TRIALS.values():
@@ -45,7 +45,7 @@ for trial in TRIALS.values():
         input:
             verdict(trial),
         log:
-            f"results/logs/parity_{trial.name}.log",
+            paths.log_file(RESULTS, f"parity_{trial.name}"),
         container:
             IMAGES["torch"]
         params:
@@ -53,7 +53,7 @@ for trial in TRIALS.values():
         message:
             f"{trial.name}: the verdict"
         shell:
-            "python workflow/scripts/parity.py --config results/config.yaml --show --row {params.row:q} 2> {log:q}"
+            command("parity") + " --show --row {params.row:q} 2> {log:q}"
 
 
 rule parity:
@@ -61,10 +61,10 @@ rule parity:
         [verdict(trial) for trial in TRIALS.values()],
         MISSING,
     log:
-        "results/logs/parity.log",
+        paths.log_file(RESULTS, "parity"),
     container:
         IMAGES["torch"]
     message:
         "the verdicts on all rows"
     shell:
-        "python workflow/scripts/parity.py --config results/config.yaml --show 2> {log:q}"
+        command("parity") + " --show 2> {log:q}"

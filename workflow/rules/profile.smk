@@ -10,9 +10,9 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
             training_input(profiled),
             code=training_code("launch", row),
         output:
-            f"results/{profiled.folder(1)}/profile.json",
+            RESULTS / profiled.folder(1) / paths.PROFILE,
         log:
-            f"results/{profiled.folder(1)}/run.log",
+            RESULTS / profiled.folder(1) / paths.LOG,
         container:
             image(row)
         threads: workflow.cores
@@ -23,7 +23,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         message:
             f"{row.name}: where does a step's time go?"
         shell:
-            "python workflow/scripts/launch.py --config results/config.yaml --row {params.row:q} --profile"
+            command("launch") + " --row {params.row:q} --profile"
 
 
 rule profile:

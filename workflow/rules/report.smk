@@ -3,40 +3,40 @@
 
 rule report:
     input:
-        all_runs("record.json", "test/report.json"),
+        all_runs(paths.RECORD, paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
-        "results/data/peak.json",
-        "results/predict/predictions.csv",
+        paths.peak_file(RESULTS),
+        paths.predictions_file(RESULTS),
         code=code("report"),
         templates=["workflow/report/report.html.j2", "workflow/report/report.md.j2"],
     output:
         report(
-            "results/report/report.html",
+            REPORT / paths.PAGE,
             caption="../report/captions/page.rst",
             category="Report",
             labels={"what": "the page"},
         ),
-        "results/report/report.md",
-        touch("results/report/.complete"),
+        REPORT / paths.MARKDOWN,
+        touch(REPORT / paths.COMPLETE),
         report(
-            "results/report/summary.csv",
+            REPORT / paths.TABLE,
             caption="../report/captions/table.rst",
             category="Report",
             labels={"what": "all rows as a table"},
         ),
-        "results/report/summary.json",
+        REPORT / paths.SUMMARY,
         report(
-            directory("results/report/plots"),
+            directory(REPORT / paths.PLOTS),
             patterns=["{name}.svg"],
             caption="../report/captions/picture.rst",
             category="Pictures",
             labels={"picture": "{name}"},
         ),
     log:
-        "results/logs/report.log",
+        paths.log_file(RESULTS, "report"),
     benchmark:
-        "results/benchmarks/report.tsv"
+        paths.benchmark_file(RESULTS, "report")
     container:
         IMAGES["torch"]
     params:
@@ -45,4 +45,4 @@ rule report:
     message:
         "report: gather all rows"
     shell:
-        "python workflow/scripts/report.py --config results/config.yaml 2> {log:q}"
+        command("report") + " 2> {log:q}"

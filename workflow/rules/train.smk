@@ -6,7 +6,7 @@
 for place, (row, repeat) in enumerate(CONFIG.order):
     if row.name not in ROWS:
         continue
-    folder = f"results/{row.folder(repeat)}"
+    folder = RESULTS / row.folder(repeat)
 
     rule:
         name:
@@ -15,12 +15,12 @@ for place, (row, repeat) in enumerate(CONFIG.order):
             training_input(row),
             code=training_code("launch", row),
         output:
-            f"{folder}/record.json",
-            f"{folder}/ledger.npz",
-            f"{folder}/env.json",
-            directory(f"{folder}/native"),
+            folder / paths.RECORD,
+            folder / paths.LEDGER,
+            folder / paths.ENVIRONMENT,
+            directory(folder / paths.CHECKPOINT),
         log:
-            f"{folder}/run.log",
+            folder / paths.LOG,
         priority: 10 + len(CONFIG.order) - place
         container:
             image(row)
@@ -33,8 +33,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         message:
             f"{row.name}, repetition {repeat}: train on {row.hardware.devices} x {row.hardware.device}"
         shell:
-            "python workflow/scripts/launch.py --config results/config.yaml"
-            " --row {params.row:q} --repeat {params.repeat:q}"
+            command("launch") + " --row {params.row:q} --repeat {params.repeat:q}"
 
 
 for row in ROWS.values():
@@ -43,5 +42,5 @@ for row in ROWS.values():
         name:
             row.name
         input:
-            run_files(row, "test/report.json"),
+            run_files(row, paths.TEST_REPORT),
             MISSING,

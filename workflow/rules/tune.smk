@@ -4,14 +4,14 @@ TRIED = CONFIG.tried("base", {"strategy": "recipe"})
 
 rule tune:
     input:
-        DATA,
-        plan=f"results/data/plan/{TRIED.plan_name}.npz",
+        READY,
+        plan=paths.plan_file(RESULTS, TRIED.plan_name),
         code=code("tune", "recipe"),
     output:
-        "results/tune/tuned.yaml",
-        "results/tune/tries.csv",
+        paths.tune_folder(RESULTS) / paths.TUNED,
+        paths.tune_folder(RESULTS) / paths.TRIES,
     log:
-        "results/logs/tune.log",
+        paths.log_file(RESULTS, "tune"),
     container:
         image(TRIED)
     threads: workflow.cores
@@ -22,4 +22,4 @@ rule tune:
     message:
         "tune: which recipe is fastest here?"
     shell:
-        "python workflow/scripts/tune.py --config results/config.yaml 2> {log:q}"
+        command("tune") + " 2> {log:q}"

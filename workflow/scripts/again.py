@@ -5,9 +5,8 @@ A whole block each time: a run of now, among others of hours ago, would be compa
 
 import subprocess
 import sys
-from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.config import containers, reading
 from lockstep.errors import BadInput
 from lockstep.files import read_json
@@ -18,10 +17,10 @@ def main() -> int:
     parser = cli.parser(__doc__, configured=False)
     parser.add_argument("--cores", default="all", help="as Snakemake has it")
     arguments = parser.parse_args()
-    folders = sorted(file.parent for file in arguments.results.glob("runs/*/*/*/record.json"))
+    folders = [file.parent for file in paths.run_files(arguments.results, paths.RECORD)]
     if not folders:
         raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
-    made_with = arguments.results / "config.yaml"
+    made_with = paths.config_file(arguments.results)
     wanted = reading.read([made_with])
     blocks, runs = set(), {}
     for folder in folders:
@@ -47,9 +46,9 @@ def main() -> int:
     )
     if not rules:
         return 0
-    if arguments.results.resolve() != Path("results").resolve():
+    if arguments.results.resolve() != paths.RESULTS.resolve():
         raise BadInput(f"--results {arguments.results}: the workflow trains into results/ here, and nowhere else.")
-    made, here = read_json(arguments.results / "manifest.json").get("container"), containers.kind()
+    made, here = read_json(paths.manifest_file(arguments.results)).get("container"), containers.kind()
     if "docker" in (made, here) and made != here:
         how = "docker compose run --rm again" if made == "docker" else "make again, outside of Docker"
         raise BadInput(f"{arguments.results}: was made {'in' if made == 'docker' else 'outside'} Docker, so: {how}")

@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.proof import fairness
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="the folder of all results")
+    parser.add_argument("results", type=Path, nargs="?", default=paths.RESULTS, help="the folder of all results")
     checked = fairness.check(parser.parse_args().results)
     for where, what in checked.breaches:
         print(f"{where}: {what}")

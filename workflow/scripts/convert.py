@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.proof import conversion
 
 
@@ -11,8 +11,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     arguments = parser.parse_args()
-    weights = conversion.convert(arguments.run, arguments.run / "model")
-    print(f"{arguments.run / 'model'}: equal to the live weights, value by value (sha256 {weights[:16]})")
+    model = arguments.run / paths.MODEL
+    weights = conversion.convert(arguments.run, model)
+    print(f"{model}: equal to the live weights, value by value (sha256 {weights[:16]})")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def main() -> None:
     decided = blocks.decide(config, arguments.results, arguments.block)
     file = decision_file(arguments.results, arguments.block)
     write_json(file, decided)
-    journal.note(arguments.results, "decision", file.parent, ("*.json",))
+    journal.note(arguments.results, "decision", file.parent, (decision_file(arguments.results, "*").name,))
     width = "not known" if decided["width"] is None else f"{100 * decided['width']:.1f} % wide"
     spent = f"{decided['seconds']:.0f} of {config.budget:g} s are spent"
     follows = (

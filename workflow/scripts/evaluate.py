@@ -8,24 +8,24 @@ import os
 import shutil
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.config.hardware import selection
 from lockstep.errors import RunFailed
-from lockstep.files import atomic_folder, read_json, verify, write_json
+from lockstep.files import MANIFEST, atomic_folder, read_json, verify, write_json
 from lockstep.run import journal
-from lockstep.run.record import UNTESTED
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
     run = parser.parse_args().run
+    paths.must_be_run(run)
     try:
         scores = evaluate(run)
     except RunFailed as error:
-        write_json(run / UNTESTED, {"reason": str(error)})
+        write_json(run / paths.UNTESTED, {"reason": str(error)})
         raise
-    (run / UNTESTED).unlink(missing_ok=True)
+    (run / paths.UNTESTED).unlink(missing_ok=True)
     journal.note_test(run)
     print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
 
@@ -33,30 +33,30 @@ def main() -> None:
 def evaluate(run: Path) -> dict:
     """Convert and test, and return the scores. Raises RunFailed."""
     if twin := tested_twin(run):
-        for part in ("model", "test"):
+        for part in (paths.MODEL, paths.TEST):
             with atomic_folder(run / part) as temporary:
                 shutil.copytree(twin / part, temporary, dirs_exist_ok=True)
         print(f"the same weights, to the last bit, as {twin}")
-        return read_json(run / "test" / "report.json")
-    os.environ.update(selection(read_json(run / "settings.json")["hardware"].get("gpus")))
+        return read_json(run / paths.TEST_REPORT)
+    os.environ.update(selection(read_json(run / paths.SETTINGS)["hardware"].get("gpus")))
     from lockstep.proof import conversion
     from lockstep.report import evaluation  # here, because to import PyTorch takes longer than to copy
 
-    conversion.convert(run, run / "model")
+    conversion.convert(run, run / paths.MODEL)
     return evaluation.test(run)
 
 
 def tested_twin(run: Path) -> Path | None:
     """A repetition of the same row, over the same data, whose weights have the same sha256, and that is tested."""
-    for other in sorted(run.parent.glob("rep*")):
-        files = ["native/manifest.json", "test/report.json", "record.json"]
+    for other in paths.repetitions_of(run):
+        files = [f"{paths.CHECKPOINT}/{MANIFEST}", paths.TEST_REPORT, paths.RECORD]
         if other != run and all((other / file).is_file() for file in files):
             same = [
-                read_json(folder / "native" / "manifest.json")["weights"]
-                + read_json(folder / "record.json")["hashes"]["data"]
+                read_json(folder / paths.CHECKPOINT / MANIFEST)["weights"]
+                + read_json(folder / paths.RECORD)["hashes"]["data"]
                 for folder in (run, other)
             ]
-            if same[0] == same[1] and _sealed(other / "model"):
+            if same[0] == same[1] and _sealed(other / paths.MODEL):
                 return other
     return None
 

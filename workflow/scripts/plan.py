@@ -5,7 +5,7 @@ from lockstep.data import plan
 from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import data_file, plan_file, require
+from lockstep.paths import data_file, data_folder, plan_file, plan_summary_file, require, split_folder
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -13,7 +13,7 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--plan", help="make only the plan of this name; without it those of all rows", default=None)
     arguments = parser.parse_args()
-    config, folder = cli.configuration(arguments), arguments.results / "data"
+    config = cli.configuration(arguments)
     require(data_file(arguments.results), "prepare.py")
     rows = [
         *(row for row, _ in config.order),
@@ -24,7 +24,7 @@ def main() -> None:
     wanted = {row.plan_name: row for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
-    tokens = Tokens.load(folder / "dataset" / "train")
+    tokens = Tokens.load(split_folder(data_folder(arguments.results), "train"))
     for name, row in wanted.items():
         if arguments.plan in (None, name):
             train = row.train
@@ -50,7 +50,7 @@ def main() -> None:
                 "dropped": made.dropped.tolist(),
                 "hash": made.hash,
             }
-            write_json(plan_file(arguments.results, name).with_suffix(".json"), summary)
+            write_json(plan_summary_file(arguments.results, name), summary)
             print(
                 f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of"
                 f" epochs, {efficiency:.1%} of the padded tokens are real"

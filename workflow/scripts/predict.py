@@ -4,11 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.paths import data_file, require
 from lockstep.report import evaluation
 from lockstep.run import staleness
 from lockstep.terminal import print_table
@@ -30,13 +29,13 @@ def main() -> None:
         return
     config, results = cli.configuration(arguments, finished=True), arguments.results
     os.environ.update(selection(config.hardware.gpus))
-    labels = read_json(require(data_file(results), "prepare.py"))["labels"]
+    labels = read_json(paths.require(paths.data_file(results), "prepare.py"))["labels"]
     chosen = [(text, "") for text in arguments.text or ()] or evaluation.choose_texts(
-        config.predict, results / "data", labels
+        config.predict, paths.data_folder(results), labels
     )
     texts, header, columns = [text for text, _ in chosen], ["text", "truth"], []
     for row in config.rows.values():
-        folder = results / row.folder(1) / "model"
+        folder = results / row.folder(1) / paths.MODEL
         if not (folder / "config.json").is_file():
             continue
         if why := staleness.folder(config, row, results):
@@ -45,12 +44,13 @@ def main() -> None:
             header.append(row.name)
             columns.append([label for label, _ in evaluation.predict(folder, texts)])
     if not columns:
-        raise BadInput(f"{results / 'runs'}: no row has a converted model of these settings yet. Train one first.")
+        raise BadInput(f"{results / paths.RUNS}: no row has a converted model of these settings yet. Train one first.")
     lines = [[text, truth, *answers] for (text, truth), *answers in zip(chosen, *columns, strict=True)]
     print_table(header, lines)
     if not arguments.text:  # those of a moment are not the report's
-        evaluation.write_csv(results / "predict" / "predictions.csv", header, lines)
-        print(f"also in {results / 'predict' / 'predictions.csv'}")
+        file = paths.predictions_file(results)
+        evaluation.write_csv(file, header, lines)
+        print(f"also in {file}")
 
 
 if __name__ == "__main__":

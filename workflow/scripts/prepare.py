@@ -8,46 +8,46 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import cli, files
+from lockstep import cli, files, paths
 from lockstep.data import prepare
 from lockstep.model import metrics, models
 from lockstep.run import journal
 
-PARTS = ("dataset", "tokenizer", "weights")
+PARTS = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
 
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config = cli.configuration(arguments)
-    folder = arguments.results / "data"
+    folder = paths.data_folder(arguments.results)
     arguments.results.mkdir(parents=True, exist_ok=True)
     aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # there, as it may be large
     with files.named_when_full(folder), aside as work:
         made = Path(work) / "data"
-        splits, summary = prepare.split(config.data, arguments.results / "download", Path(work))
+        splits, summary = prepare.split(config.data, paths.download_folder(arguments.results), Path(work))
         tokenizer = models.make_tokenizer(config.model, prepare.texts(splits["train"]), config.data.max_length)
         model = models.initialise(
             config.model, tokenizer, summary["labels"], config.data.max_length, config.train.seed, summary["notes"]
         )
-        with files.atomic_folder(made / "dataset") as temporary:
+        with files.atomic_folder(made / paths.DATASET) as temporary:
             summary |= prepare.store(splits, tokenizer, temporary)
-        with files.atomic_folder(made / "tokenizer") as temporary:
+        with files.atomic_folder(made / paths.TOKENIZER) as temporary:
             tokenizer.save_pretrained(temporary)
-        with files.atomic_folder(made / "weights") as temporary:
+        with files.atomic_folder(made / paths.WEIGHTS) as temporary:
             model.save_pretrained(temporary)
         summary |= {
             "pad_id": tokenizer.pad_token_id or 0,
             "model": config.model.name,
             "parameters": model.num_parameters(),
             "shape": asdict(metrics.Shape.of(model)),
-            "weights": models.hash_weights(models.load(made / "weights").state_dict()),
+            "weights": models.hash_weights(models.load(made / paths.WEIGHTS).state_dict()),
             "asked": config.data_settings,
             "files": files.inventory(made, PARTS),
         }
         replace(folder, made)
-    files.write_json(folder / "data.json", summary)
-    journal.note(arguments.results, "preparation", folder, ("data.json",))
-    files.write_text(folder / "ready" / config.data_key, f"{summary['hash']}\n")
+    files.write_json(paths.data_file(arguments.results), summary)
+    journal.note(arguments.results, "preparation", folder, (paths.ABOUT_DATA,))
+    files.write_text(paths.ready_file(arguments.results, config.data_key), f"{summary['hash']}\n")
 
     texts = ", ".join(f"{part['texts']} {name}" for name, part in summary["splits"].items())
     print(
@@ -61,8 +61,8 @@ def main() -> None:
 def replace(folder: Path, made: Path) -> None:
     """Put what was made into its place. Without data.json and ready/, which come last, the folder is not complete."""
     folder.mkdir(exist_ok=True)
-    (folder / "data.json").unlink(missing_ok=True)
-    for part in ("ready", "plan", *PARTS):  # plans are made for a data set
+    (folder / paths.ABOUT_DATA).unlink(missing_ok=True)
+    for part in (paths.READY, paths.PLANS, *PARTS):  # plans are made for a data set
         shutil.rmtree(folder / part, ignore_errors=True)
     for part in PARTS:
         (made / part).replace(folder / part)

@@ -1,6 +1,6 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.report import headline, page
 from lockstep.report.summary import gather
 from lockstep.run import journal
@@ -9,17 +9,17 @@ from lockstep.terminal import print_table
 
 def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
-    config, folder = cli.configuration(arguments, finished=True), arguments.results / "report"
+    config, folder = cli.configuration(arguments, finished=True), paths.report_folder(arguments.results)
     summary = gather(config, arguments.results)
-    page.write(summary, folder, arguments.results / "predict" / "predictions.csv")
-    journal.note(arguments.results, "report", folder, ("summary.json", "summary.csv"))
+    page.write(summary, folder, paths.predictions_file(arguments.results))
+    journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
     print_table(*page.plain(summary.rows))
     for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
     for line in headline.lines(summary):
         print(line.en)
-    print(f"report: {folder / 'report.html'}")
+    print(f"report: {folder / paths.PAGE}")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ python workflow/scripts/self_test.py --versions  what it holds, as JSON
 """
 
 import argparse
-import importlib.metadata
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.config import registry
 from lockstep.errors import RunFailed
 from lockstep.rank import environment
@@ -42,15 +41,14 @@ def main() -> None:
 
 
 def available(strategy: str) -> bool:
-    for package, (version, _, *only) in registry.literals(strategy)["NEEDS"].items():
-        if only:  # some of its options do, and it can be imported without
+    """Whether this environment has what the strategy can't be imported without: what some rows need it can."""
+    for need in registry.needs(strategy):
+        if need.only:
             continue
-        try:
-            installed = importlib.metadata.version(package).split("+")[0]
-        except importlib.metadata.PackageNotFoundError:
+        if need.installed is None:
             return False
-        if installed != version:
-            raise RunFailed(f"{package} is {installed}, not {version}")
+        if need.installed != need.version:
+            raise RunFailed(f"{need.package} is {need.installed}, not {need.version}")
     return True
 
 
@@ -59,7 +57,7 @@ def step(script: str, folder: str, *arguments: str) -> str:
     command += [word for value in SMALL for word in ("--set", value)]
     finished = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     if finished.returncode:
-        logs = "".join(file.read_text(errors="replace") for file in Path(folder).glob("runs/*/*/*/run.log"))
+        logs = "".join(file.read_text(errors="replace") for file in paths.run_files(Path(folder), paths.LOG))
         raise RunFailed(f"{script} {' '.join(arguments)}: {finished.stdout}{finished.stderr}\n{logs}")
     return finished.stdout
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.report import evaluation
 from lockstep.run import journal
 
@@ -14,7 +14,7 @@ def main() -> None:
     arguments = parser.parse_args()
     scores = evaluation.test(arguments.run)
     journal.note_test(arguments.run)
-    print((arguments.run / "test" / "report.txt").read_text(encoding="utf-8"))
+    print((arguments.run / paths.TEST_TEXT).read_text(encoding="utf-8"))
     print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
 
 

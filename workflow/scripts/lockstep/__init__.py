@@ -3,7 +3,7 @@
 From the ground up; each imports only from those above it (tests/test_rooms.py):
 
     errors, paths, files, stats, terminal    what can go wrong, where things are, how files are written, statistics
-    provenance   what git and other programs say of this project
+    provenance, nvml    what git and other programs say of this project, and NVIDIA's library of its GPUs
     config/      what is asked for, and what this machine has for it
     data/        texts and labels, from files or the network to tokens; the plan: which samples make up each step
     model/       the model and its tokenizer, its optimizer and schedule, and how much work training it is

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.configuration import Config
 from lockstep.errors import exit_code
@@ -15,14 +16,18 @@ from lockstep.errors import exit_code
 DEFAULT = Path("config/config.yaml")
 # Bars of progress and warnings would open each command's output, and fill the logs. Libraries read this when imported.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+os.environ.setdefault("DATASETS_VERBOSITY", "error")
+os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # datasets would tell yet another host what is read here
 logging.getLogger("DeepSpeed").addFilter(lambda entry: entry.levelno >= logging.ERROR)
 
 
 def parser(description: str, *, configured: bool = True) -> argparse.ArgumentParser:
     """A parser with --results, and with --config and --set for commands that are `configured`."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--results", type=Path, default=Path("results"), help="the folder of all results")
+    made.add_argument("--results", type=Path, default=paths.RESULTS, help="the folder of all results")
     if configured:
         made.add_argument(
             "--config",
@@ -44,7 +49,7 @@ def configuration(arguments: argparse.Namespace, finished: bool = False) -> Conf
     As with Snakemake's --configfile, files are read over the default one. The one that results were made with holds
     every key and row, and stands alone: whatever the default one says by now, it must not add to it.
     """
-    made_with = arguments.results / "config.yaml"
+    made_with = paths.config_file(arguments.results)
     files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
     whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
     return reading.read(files if whole else [DEFAULT, *files], arguments.set)

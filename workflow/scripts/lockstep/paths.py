@@ -1,4 +1,8 @@
-"""Where things are: the project's own folders, and what lies where in a results folder."""
+"""Where things are: the project's own folders, and the layout of a results folder, which is said here alone.
+
+Scripts and rules ask here, so a file is renamed in one place. A function takes the folder that its file lies in; a name
+that it fills in may be one of Snakemake's wildcards, as in plan_file(RESULTS, "{plan}").
+"""
 
 from pathlib import Path
 
@@ -8,26 +12,211 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 WORKFLOW = SCRIPTS.parent
 PROJECT = WORKFLOW.parent
 STRATEGIES = SCRIPTS / "lockstep" / "strategies"
+IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what they hold
+
+# A results folder.
+RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
+
+
+def config_file(results: Path) -> Path:
+    """The configuration that was asked for, with every default: the scripts that Snakemake starts read it."""
+    return results / "config.yaml"
+
+
+def manifest_file(results: Path) -> Path:
+    """When, where and by which command it was asked for."""
+    return results / "manifest.json"
+
+
+def journal_file(results: Path) -> Path:
+    """What was asked for and made, a line each, with the hashes of its files."""
+    return results / "journal.jsonl"
+
+
+def log_file(results: Path, job: str) -> Path:
+    """What a job of the workflow printed, where that is not in a run's folder."""
+    return results / "logs" / f"{job}.log"
+
+
+def benchmark_file(results: Path, job: str) -> Path:
+    """What Snakemake measured of a job that trains nothing."""
+    return results / "benchmarks" / f"{job}.tsv"
+
+
+def download_folder(results: Path) -> Path:
+    """Files that were fetched for `data.url`."""
+    return results / "download"
+
+
+def decision_file(results: Path, block: int | str) -> Path:
+    """What follows after a block, with `repeats: auto`."""
+    return results / "blocks" / f"{block}.json"
+
+
+def predictions_file(results: Path) -> Path:
+    """The same texts through every row's model."""
+    return results / "predict" / "predictions.csv"
+
+
+def report_folder(results: Path) -> Path:
+    return results / "report"
+
+
+# In the report's folder:
+PAGE = "report.html"
+MARKDOWN = "report.md"
+SUMMARY = "summary.json"  # all that the report says
+TABLE = "summary.csv"  # a line for each row
+PLOTS = "plots"
+
+COMPLETE = ".complete"  # beside predictions and report: left by the rule that makes them, after success only
+
+
+# Prepared data, in a results folder.
+
+
+def data_folder(results: Path) -> Path:
+    """What all runs share, as `prepare` and `plan` make it."""
+    return results / "data"
+
+
+# In that folder; a run's settings name it, so that its ranks need not know where results are:
+ABOUT_DATA = "data.json"
+DATASET = "dataset"
+TOKENIZER = "tokenizer"
+WEIGHTS = "weights"  # the initial ones, as a model of transformers
+READY = "ready"
+PLANS = "plan"
 
 
 def data_file(results: Path) -> Path:
-    """What is known of the prepared data: the last thing that `prepare` writes."""
-    return results / "data" / "data.json"
+    """What is known of the prepared data."""
+    return data_folder(results) / ABOUT_DATA
+
+
+def ready_file(results: Path, key: str) -> Path:
+    """The last thing that `prepare` writes: the data of the configuration of this key (Config.data_key) is there."""
+    return data_folder(results) / READY / key
 
 
 def plan_file(results: Path, name: str) -> Path:
-    """A plan's arrays; what is known of it lies beside, as .json."""
-    return results / "data" / "plan" / f"{name}.npz"
+    """A plan's arrays."""
+    return data_folder(results) / PLANS / f"{name}.npz"
+
+
+def plan_summary_file(results: Path, name: str) -> Path:
+    """What is known of a plan."""
+    return data_folder(results) / PLANS / f"{name}.json"
 
 
 def peak_file(results: Path) -> Path:
     """How many operations a second this machine's cores reach."""
-    return results / "data" / "peak.json"
+    return data_folder(results) / "peak.json"
 
 
-def decision_file(results: Path, block: int) -> Path:
-    """What follows after a block, with `repeats: auto`."""
-    return results / "blocks" / f"{block}.json"
+def split_folder(data: Path, split: str) -> Path:
+    """The tokenised texts of train, dev or test, in a folder of prepared data."""
+    return data / DATASET / split
+
+
+def about_split(split: Path) -> Path:
+    """What is known of the prepared data that a split's folder belongs to."""
+    return split.parents[1] / ABOUT_DATA
+
+
+# Runs, in a results folder: each kind of run (config/row.py) has a folder, of its own name.
+RUNS = "runs"  # the timed ones
+PARITY = "parity"  # trials for the proof
+PROFILED = "profile"  # those whose steps are taken apart
+TUNE = "tune"  # tries of the search for the fastest recipe
+
+
+def tune_folder(results: Path) -> Path:
+    """Holds the tries of that search, and what it came to."""
+    return results / TUNE
+
+
+# In that folder:
+TUNED = "tuned.yaml"  # the fastest recipe, as a row to include
+TRIES = "tries.csv"
+
+
+def run_name(row: str, devices: int | str, repeat: int | str) -> str:
+    """A run's folder below that of its kind."""
+    return f"{row}/n{devices}/rep{repeat}"
+
+
+def run_files(results: Path, name: str, kind: str = RUNS, row: str = "*") -> list[Path]:
+    """The files `name` of all runs of a kind, or of a row's."""
+    return sorted(results.glob(f"{kind}/{run_name(row, '*', '*')}/{name}"))
+
+
+def row_of(run: Path) -> str:
+    """The name of the row whose run lies in this folder."""
+    return run.parts[-3]
+
+
+def results_of(run: Path) -> Path | None:
+    """The results folder that the folder of a timed run belongs to; None where it lies elsewhere."""
+    return run.parents[3] if len(run.parents) > 3 and run.parents[2].name == RUNS else None
+
+
+def repetitions_of(run: Path) -> list[Path]:
+    """The folders of all repetitions of the row whose run lies in this folder, itself among them."""
+    return sorted(run.parent.glob(Path(run_name("*", "*", "*")).name))
+
+
+# A run's folder. What is in it while it trains:
+SETTINGS = "settings.json"  # what it is to train, and how
+LOCK = "lock"  # held by the run's supervisor (run/lifetime.py); stays afterwards
+LOG = "run.log"
+PROGRESS = "progress"  # how far each rank is
+RANKS = "ranks"  # what each rank leaves
+RENDEZVOUS = "rendezvous"  # where processes meet that torch.multiprocessing.spawn started
+ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
+# What it leaves:
+RECORD = "record.json"  # of a run that succeeded
+FAILED = "failed.json"  # the same of one that did not
+ENVIRONMENT = "env.json"  # machine, devices, versions
+LEDGER = "ledger.npz"  # which rank trained which sample in which step
+STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank's clock
+EVENTS = "events.jsonl"  # what the ranks noted, in order of time
+WATCH = "watch.jsonl"  # what else used the machine, second by second
+CHECKPOINT = "native"  # in the strategy's own format
+# What `evaluate` makes of it:
+EVALUATION_LOG = "evaluate.log"
+MODEL = "model"  # the checkpoint as a model of transformers
+UNTESTED = "untested.json"  # why it could not be converted and tested
+TEST = "test"
+TEST_REPORT = f"{TEST}/report.json"
+TEST_TEXT = f"{TEST}/report.txt"
+TEST_PREDICTIONS = f"{TEST}/predictions.csv"
+# What a trial for the proof leaves besides:
+VERDICT = "verdict.json"
+FINAL_WEIGHTS = "weights.safetensors"
+# What a profiled run leaves besides:
+PROFILE = "profile.json"
+TRACE = "trace.json.gz"  # with `profile.trace`
+
+
+def rank_summary(run: Path, rank: int | str) -> Path:
+    """What a rank did: clocks, losses, settings as read back."""
+    return run / RANKS / f"{rank}.json"
+
+
+def rank_arrays(run: Path, rank: int) -> Path:
+    """A rank's ledger, and its seconds of each step."""
+    return run / RANKS / f"{rank}.npz"
+
+
+def rank_error(run: Path, rank: int | str) -> Path:
+    """Why a rank failed."""
+    return run / RANKS / f"{rank}.error.json"
+
+
+def rank_trace(run: Path, rank: int) -> Path:
+    """What torch.profiler recorded of a rank, until it is taken apart."""
+    return run / RANKS / f"{rank}.trace.json"
 
 
 def require(path: Path, script: str) -> Path:
@@ -35,3 +224,9 @@ def require(path: Path, script: str) -> Path:
     if not path.exists():
         raise BadInput(f"{path} does not exist. Run workflow/scripts/{script} first.")
     return path
+
+
+def must_be_run(folder: Path) -> None:
+    """Raises BadInput where `folder` is none of a run."""
+    if not (folder / SETTINGS).is_file():
+        raise BadInput(f"{folder}: is no folder of a run (no {SETTINGS}). Name one like results/runs/ddp/n2/rep1.")

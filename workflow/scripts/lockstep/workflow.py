@@ -17,19 +17,21 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import provenance
+from lockstep import paths, provenance
 from lockstep.config import containers, reading, schema
 from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
-from lockstep.paths import data_file
+from lockstep.paths import RESULTS
 from lockstep.run import decision, journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
-RESULTS = Path("results")
-ASKED = (RESULTS / "config.yaml", RESULTS / "manifest.json")  # what write_manifest writes
-STAMPS = tuple(RESULTS / part / ".complete" for part in ("predict", "report"))  # left by the rules of these names
+ASKED = (paths.config_file(RESULTS), paths.manifest_file(RESULTS))  # what write_manifest writes
+# Left by the rules predict and report.
+STAMPS = tuple(
+    folder / paths.COMPLETE for folder in (paths.predictions_file(RESULTS).parent, paths.report_folder(RESULTS))
+)
 _before: dict[Path, str] = {}  # and what stood there when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
 
@@ -76,7 +78,7 @@ def use_this_python() -> None:
 @exit_on_bad_input()
 def refuse_beside_others() -> None:
     """End the program where a run that something else started is under way: Snakemake would remove its files."""
-    lifetime.refuse_held(sorted(file.parent for file in RESULTS.glob(f"*/*/n*/rep*/{lifetime.LOCK}")))
+    lifetime.refuse_held([file.parent for file in paths.run_files(RESULTS, paths.LOCK, kind="*")])
 
 
 @exit_on_bad_input()
@@ -112,7 +114,7 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
         | provenance.commit(),
     )
     asked = {"command": _from_here(command), "session": lifetime.session(), "repeats": checked.repeats}
-    journal.note(RESULTS, "request", RESULTS, ("config.yaml",), **asked, rows=available)
+    journal.note(RESULTS, "request", RESULTS, (ASKED[0].name,), **asked, rows=available)
 
 
 @exit_on_bad_input()
@@ -156,40 +158,45 @@ def report_what_there_is(checked: Config) -> None:
     if RESULTS.is_dir() and shutil.disk_usage(RESULTS).free < LITTLE:
         # A job that could not write its log could not say so either.
         print(f"{RESULTS.resolve()}: the disk is full. {MAKE_ROOM}", file=sys.stderr)
-    if not (RESULTS / "data" / "ready" / checked.data_key).is_file():
+    if not paths.ready_file(RESULTS, checked.data_key).is_file():
         for file, text in _before.items():
             write_text(file, text)
         with contextlib.suppress(BadInput):  # a damaged journal is told of by check.py
             requests = [line for line in journal.read(RESULTS) if line["what"] == "request"]
             if len(requests) > 1:
                 rows = requests[-2]["rows"]
-                journal.note(RESULTS, "request", RESULTS, ("config.yaml",), rows=rows, put_back=True)
+                journal.note(RESULTS, "request", RESULTS, (ASKED[0].name,), rows=rows, put_back=True)
         return
-    if any(RESULTS.glob("parity/*/*/rep1/failed.json")):
-        _script("parity", "--show", "--exit-zero")
-    if data_file(RESULTS).is_file() and (RESULTS / "runs").is_dir():  # not after `tune` alone
+    if paths.run_files(RESULTS, paths.FAILED, paths.PARITY):
+        run_script("parity", "--show", "--exit-zero")
+    if paths.data_file(RESULTS).is_file() and (RESULTS / paths.RUNS).is_dir():  # not after `tune` alone
         # With `repeats: auto` these were to be tested once it was known how many there are, and it never will be.
-        for run in sorted(file.parent for file in RESULTS.glob("runs/*/n*/rep*/record.json")):
-            if (run / "native").is_dir() and not (run / "test" / "report.json").is_file():
+        for run in [file.parent for file in paths.run_files(RESULTS, paths.RECORD)]:
+            if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
                 subprocess.run(["python", str(SCRIPTS / "evaluate.py"), str(run)], check=False)
-        _script("predict")  # without any model there is nothing to predict
-        _script("report")
+        run_script("predict")  # without any model there is nothing to predict
+        run_script("report")
         for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be
             stamp.unlink(missing_ok=True)
 
 
-def _script(name: str, *arguments: str) -> None:
-    command = ["python", str(SCRIPTS / f"{name}.py"), "--config", str(RESULTS / "config.yaml"), *arguments]
-    subprocess.run(command, check=False)
+def command(script: str) -> list[str]:
+    """A script's command; it reads what was asked for."""
+    return ["python", str(SCRIPTS / f"{script}.py"), "--config", str(ASKED[0])]
+
+
+def run_script(name: str, *arguments: str) -> None:
+    """Run a script of Lockstep's on the results that there are; what it can't do it says itself."""
+    subprocess.run([*command(name), *arguments], check=False)
 
 
 @exit_on_bad_input()
 def missing_data(checked: Config) -> list[str]:
     """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
-    folder = RESULTS / "data"
-    if not (folder / "ready" / checked.data_key).is_file():
+    folder = paths.data_folder(RESULTS)
+    if not paths.ready_file(RESULTS, checked.data_key).is_file():
         return []  # then all of it is made
-    about = data_file(RESULTS)
+    about = paths.data_file(RESULTS)
     if not about.is_file():
         return [str(about)]
     gone = lacking(folder, read_json(about).get("files", {}))

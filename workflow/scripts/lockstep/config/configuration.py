@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from lockstep.config.row import Row, read_row
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.files import hash_text
+from lockstep.paths import PARITY, PROFILED, TUNE
 
 # The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
@@ -123,19 +124,19 @@ class Config:
             checkpoint="last",
         )
         asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
-        return replace(row, train=train, asked=asked, kind="parity")
+        return replace(row, train=train, asked=asked, kind=PARITY)
 
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
         train = replace(row.train, eval_every=0, checkpoint="last")
-        return replace(row, train=train, kind="profile", excerpt=self.profile.steps)
+        return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
     def tried(self, name: str, recipe: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
         base = replace(self.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
         row = read_row(name, recipe, Base(base, self.hardware), "tune")
-        return replace(row, kind="tune")
+        return replace(row, kind=TUNE)
 
     @property
     def base(self) -> Base:

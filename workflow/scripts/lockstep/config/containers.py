@@ -10,25 +10,29 @@ import shlex
 import shutil
 from pathlib import Path
 
+import yaml
+
 from lockstep import provenance
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import VARIABLES
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
+from lockstep.paths import IMAGES
 
 # Each family of strategies has an image; `torch` is the one for all that need no other.
-FAMILIES = ("torch", "deepspeed", "horovod")
+FAMILIES = tuple(yaml.safe_load(IMAGES.read_text(encoding="utf-8"))["families"])
 SIF = Path("docker/sif")
 SUMS = SIF / "SHA256SUMS"  # as `make sif` writes it
 KNOWN = "LOCKSTEP_IMAGES"  # environment variable: what `check` returned, as JSON
 FOREIGN = "LD_PRELOAD"  # a library of the host's, which an image's C library may not take
 # What is handed into a container, besides what changes speed or numbers; all else of the host's environment stays out.
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET")  # which mirror, as whom, and how
 
 
 def family(strategy: str) -> str:
-    return next((name for name in registry.literals(strategy)["NEEDS"] if name in FAMILIES), "torch")
+    return next((need.package for need in registry.needs(strategy) if need.package in FAMILIES), "torch")
 
 
 def images(config: Config) -> dict[str, str]:
@@ -83,15 +87,18 @@ def _sums() -> dict[str, str]:
 def arguments(config: Config, known: dict[str, tuple[str, str]]) -> str:
     """Apptainer's arguments: of the host only the working directory, /tmp, the user's own files (read-only), and GPUs.
 
-    Of the host's environment only what changes speed or numbers and proxies go in, and `known`, the images; caches stay
-    in the working directory.
+    Of the host's environment only what changes speed or numbers goes in, and what fetching needs (proxies, the hub);
+    and `known`, the images. Caches stay in the working directory.
     """
     cache = Path.cwd() / ".snakemake" / "cache"
-    handed = {name: os.environ[name] for name in (*VARIABLES, *PROXIES) if name in os.environ and name != FOREIGN}
+    names = {*VARIABLES, *PROXIES, *HUB} - {FOREIGN}
+    handed = {name: os.environ[name] for name in sorted(names & os.environ.keys())}
     handed |= {KNOWN: json.dumps(known), provenance.COMMIT: json.dumps(provenance.commit())}
     handed |= {"XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
     os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
-    files = [Path(name) for name in (config.data.path, config.predict.file, config.model.name) if name]
+    named = [config.data.path, config.predict.file, config.model.name]
+    named += [row.options.get("config_file") for row in config.rows.values()]
+    files = [Path(name) for name in named if name]
     binds = {str(file.resolve().parent) for file in files if file.exists() and not _inside(file)}
     for folder in binds:
         if set(folder) & set(",:"):

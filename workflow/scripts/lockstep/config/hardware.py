@@ -8,8 +8,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep import nvml
 from lockstep.errors import BadInput
 
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
 # Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
 VARIABLES = [
     "OMP_NUM_THREADS",
@@ -18,6 +20,10 @@ VARIABLES = [
     "KMP_AFFINITY",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_P2P_DISABLE",
     "NCCL_IB_DISABLE",
@@ -33,12 +39,14 @@ class Hardware:
     """What one row runs on, with every `auto` resolved.
 
     `devices` is how many train: GPUs, or on a CPU shares of its cores of `threads` threads each. `processes` is how
-    many ranks there are for them: one for each, unless the strategy drives all from one (strategies/__init__.py).
+    many ranks there are for them: one for each, unless the strategy drives all from one (strategies/__init__.py). With
+    `oversubscribe` several of them may be on one GPU: `gpu_count` is how many there are. It is 0 on a CPU.
     """
 
     device: str
     devices: int
     processes: int
+    gpu_count: int
     gpus: list[int] | None  # by the numbers of nvidia-smi, one for each device; None: the first that are visible
     threads: int
     nodes: int
@@ -54,6 +62,11 @@ def busy_cores(hardware: dict) -> int:
     On a GPU each process has one thread that launches kernels, whatever it may use besides.
     """
     return hardware["processes"] * (hardware["threads"] if hardware["device"] == "cpu" else 1)
+
+
+def training_gpus(hardware: Hardware) -> list[int]:
+    """The GPUs that a run on `hardware` trains on, by the numbers of nvidia-smi; none on a CPU."""
+    return (hardware.gpus or gpu_numbers())[: hardware.gpu_count] if hardware.device == "cuda" else []
 
 
 @dataclass(frozen=True)
@@ -79,38 +92,61 @@ def cpu_cores() -> int:
 
 
 def visible_gpus() -> int:
-    """NVIDIA GPUs that a process started here would see; 0 where PyTorch is installed without CUDA."""
+    """GPUs that a process started here would see: NVIDIA's, or AMD's where PyTorch is its build for those (ROCm)."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and chosen.strip() in ("", "-1"):
+    if chosen is not None and chosen.strip() in ("", "-1", "NoDevFiles"):  # the last is Slurm's
         return 0
     if not built_for_gpus():
         return 0
-    try:
-        import pynvml
+    if built_for_amd():
+        return _amd_gpus()
+    return min(nvml.count(), len(chosen.split(","))) if chosen else nvml.count()
 
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-    except Exception:  # no driver, no library: each machine says it in its own way, and all mean "no GPU"
-        return 0
-    return min(count, len(chosen.split(","))) if chosen else count
+
+def _amd_gpus() -> int:
+    """As many as the kernel has and each of the variables leaves; HIP reads CUDA_VISIBLE_DEVICES too."""
+    properties = [node / "properties" for node in KFD.glob("*")]
+    # CPUs are nodes as well, and have no SIMD units.
+    there = sum(bool(re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE)) for file in properties)
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    chosen = [os.environ[name].split(",") for name in names if name in os.environ]
+    return min([there, *(sum(number.strip() not in ("", "-1") for number in numbers) for numbers in chosen)])
 
 
 def gpu_numbers() -> list[int]:
-    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES has them."""
+    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
     chosen = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     numbers = [int(part) for part in chosen if part.isdigit()]
-    return numbers if len(numbers) == len(chosen) else list(range(visible_gpus()))
+    if len(numbers) == len(chosen):
+        return numbers
+    return nvml.numbers(chosen) or list(range(visible_gpus()))
+
+
+def refuse_misnamed_gpus() -> None:
+    """Raises BadInput where CUDA_VISIBLE_DEVICES names a GPU that is not there, or one twice.
+
+    CUDA says nothing of that: it leaves out the first such GPU and all that are named after it, or takes none at all.
+    """
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    there = nvml.count()
+    # Without NVML there is nothing to hold it against, and a part of a GPU (MIG) has no number.
+    if not chosen or not there or "MIG-" in chosen:
+        return
+    numbers = []
+    for name in (part.strip() for part in chosen.split(",")):
+        named = [int(name)] if name.isdecimal() else nvml.numbers([name])
+        if len(named) != 1 or named[0] >= there:
+            known = ", ".join(map(str, range(there)))
+            raise BadInput(f"CUDA_VISIBLE_DEVICES={chosen}: {name!r} is no GPU here, where the GPUs are {known}.")
+        if named[0] in numbers:
+            raise BadInput(f"CUDA_VISIBLE_DEVICES={chosen}: {name!r} is named twice. Name each GPU once.")
+        numbers += named
 
 
 def gpu_kinds(numbers: list[int]) -> list[str]:
     """The names of these GPUs, each once; none where the driver does not tell."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return sorted({str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers})
-    except Exception:  # as in visible_gpus
-        return []
+    names = {nvml.name(nvml.gpu(number)) for number in numbers}
+    return [] if None in names else sorted(names)
 
 
 def selection(gpus: list[int] | None) -> dict[str, str]:
@@ -122,12 +158,20 @@ def selection(gpus: list[int] | None) -> dict[str, str]:
 
 
 def built_for_gpus() -> bool:
-    """Whether the installed PyTorch has CUDA, without importing it; True where none is, as beside containers."""
+    """Whether the installed PyTorch is built for GPUs, asked of its files; True where none is, as beside containers."""
+    return not importlib.util.find_spec("torch") or _built("cuda") or built_for_amd()
+
+
+def built_for_amd() -> bool:
+    """Whether the installed PyTorch is the build for AMD's GPUs (ROCm), which calls them cuda."""
+    return _built("hip")
+
+
+def _built(kind: str) -> bool:
     torch = importlib.util.find_spec("torch")
-    if not torch:
-        return True
-    version = (Path(torch.origin).parent / "version.py").read_text()
-    return not re.search(r"^cuda.*= None$", version, re.MULTILINE)
+    version = (Path(torch.origin).parent / "version.py").read_text() if torch else ""
+    said = re.search(rf"^{kind}\b.*= (.*)$", version, re.MULTILINE)
+    return bool(said) and said[1] != "None"
 
 
 def resolve(asked, row: str = "") -> Hardware:
@@ -136,13 +180,22 @@ def resolve(asked, row: str = "") -> Hardware:
     Raises BadInput where more is asked for than there is.
     """
     where = f"rows.{row}" if row else "hardware"
+    if sys.platform != "linux":
+        raise BadInput(
+            f"Lockstep runs on Linux, and this is {sys.platform}. It measures CPUs and GPUs that PyTorch calls cuda;"
+            " Apple's (mps) are one device without process groups. Docker on a Mac runs it on the CPU: make images."
+        )
     cores, gpus = cpu_cores(), visible_gpus()
     device = ("cuda" if gpus else "cpu") if asked.device == "auto" else asked.device
     if device == "cuda" and not gpus:
+        why, otherwise = "no GPU or driver is visible", ""
+        if not built_for_gpus():
+            why, otherwise = "PyTorch is its CPU build", ", or install its build for CUDA: make setup TORCH=cuda"
         raise BadInput(
-            f"{where}.device: cuda is asked for, but no GPU can be used here (no NVIDIA GPU or driver is visible, or"
-            " PyTorch is its CPU build). Set it to cpu or auto, or install the CUDA build of PyTorch."
+            f"{where}.device: cuda is asked for, but no GPU can be used here ({why}). Set it to cpu or auto{otherwise}."
         )
+    if device == "cuda":
+        refuse_misnamed_gpus()
     if asked.gpus is not None:
         if device == "cpu":
             raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, and this runs on the CPU. Set device to cuda.")
@@ -152,10 +205,14 @@ def resolve(asked, row: str = "") -> Hardware:
             raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {names}. Choose among those.")
         gpus = len(asked.gpus)
     chosen = None if asked.gpus is None else sorted(asked.gpus)
-    most, kind = (gpus, "GPUs") if device == "cuda" else (cores, "CPU cores")
+    most, kind = (gpus, "GPU") if device == "cuda" else (cores, "CPU core")
     devices = (gpus if device == "cuda" else min(2, cores)) if asked.processes == "auto" else asked.processes
-    if devices > most and not (device == "cpu" and asked.oversubscribe):
-        raise BadInput(f"{where}.processes: {devices}, but there are {most} {kind} here. Ask for at most {most}.")
+    if devices > most and not asked.oversubscribe:
+        there = f"is 1 {kind}" if most == 1 else f"are {most} {kind}s"
+        raise BadInput(
+            f"{where}.processes: {devices}, but there {there} here. Ask for at most {most}, or set oversubscribe: true,"
+            " to let several share one."
+        )
     if device == "cuda" and not asked.mixed_gpus:
         kinds = gpu_kinds((chosen or gpu_numbers())[:devices])
         if len(kinds) > 1:
@@ -169,7 +226,15 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.threads: {devices} processes of {threads} threads need more than the {cores} CPU cores here."
             f" Ask for at most {max(1, cores // devices)}."
         )
-    backend = {"cuda": "nccl", "cpu": "gloo"}[device] if asked.backend == "auto" else asked.backend
+    shared = device == "cuda" and devices > gpus  # by several ranks each, which NCCL refuses
+    backend = asked.backend
+    if backend == "auto":
+        backend = "nccl" if device == "cuda" and not shared else "gloo"
+    if backend == "nccl" and shared:
+        raise BadInput(
+            f"{where}.backend: NCCL refuses two ranks on one GPU, and {devices} are to share {gpus}. Set it to gloo or"
+            " auto."
+        )
     if backend == "nccl" and device == "cpu":
         raise BadInput(
             f"{where}.backend: nccl works between GPUs only, and this runs on the CPU. Set it to gloo or auto."
@@ -178,6 +243,7 @@ def resolve(asked, row: str = "") -> Hardware:
         device=device,
         devices=devices,
         processes=devices,
+        gpu_count=min(devices, gpus) if device == "cuda" else 0,
         gpus=chosen[:devices] if chosen else None,
         threads=threads,
         nodes=asked.nodes,

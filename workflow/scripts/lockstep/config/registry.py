@@ -18,10 +18,30 @@ without importing torch or its framework):
 
 import ast
 import importlib
+import importlib.metadata
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lockstep.paths import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Need:
+    """A package that a strategy needs."""
+
+    package: str
+    version: str  # with which Lockstep was tested
+    command: str  # that installs it
+    only: dict[str, list]  # which rows need it: those that have one of the values under each key; empty: all
+
+    @property
+    def installed(self) -> str | None:
+        """The version that is installed here, without a build's name; None where none is."""
+        try:
+            return importlib.metadata.version(self.package).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            return None
 
 
 def names() -> list[str]:
@@ -48,6 +68,14 @@ def literals(name: str) -> dict:
             values["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | values["OPTIONS"]
             values |= {name: base[name] + values[name] for name in ("REFUSED", "LOSSY")}
     return values
+
+
+def needs(name: str) -> list[Need]:
+    """What a strategy's NEEDS say."""
+    return [
+        Need(package, version, command, only[0] if only else {})
+        for package, (version, command, *only) in literals(name)["NEEDS"].items()
+    ]
 
 
 def load(name: str) -> type:

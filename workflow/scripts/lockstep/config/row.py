@@ -1,11 +1,11 @@
 """A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
 
-import importlib.metadata
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
-from lockstep import provenance
-from lockstep.config import registry, schema
+from lockstep import paths, provenance
+from lockstep.config import accelerate_file, registry, schema
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import AskedHardware, Base, Train
 from lockstep.config.settings import Settings
@@ -45,7 +45,7 @@ class Row:
     train: Train
     asked: AskedHardware
     base: Base
-    kind: str = "runs"  # or "parity", a trial for the proof; or "profile". Each has its own folder of results
+    kind: str = paths.RUNS  # or PARITY, PROFILED, TUNE: each has its own folder of results
     # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
     excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
@@ -67,10 +67,13 @@ class Row:
             asked = replace(asked, threads=resolve(self.base.hardware).threads)
         resolved, literals = resolve(asked, self.name), registry.literals(self.strategy)
         devices = 1 if resolved.device in literals["ONE_DEVICE_ON"] else resolved.devices
-        processes = 1 if resolved.device in literals["ONE_PROCESS_ON"] else devices
+        processes = devices
+        if resolved.device in literals["ONE_PROCESS_ON"]:
+            processes, devices = 1, min(devices, resolved.gpu_count or devices)  # one process sees each GPU once
+        gpu_count = min(devices, resolved.gpu_count)
         threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else resolved.threads
-        gpus = resolved.gpus[:devices] if resolved.gpus else None
-        return replace(resolved, devices=devices, processes=processes, gpus=gpus, threads=threads)
+        gpus = resolved.gpus[:gpu_count] if resolved.gpus else None
+        return replace(resolved, devices=devices, processes=processes, gpu_count=gpu_count, gpus=gpus, threads=threads)
 
     @property
     def precision(self) -> str:
@@ -86,7 +89,7 @@ class Row:
         return registry.literals(self.strategy)["DIVISION"] if same else "open"
 
     def folder(self, repeat: int) -> str:
-        return f"{self.kind}/{self.name}/n{self.hardware.devices}/rep{repeat}"
+        return f"{self.kind}/{paths.run_name(self.name, self.hardware.devices, repeat)}"
 
     def settings(self) -> Settings:
         """How this row trains; what is a run's own is not set."""
@@ -122,26 +125,33 @@ class Row:
                 f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
                 " lower accumulation."
             )
+        if file := self.options.get("config_file"):
+            where = f"rows.{self.name}.config_file"
+            if self.options["launcher"] != "accelerate":
+                raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
+            accelerate_file.refuse(file, self.hardware, self.precision, where)
         # PyTorch's own builds have the one that their devices use.
         if self.hardware.backend not in ("gloo", "nccl") and not provenance.backend_built(self.hardware.backend):
             raise BadInput(
-                f"rows.{self.name}.backend: this PyTorch was built without {self.hardware.backend}. Set it to auto."
+                f"rows.{self.name}.backend: this PyTorch was built without {self.hardware.backend}; only one that was"
+                " built from source where MPI is installed has mpi. Set it to auto."
             )
 
     @property
     def unavailable(self) -> str:
         """Why the row's strategy can't run here, and what mends it; empty if it can."""
-        for package, (version, command, *only) in registry.literals(self.strategy)["NEEDS"].items():
-            if not all(self.options[key] in allowed for values in only for key, allowed in values.items()):
+        for need in registry.needs(self.strategy):
+            if not all(self.options[key] in allowed for key, allowed in need.only.items()):
                 continue
-            try:
-                installed = importlib.metadata.version(package).split("+")[0]
-            except importlib.metadata.PackageNotFoundError:
-                return f"{package} {version} is not installed; to install it: {command}"
-            if installed != version:
-                return f"{package} is {installed} here, and {version} is what Lockstep was tested with: {command}"
+            if need.installed is None:
+                return f"{need.package} {need.version} is not installed; to install it: {need.command}"
+            if need.installed != need.version:
+                tested = f"{need.version} is what Lockstep was tested with: {need.command}"
+                return f"{need.package} is {need.installed} here, and {tested}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
+        if self.options.get("launcher") == "deepspeed" and self.hardware.devices > self.hardware.gpu_count > 0:
+            return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
         if self.options.get("controller") == "mpi" and not provenance.horovod_has_mpi():
             return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""
@@ -193,6 +203,9 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
         raise BadInput(f"{where}: checkpoint: best needs eval_every above 0; set checkpoint to last, or eval_every.")
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
+    if options.get("config_file"):  # a run that was made with another content is not of this row
+        options["config_file"] = os.path.expanduser(options["config_file"])
+        options["config_file_sha256"] = accelerate_file.digest(options["config_file"])
     return Row(name, strategy, options, train, _override(base.hardware, own), base)
 
 

@@ -41,7 +41,8 @@ def coerce(value, schema: dict):
         if "number" in kinds:
             return float(value)
         if "array" in kinds or "object" in kinds:
-            return yaml.safe_load(value)
+            read = yaml.safe_load(value)
+            return value if isinstance(read, str) else coerce(read, schema)
     except (ValueError, yaml.YAMLError):
         pass  # the schema check says what was expected
     return value
@@ -88,7 +89,10 @@ def _explain(error) -> str:
             dotted = ".".join([key, str(unknown[0])] if key else [str(unknown[0])])
             return f"{dotted}: unknown key.{hint(unknown[0], known) or ' Known here: ' + ', '.join(known) + '.'}"
         case "enum":
-            return f"{key}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}."
+            about = error.schema.get("description", "")
+            return (
+                f"{key}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}. {about}".strip()
+            )
         case "type":
             kinds = error.validator_value if isinstance(error.validator_value, list) else [error.validator_value]
             quoted = isinstance(error.instance, bool) and "string" in kinds

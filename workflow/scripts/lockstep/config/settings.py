@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Profile, Train
+from lockstep.paths import RUNS
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Settings:
     hardware: Hardware
     # Of a trial: how the same processes train the same steps again, by name: what changes then.
     variations: dict[str, dict] = field(default_factory=dict)
-    kind: str = "runs"  # or parity, profile, tune (config/row.py)
+    kind: str = RUNS  # or another one (config/row.py)
     # Of a run, not of a row:
     data: str = ""  # the folder of prepared data
     plan_file: str = ""

@@ -1,11 +1,16 @@
 """Texts end to end instead of padded: several in one row, kept apart by the attention mask.
 
 Exact, as no text sees another, and each counts its positions from 0 (Krell et al. 2021, arXiv:2107.02027). For models
-of BERT's build, whose head reads each text's first token.
+of BERT's build, whose head reads each text's first token. Where a GPU has attention for texts of any lengths
+(FlashAttention, Dao et al. 2022, arXiv:2205.14135; by PyTorch's varlen_attn), all lie in one row and need no mask.
 """
 
 import numpy as np
 import torch
+from torch.nn.attention import varlen
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from lockstep.data.tokens import Tokens
@@ -52,18 +57,55 @@ def batch(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
     }
 
 
+def end_to_end(tokens: Tokens, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Samples `ids` in one row, one after the other, for attention that is told where each begins: int64 arrays.
+
+    input_ids, position_ids [1, tokens]; starts int32 [n + 1]: each text's first token, and the row's end; labels [n].
+    """
+    lengths = tokens.lengths[ids]
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    return {
+        "input_ids": tokens.flat(ids)[None].astype(np.int64),
+        "position_ids": (np.arange(starts[-1]) - np.repeat(starts[:-1], lengths))[None],
+        "starts": starts.astype(np.int32),
+        "labels": tokens.labels[ids],
+    }
+
+
+def use_varlen(model: torch.nn.Module) -> None:
+    """Have `model` take rows of `end_to_end`, on a GPU and in bf16 or fp16; padded batches are as before."""
+    AttentionInterface.register("varlen", attend)
+    AttentionMaskInterface.register("varlen", sdpa_mask)
+    model.config._attn_implementation = "varlen"
+
+
+def attend(module, query, key, value, attention_mask, cu_seq_lens_q=None, max_length_q=None, **options):
+    """Attention as transformers calls it; query, key and value are [batch, heads, tokens, width of a head]."""
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    one_row = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+    return varlen.varlen_attn(*one_row, *bounds, scale=options["scaling"])[None], None
+
+
 class Packed(torch.nn.Module):
-    """A BERT classifier that takes packed rows, and padded batches as before."""
+    """A BERT classifier that takes packed rows, those of `end_to_end` with its longest text, and padded batches."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, text=None, first=None):
-        if first is None:
+    def forward(
+        self, input_ids, attention_mask=None, position_ids=None, text=None, first=None, starts=None, longest=None
+    ):
+        if first is None and starts is None:
             return self.model(input_ids=input_ids, attention_mask=attention_mask)
         encoder = self.model.base_model
-        mask = text[:, None, :, None] == text[:, None, None, :]  # [rows, 1, width, width]: which token sees which
-        hidden = encoder(input_ids=input_ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
+        if starts is None:
+            mask = text[:, None, :, None] == text[:, None, None, :]  # [rows, 1, width, width]: which token sees which
+            apart = {"attention_mask": mask}
+        else:
+            first, apart = starts[:-1], {"cu_seq_lens_q": starts, "max_length_q": longest}
+        hidden = encoder(input_ids=input_ids, position_ids=position_ids, **apart).last_hidden_state
         pooled = encoder.pooler(hidden.flatten(0, 1)[first, None])
         return SequenceClassifierOutput(logits=self.model.classifier(self.model.dropout(pooled)))

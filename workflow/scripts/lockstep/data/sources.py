@@ -11,18 +11,20 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import requests
 
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
 HALF = re.compile("[\ud800-\udfff]")
 SEPARATORS = ",;\t|"
 LOOK = 100  # rows that tell a file's separator, and whether its first line is a header
+BLOCK = 2**16  # bytes of a download at a time; what has come of one is lost with the connection
 MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 
@@ -243,17 +245,29 @@ def _parquet(file: Path, data: Data, kind: str, notes: list[str]):
 
 
 def _hub(data: Data):
-    from datasets import load_dataset
+    from datasets import load_dataset_builder
 
+    from lockstep.data import hub  # starts the hub's library
+
+    where = f"data.hub: {data.hub} at revision {data.revision}"
     try:
-        rows = load_dataset(data.hub, name=data.subset, split=data.split, revision=data.revision)
-    except (
-        Exception
-    ) as error:  # network, unknown id, unknown revision, a data set that needs its own code: all the hub's words
-        raise BadInput(
-            f"data.hub: {data.hub} at revision {data.revision} can't be read: {' '.join(str(error).split())[:300]}"
-            f"{containers.offline()}"
-        ) from None
+        builder = load_dataset_builder(data.hub, name=data.subset, revision=data.revision)
+        if hub.COMMIT.fullmatch(data.revision) and builder.hash != data.revision and not Path(data.hub).is_dir():
+            raise BadInput(  # where the hub does not answer, datasets takes what it has
+                f"{where} can't be read: the hub can't be reached, and what was fetched before is revision"
+                f" {builder.hash}. Connect to the network, or set data.revision to that one."
+            )
+        files = itertools.chain.from_iterable((builder.config.data_files or {}).values())
+        hub.fetch_rows(sorted({file for file in files if file.startswith("hf://")}))
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split=data.split)
+    except BadInput:
+        raise
+    except Exception as error:  # of the network, the hub, its library, Arrow: each has its own
+        if no_room(error):
+            raise
+        said = hub.why_no_rows(error, data.hub, data.revision)
+        raise BadInput(f"{where} can't be read: {said}") from None
     yield from enumerate(rows, 1)
 
 
@@ -265,14 +279,9 @@ def download(url: str, sha256: str, folder: Path) -> Path:
         return file
     with atomic_file(file) as temporary:
         try:
-            with requests.get(url, stream=True, timeout=60) as response, temporary.open("wb") as stream:
-                response.raise_for_status()
-                if not response.url.startswith("https://"):
-                    raise BadInput(f"data.url: {url} leads to {response.url}, which is not https.")
-                for block in response.iter_content(2**20):
-                    if stream.tell() + len(block) > MAX_DOWNLOAD:
-                        raise BadInput(f"data.url: {url} is larger than {MAX_DOWNLOAD >> 30} GiB.")
-                    stream.write(block)
+            with temporary.open("wb") as stream:
+                while not _fetch(url, stream):
+                    pass
         except requests.RequestException as error:
             how = containers.offline() or " Fetch it by hand and set data.path."
             raise BadInput(f"data.url: {url} can't be fetched: {error}.{how}") from None
@@ -280,3 +289,29 @@ def download(url: str, sha256: str, folder: Path) -> Path:
         if actual != sha256:
             raise BadInput(f"data.url: {url} has sha256 {actual}, not {sha256} as data.sha256 says. Nothing was kept.")
     return file
+
+
+def _fetch(url: str, stream: BinaryIO) -> bool:
+    """Write to a file what is behind `url`, from where the file ends; whether that was all.
+
+    Where the connection is cut it was not, and the next call goes on. Raises requests' errors where nothing came.
+    """
+    begin = stream.tell()
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
+    try:
+        with requests.get(url, stream=True, timeout=60, headers=headers) as response:
+            response.raise_for_status()
+            if not response.url.startswith("https://"):
+                raise BadInput(f"data.url: {url} leads to {response.url}, which is not https.")
+            if begin and response.status_code != requests.codes.partial_content:  # the whole file once more
+                stream.seek(0)
+                stream.truncate()
+            for block in response.iter_content(BLOCK):
+                if stream.tell() + len(block) > MAX_DOWNLOAD:
+                    raise BadInput(f"data.url: {url} is larger than {MAX_DOWNLOAD >> 30} GiB.")
+                stream.write(block)
+    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+        if stream.tell() <= begin:
+            raise
+        return False
+    return True

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from lockstep.errors import BadInput, brief
 from lockstep.files import read_json
+from lockstep.paths import about_split
 
 
 def table(folder: Path) -> pa.Table:
@@ -76,7 +77,7 @@ class Tokens:
             token_ids=np.frombuffer(file, number, count=file.size // size),
             lengths=np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists]).astype(np.int64),
             labels=columns.column("label").to_numpy().copy(),
-            pad_id=read_json(folder.parents[1] / "data.json")["pad_id"] if pad_id is None else pad_id,
+            pad_id=read_json(about_split(folder))["pad_id"] if pad_id is None else pad_id,
             starts=np.concatenate(
                 [
                     begin + chunk.offsets.to_numpy()[:-1].astype(np.int64)

@@ -28,6 +28,9 @@ DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorc
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# What is fetched of a model: configuration and tokenizer, then weights in the better of the two formats that it has.
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+WEIGHTS = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
 
 def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
@@ -39,9 +42,7 @@ def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
 
     if model.name != "scratch":
         with _explained(model):
-            tokenizer = AutoTokenizer.from_pretrained(
-                model.name, revision=model.revision, model_max_length=max_length, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(_folder(model, SMALL), model_max_length=max_length, **LOCAL)
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise BadInput(f"model.name: {model.name}: holds no tokenizer. Save the one that the model was made with.")
         return tokenizer
@@ -93,12 +94,11 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
     torch.manual_seed(seed)
     names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
     if model.name != "scratch":
-        _require_weights(Path(model.name))
+        folder = _with_weights(model)
         with _explained(model):
             pretrained, report = AutoModelForSequenceClassification.from_pretrained(
-                model.name,
-                revision=model.revision,
-                trust_remote_code=False,
+                folder,
+                **LOCAL,
                 num_labels=len(labels),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
@@ -108,6 +108,7 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
         others = {name: shape for name, shape, _ in report["mismatched_keys"]}
         if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
             raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+        _require_body(pretrained, report["missing_keys"], model.name, notes)
         if others and notes is not None:
             classes = next(iter(others.values()))[0]
             said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
@@ -135,7 +136,8 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     """The model in a plain Hugging Face folder, in float32, with `dropout` everywhere if given. Never downloads."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    _require_weights(folder)
+    if folder.is_dir():
+        _require_weights(folder, str(folder))
     config = AutoConfig.from_pretrained(folder, **LOCAL)
     if dropout is not None:
         for name in _dropout_keys(config):
@@ -146,6 +148,23 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
             if isinstance(module, DROPOUT):
                 module.p = dropout
     return model
+
+
+def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[str] | None) -> None:
+    """Raises BadInput where a weights file held nothing of the model below its head; notes what else was not in it.
+
+    transformers draws at random what a file lacks, and only warns.
+    """
+    body = [key for key, _ in pretrained.named_parameters() if key.startswith(f"{pretrained.base_model_prefix}.")]
+    absent = [key for key in body if key in missing]
+    if body and absent == body:
+        raise BadInput(
+            f"model.name: {name}: its weights file holds no {body[0]}, nor any other weight of the model in its"
+            " config.json. Name a model whose files belong together."
+        )
+    if absent and notes is not None:
+        others = f" and {len(absent) - 1} more of {len(body)} weights" if absent[1:] else ""
+        notes.append(f"{name} holds no {absent[0]}{others}: new ones take their place")
 
 
 def _require_fit(pretrained: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
@@ -201,6 +220,11 @@ def dropouts(model: torch.nn.Module) -> list[float]:
     return sorted(probabilities)
 
 
+def has_changing_buffers(model: torch.nn.Module) -> bool:
+    """Whether DDP must send buffers in every forward pass, as it does by default. BERT's are position numbers."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
+
+
 def keep_masks() -> None:
     """Have transformers apply every attention mask, also one that masks nothing.
 
@@ -216,9 +240,30 @@ def keep_masks() -> None:
     AttentionMaskInterface.register("sdpa", mask)
 
 
-def _require_weights(folder: Path) -> None:
-    if folder.is_dir() and not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
-        raise BadInput(f"{folder}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")
+def _folder(model: Model, patterns: list[str]) -> Path:
+    """Where a pretrained model's files of these patterns are: in its own folder, or in the hub's cache.
+
+    Whatever transformers is to read lies in a folder then. Left to fetch by itself it would ask for a file after the
+    other, and have a service of the hub's convert a model that has no safetensors, to fetch that one as well.
+    """
+    if Path(model.name).is_dir():
+        return Path(model.name)
+    from lockstep.data import hub
+
+    return hub.fetch_model(model.name, model.revision, patterns)
+
+
+def _with_weights(model: Model) -> Path:
+    folder = _folder(model, [*SMALL, *WEIGHTS[0]])
+    if not any(folder.glob("*.safetensors")):
+        folder = _folder(model, [*SMALL, *WEIGHTS[1]])
+    _require_weights(folder, f"model.name: {model.name}")
+    return folder
+
+
+def _require_weights(folder: Path, name: str) -> None:
+    if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
+        raise BadInput(f"{name}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")
 
 
 @contextlib.contextmanager
@@ -227,11 +272,8 @@ def _explained(model: Model):
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
-        from lockstep.config import containers
-
         at = f" at revision {model.revision}" if model.revision else ""
-        why = "" if Path(model.name).exists() else containers.outside(model.name) or containers.offline()
-        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}{why}") from None
+        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}") from None
 
 
 def hash_weights(state: dict[str, torch.Tensor]) -> str:

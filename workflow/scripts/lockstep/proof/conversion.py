@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lockstep import paths
 from lockstep.config import registry
 from lockstep.errors import BadInput, RunFailed, brief
 from lockstep.files import MANIFEST, atomic_folder, read_json, seal, verify
@@ -15,16 +16,15 @@ def read(run: Path) -> dict:
 
     Raises RunFailed where they are not the live ones that it was written from, value by value.
     """
-    settings_file = run / "settings.json"
-    if not settings_file.is_file():
-        raise BadInput(f"{run}: is no folder of a run (no settings.json). Name one like results/runs/ddp/n2/rep1.")
-    manifest, strategy = verify(run / "native", AGAIN), read_json(settings_file)["strategy"]
+    paths.must_be_run(run)
+    checkpoint = run / paths.CHECKPOINT
+    manifest, strategy = verify(checkpoint, AGAIN), read_json(run / paths.SETTINGS)["strategy"]
     try:
-        state = registry.load(strategy).to_state_dict(run / "native")
+        state = registry.load(strategy).to_state_dict(checkpoint)
     except ImportError as error:
         raise RunFailed(f"{run}: {strategy} is not installed here ({error}). Convert it where it is.") from None
     except Exception as error:  # each framework has its own for a file that is not its own
-        raise RunFailed(f"{run / 'native'}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
+        raise RunFailed(f"{checkpoint}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
     _must_be(models.hash_weights(state), manifest, run)
     return state
 
@@ -37,14 +37,17 @@ def convert(run: Path, destination: Path) -> str:
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-    state, data = read(run), Path(read_json(run / "settings.json")["data"])
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(data / "weights", **models.LOCAL))
+    state, data = read(run), Path(read_json(run / paths.SETTINGS)["data"])
+    if not (data / paths.WEIGHTS).is_dir():
+        raise BadInput(f"{run}: was trained on what is in {data}, which is not here. Call this where it was trained.")
+    architecture = AutoConfig.from_pretrained(data / paths.WEIGHTS, **models.LOCAL)
+    model = AutoModelForSequenceClassification.from_config(architecture)
     model.load_state_dict(state, strict=True)
     with atomic_folder(destination) as temporary:
         model.save_pretrained(temporary)
-        AutoTokenizer.from_pretrained(data / "tokenizer", **models.LOCAL).save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
-        _must_be(converted, read_json(run / "native" / MANIFEST), run)
+        _must_be(converted, read_json(run / paths.CHECKPOINT / MANIFEST), run)
         seal(temporary, {"weights": converted})
     return converted
 

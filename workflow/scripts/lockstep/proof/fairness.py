@@ -10,34 +10,36 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep import paths
 from lockstep.config import configuration, reading
 from lockstep.config.hardware import busy_cores
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
-from lockstep.paths import data_file, decision_file, plan_file
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
 IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
-MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl")
+MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
 PROVENANCE = ("commit", "in_container")
 
 Breach = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Found:
+class Findings:
+    """What a check looked at, and the breaches of the rules that it came upon."""
+
     runs: int
     rows: int
     breaches: list[Breach]
 
 
-def check(results: Path) -> Found:
+def check(results: Path) -> Findings:
     """Raises BadInput where there is nothing to check."""
-    files = sorted(results.glob("runs/*/*/*/record.json"))
+    files = paths.run_files(results, paths.RECORD)
     if not files:
         raise BadInput(f"{results}: no run has a record here. Name a results folder, as in: check.py results/")
     breaches, records = [], {}
@@ -46,13 +48,13 @@ def check(results: Path) -> Found:
             records[file.parent] = record.read_run(file.parent)
         except BadInput as error:
             breaches.append((str(file.parent), str(error)))
-    breaches += [(str(file.parent), "it failed") for file in sorted(results.glob("runs/*/*/*/failed.json"))]
-    for folder, one in records.items():
+    breaches += [(str(file.parent), "it failed") for file in paths.run_files(results, paths.FAILED)]
+    for folder, run in records.items():
         for rule in (_placed, _trained, sealed, _timed):
-            breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, one, results)))
+            breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, run, results)))
     for rule in (_together, _blocks, _rows, _decided, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
-    return Found(len(files), len({one["row"] for one in records.values()}), breaches)
+    return Findings(len(files), len({run["row"] for run in records.values()}), breaches)
 
 
 def is_counted(what: str) -> bool:
@@ -60,10 +62,10 @@ def is_counted(what: str) -> bool:
     return what.startswith(DISTURBED) or TOO_FEW in what
 
 
-def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
-    """What is found; and where something that is needed for it is missing or damaged, that."""
+def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
+    """These breaches; and where something that is needed to look for them is missing or damaged, that."""
     try:
-        yield from found
+        yield from breaches
     except BadInput as error:
         yield where, str(error)
     except OSError as error:
@@ -74,59 +76,61 @@ def _readable(where: str, found: Iterator[Breach]) -> Iterator[Breach]:
 
 def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """Whether records were made with the settings that their rows have now."""
-    if not (results / "config.yaml").is_file():
+    asked = paths.config_file(results)
+    if not asked.is_file():
         return
-    now = reading.read([results / "config.yaml"])
-    for folder, one in records.items():
-        if one["row"] in now.rows and (why := staleness.written(now, one)):
+    now = reading.read([asked])
+    for folder, run in records.items():
+        if run["row"] in now.rows and (why := staleness.written(now, run)):
             yield str(folder), f"it was {why}"
 
 
-def _placed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     """Whether a record belongs where it is."""
-    own = f"{one['row']}/n{one['world_size']}/rep{one['repeat']}"
-    if folder != results / "runs" / own:
+    own = paths.run_name(run["row"], run["world_size"], run["repeat"])
+    if folder != results / paths.RUNS / own:
         yield f"its record is that of {own}"
-    if read_json(folder / "env.json").get("changed"):
+    if read_json(folder / paths.ENVIRONMENT).get("changed"):
         yield "it was made by files that differ from their commit"
 
 
-def _trained(folder: Path, one: dict, results: Path) -> Iterator[str]:
+def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
     """Whether a run trained what it was to train."""
-    file = plan_file(results, one["asked"]["plan"])
+    file = paths.plan_file(results, run["asked"]["plan"])
     if not file.is_file():
         yield f"its plan, {file}, is not there any more"
     else:
         plan = Plan.load(file)
-        if plan.hash != one["hashes"]["plan"]:
+        if plan.hash != run["hashes"]["plan"]:
             yield "it trained another plan than the one that is there now"
         try:
-            with np.load(folder / "ledger.npz", allow_pickle=False) as ledger:
+            with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
                 check_ledger(dict(ledger), plan)
         except (OSError, RunFailed) as error:
             yield f"its ledger does not hold: {error}"
-    data = read_json(data_file(results))
+    data = read_json(paths.data_file(results))
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
-        if one["hashes"][name] != wanted:
+        if run["hashes"][name] != wanted:
             yield f"it started from other {name} than those that are there now"
-    threads = read_json(folder / "env.json")["variables"].get("OMP_NUM_THREADS")
-    if threads != str(one["asked"]["hardware"]["threads"]):
-        yield f"OMP_NUM_THREADS was {threads}, where {one['asked']['hardware']['threads']} threads were asked for"
-    asked, live = one["asked"], one["settings"]
-    for name, wanted, found in (
-        ("precision", asked["precision"], live["precision"]),
-        ("processes", asked["hardware"]["processes"], live["world_size"]),
-        ("threads", asked["hardware"]["threads"], live["threads"]),
-        ("learning rate", [asked["train"]["learning_rate"]], sorted({g["initial_lr"] for g in live["groups"]})),
+    threads = read_json(folder / paths.ENVIRONMENT)["variables"].get("OMP_NUM_THREADS")
+    if threads != str(run["asked"]["hardware"]["threads"]):
+        yield f"OMP_NUM_THREADS was {threads}, where {run['asked']['hardware']['threads']} threads were asked for"
+    asked, settings = run["asked"], run["settings"]
+    rates = sorted({group["initial_lr"] for group in settings["groups"]})
+    for name, wanted, live in (
+        ("precision", asked["precision"], settings["precision"]),
+        ("processes", asked["hardware"]["processes"], settings["world_size"]),
+        ("threads", asked["hardware"]["threads"], settings["threads"]),
+        ("learning rate", [asked["train"]["learning_rate"]], rates),
     ):
-        if wanted != found:
-            yield f"{name}: {wanted} was asked for, and {found} was live"
+        if wanted != live:
+            yield f"{name}: {wanted} was asked for, and {live} was live"
 
 
-def sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     """Whether a run's checkpoint, and the model made of it, are as they were written, where they were kept."""
     weights = []
-    for part in ("native", "model"):
+    for part in (paths.CHECKPOINT, paths.MODEL):
         if (folder / part).is_dir():
             try:
                 weights.append(verify(folder / part, "").get("weights"))
@@ -136,27 +140,27 @@ def sealed(folder: Path, one: dict, results: Path) -> Iterator[str]:
         yield "its model has other weights than its checkpoint"
 
 
-def _timed(folder: Path, one: dict, results: Path) -> Iterator[str]:
+def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     """Whether a run's times hold together, and nothing disturbed them."""
-    clock, seconds = one["clock"], one["clock"]["train_seconds"]
+    clock, seconds = run["clock"], run["clock"]["train_seconds"]
     total = clock["total_seconds"]
-    if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= one["wall_seconds"]):
+    if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= run["wall_seconds"]):
         yield "its clocks contradict each other"
     if not clock["step_seconds_median"] <= seconds <= total:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
-    if not math.isclose(one["throughput"]["samples_per_second"], one["work"]["samples"] / seconds, rel_tol=1e-6):
+    if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work over its training time"
-    ranks = [rank["clock"] for rank in record.read_ranks(folder, one["asked"]["hardware"]["processes"])]
+    ranks = [rank["clock"] for rank in record.read_ranks(folder, run["asked"]["hardware"]["processes"])]
     if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
-    if not one["watch"]["samples"] and seconds > 2:
+    if not run["watch"]["samples"] and seconds > 2:
         yield "nothing watched the machine beside it"
     window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
-    cores, busy = read_json(folder / "env.json")["cores"], busy_cores(one["asked"]["hardware"])
+    cores, busy = read_json(folder / paths.ENVIRONMENT)["cores"], busy_cores(run["asked"]["hardware"])
     seen = watcher.judge(watcher.read(folder), window, cores, busy)
-    if seen["samples"] != one["watch"]["samples"]:
-        yield f"its record tells of {one['watch']['samples']} samples of the machine, and {seen['samples']} are there"
-    for why in dict.fromkeys([*one["watch"]["disturbed"], *seen["disturbed"]]):
+    if seen["samples"] != run["watch"]["samples"]:
+        yield f"its record tells of {run['watch']['samples']} samples of the machine, and {seen['samples']} are there"
+    for why in dict.fromkeys([*run["watch"]["disturbed"], *seen["disturbed"]]):
         yield f"{DISTURBED}{why}"
 
 
@@ -164,7 +168,7 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """What all runs must have in common."""
     first = next(iter(records), None)
     for folder in records:
-        ours, theirs = read_json(folder / "env.json"), read_json(first / "env.json")
+        ours, theirs = read_json(folder / paths.ENVIRONMENT), read_json(first / paths.ENVIRONMENT)
         for name in (*MACHINE, *PROVENANCE):
             if ours.get(name) != theirs.get(name):
                 yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
@@ -172,20 +176,20 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"
     builds: dict[str, tuple[str, Path]] = {}  # an image's digest, and who ran in it first
     for folder in records:
-        image, digest = (read_json(folder / "env.json").get(name) for name in ("image", "image_digest"))
+        image, digest = (read_json(folder / paths.ENVIRONMENT).get(name) for name in ("image", "image_digest"))
         theirs, first = builds.setdefault(image, (digest, folder))
         if digest != theirs:
             yield str(folder), f"its build of the image {image} is {digest}, and {theirs} in {first}"
-    closed = {folder: one for folder, one in records.items() if one["division"] == "closed"}
+    closed = {folder: run for folder, run in records.items() if run["division"] == "closed"}
     for name, of in (
-        ("plan", lambda one: one["hashes"]["plan"]),
-        ("optimizer", lambda one: (one["settings"]["optimizer"], [_shape(g) for g in one["settings"]["groups"]])),
-        ("dropout", lambda one: one["settings"]["dropout"]),
+        ("plan", lambda run: run["hashes"]["plan"]),
+        ("optimizer", lambda run: (run["settings"]["optimizer"], [_shape(g) for g in run["settings"]["groups"]])),
+        ("dropout", lambda run: run["settings"]["dropout"]),
     ):
-        for folder, one in closed.items():
-            if of(one) != of(next(iter(closed.values()))):
+        for folder, run in closed.items():
+            if of(run) != of(next(iter(closed.values()))):
                 yield str(folder), f"another {name} than the rest of the closed division"
-    spans = sorted((_began(one), folder, one["wall_seconds"]) for folder, one in records.items())
+    spans = sorted((_began(run), folder, run["wall_seconds"]) for folder, run in records.items())
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
         if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
             yield str(later), f"it ran beside {earlier}"
@@ -215,19 +219,20 @@ def _shape(group: dict) -> tuple:
     return (tuple(group["betas"]), group["eps"], group["weight_decay"])
 
 
-def _began(one: dict) -> float:
-    return datetime.datetime.fromisoformat(one["started"]).timestamp()
+def _began(run: dict) -> float:
+    return datetime.datetime.fromisoformat(run["started"]).timestamp()
 
 
 def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """What every row must have."""
     repeats: dict[str, set[int]] = {}
-    for one in records.values():
-        repeats.setdefault(one["row"], set()).add(one["repeat"])
+    for run in records.values():
+        repeats.setdefault(run["row"], set()).add(run["repeat"])
     every = set().union(*repeats.values())
     wanted, decided = dict.fromkeys(repeats, every), None
-    if (results / "config.yaml").is_file():
-        now = reading.read([results / "config.yaml"])
+    asked = paths.config_file(results)
+    if asked.is_file():
+        now = reading.read([asked])
         decided = blocks.last(now, results)
         if decided:
             rows = repeats.keys() & now.rows.keys()
@@ -242,8 +247,8 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
 
 def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
     """Whether a row was found to train the same model, by the code and packages that it was timed with."""
-    files = list(results.glob(f"parity/{row}/*/rep1/verdict.json"))
-    if not files and not list(results.glob(f"parity/{row}/*/rep1/failed.json")):
+    files = paths.run_files(results, paths.VERDICT, paths.PARITY, row)
+    if not files and not paths.run_files(results, paths.FAILED, paths.PARITY, row):
         yield "it was not held against the reference: snakemake --cores all parity"
     elif not files:
         yield "its trial for the proof failed"
@@ -257,8 +262,8 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
         over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.EXACT]
         if over:
             yield f"its verdict is {verdict['proof']}, and its {' and '.join(over)} say otherwise"
-        timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / "env.json")
-        proven = read_json(file.parent / "env.json")
+        timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / paths.ENVIRONMENT)
+        proven = read_json(file.parent / paths.ENVIRONMENT)
         differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
         for name, (before, now) in (differing | other_versions(proven, timed)).items():
             if before != now:
@@ -269,16 +274,15 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """Whether every file is as it was written, and every row that was asked for is there."""
     lines = journal.read(results)
     if not lines:
-        yield str(results / journal.FILE), "is not there, so nothing tells whether files were changed since"
+        yield str(paths.journal_file(results)), "is not there, so nothing tells whether files were changed since"
         return
     yield from journal.changed(results, lines)
     noted = {results / line["folder"] for line in lines if line["what"] == "run"}
     for folder in records.keys() - noted:
         yield str(folder), "no line of the journal tells of this run"
     requests = [line for line in lines if line["what"] == "request"]
-    trained = {run["row"] for run in records.values()} | {
-        file.parts[-4] for file in results.glob("runs/*/*/*/failed.json")
-    }
+    trained = {run["row"] for run in records.values()}
+    trained |= {paths.row_of(file.parent) for file in paths.run_files(results, paths.FAILED)}
     for row in requests[-1]["rows"] if requests else ():
         if row not in trained:
             yield row, "it was asked for, and no run of it has a record"
@@ -286,21 +290,22 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
 
 def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """Whether the decisions on further blocks follow from the records, each worked out from them once more."""
-    if not (results / "config.yaml").is_file():
+    asked = paths.config_file(results)
+    if not asked.is_file():
         return
-    now = reading.read([results / "config.yaml"])
+    now = reading.read([asked])
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
         again = blocks.decide(now, results, block)
         # Not held against it is what the next block would have taken: its runs may have been made since.
         known = None not in (decided["width"], again["width"])
         same_width = math.isclose(decided["width"], again["width"]) if known else decided["width"] == again["width"]
         if decided["contending"] != again["contending"] or not same_width:
-            yield str(decision_file(results, block)), "is not what follows from the records"
+            yield str(paths.decision_file(results, block)), "is not what follows from the records"
 
 
 def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """Whether the report says what the records say, each row's median worked out from them once more."""
-    file = results / "report" / "summary.json"
+    file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
         return
     for line in read_json(file)["rows"]:
@@ -308,7 +313,7 @@ def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
         if line["train_seconds"] is None or not good:
             continue
-        tests = [read_json(folder / "test" / "report.json") for folder in good]
+        tests = [read_json(folder / paths.TEST_REPORT) for folder in good]
         medians = {
             "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
             "final_loss": [run["losses"][-1] for run in good.values()],

@@ -23,16 +23,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from lockstep import paths
 from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import read_json, read_object, write_json
-from lockstep.paths import plan_file
 from lockstep.proof import conversion
 from lockstep.run import journal, lifetime, record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
-from lockstep.run.progress import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,14 @@ LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
 LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
 # A single weight is not held to the floor: where a gradient is small Adam makes whole steps of its rounding noise.
 MEASURED = ("losses", "norm", "update")
-OF_A_PROOF = ("verdict.json", "record.json", "env.json")
+OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
 # A key's bias adds the same to all scores of a query, which the softmax takes away again: its gradient is zero but for
 # rounding, of which Adam makes whole steps. What architectures call it.
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
 
 
 def prove_reference(config: Config, precision: str, results: Path) -> dict:
-    """Train the reference in `precision`, and measure its floor and mistakes, written as verdict.json in its folder."""
+    """Train the reference in `precision`, and measure its floor and mistakes, written into its folder."""
     trial = config.reference(precision)
     with lifetime.hold(results / trial.folder(1)):
         return _prove_reference(config, trial, precision, results)
@@ -98,13 +97,13 @@ def _prove_reference(config: Config, trial: Row, precision: str, results: Path) 
         verdict["mistakes"] = {
             name: {kind: getattr(distance, kind) for kind in MEASURED} for name, distance in mistakes.items()
         }
-    write_json(folder / "verdict.json", verdict)
+    write_json(folder / paths.VERDICT, verdict)
     journal.note(results, "proof", folder, OF_A_PROOF)
     return verdict
 
 
 def prove(config: Config, row: Row, results: Path) -> dict:
-    """Run `row`'s trial, hold it against its references, and return the verdict, written as verdict.json in its folder.
+    """Run `row`'s trial, hold it against its references, and return the verdict, written into its folder.
 
     proof is equal, within-tolerance (in reduced precision), or unequal. Raises BadInput where a reference is missing,
     RunFailed where the trial fails: then there is nothing to hold against it, and failed.json has the reason.
@@ -131,9 +130,9 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
         verdict |= compare(row, folder, references, _start(results))
-        (folder / WEIGHTS).unlink()
+        (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
-    write_json(folder / "verdict.json", verdict)
+    write_json(folder / paths.VERDICT, verdict)
     journal.note(results, "proof", folder, OF_A_PROOF)
     return verdict
 
@@ -141,7 +140,7 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
 def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str, torch.Tensor]) -> dict:
     """Hold the finished trial in `folder` against the `references`, a folder for each precision."""
     precision = next(iter(references))
-    measured = read_json(references[precision] / "verdict.json")
+    measured = read_json(references[precision] / paths.VERDICT)
     distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
     kind = "lossy" if row.lossy else precision
     tolerance = LOSSY if row.lossy else {name: FACTOR[kind] * measured["floor"][name] for name in MEASURED}
@@ -189,9 +188,9 @@ class Trained:
 
     @staticmethod
     def of(folder: Path) -> "Trained":
-        file = folder / "record.json" if (folder / "record.json").is_file() else folder / "ranks" / "0.json"
+        file = folder / paths.RECORD if (folder / paths.RECORD).is_file() else paths.rank_summary(folder, 0)
         numbers = read_json(file)
-        return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / WEIGHTS))
+        return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / paths.FINAL_WEIGHTS))
 
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
         """How far `other` is from this one, the reference; both began with the weights `start`."""
@@ -219,27 +218,27 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     try:
         finished = runs.run(config, trial, 1, results)
         try:
-            save_file(conversion.read(folder), folder / WEIGHTS)
+            save_file(conversion.read(folder), folder / paths.FINAL_WEIGHTS)
         except RunFailed as error:  # it trained, and nothing can be said of what
-            record.write_run(folder / "failed.json", finished | {"status": "failed", "reason": str(error)})
-            (folder / "record.json").unlink()
+            record.write_run(folder / paths.FAILED, finished | {"status": "failed", "reason": str(error)})
+            (folder / paths.RECORD).unlink()
             raise
     finally:
-        shutil.rmtree(folder / "native", ignore_errors=True)
-    plan = Plan.load(plan_file(results, trial.plan_name))
+        shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
+    plan = Plan.load(paths.plan_file(results, trial.plan_name))
     for name in trial.variations:
         check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
     return folder
 
 
 def _start(results: Path) -> dict[str, torch.Tensor]:
-    return load_file(results / "data" / "weights" / "model.safetensors")
+    return load_file(paths.data_folder(results) / paths.WEIGHTS / "model.safetensors")
 
 
 def _reference(config: Config, precision: str, results: Path) -> Path:
     """The folder of a reference that was trained. Raises BadInput where it was not."""
     folder = results / config.reference(precision).folder(1)
-    for name in ("verdict.json", WEIGHTS):
+    for name in (paths.VERDICT, paths.FINAL_WEIGHTS):
         if not (folder / name).is_file():
             raise BadInput(
                 f"{folder / name} does not exist: the reference must be trained first."
@@ -252,10 +251,10 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet."""
     trial = config.trial(row)
     folder = results / trial.folder(1)
-    if (folder / "verdict.json").is_file():
-        return read_object(folder / "verdict.json", ("proof", "reason", "distances", "steps", "world_size"))
-    if (folder / "failed.json").is_file():
-        return failed(config, row, read_object(folder / "failed.json", ("reason",))["reason"])
+    if (folder / paths.VERDICT).is_file():
+        return read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
+    if (folder / paths.FAILED).is_file():
+        return failed(config, row, read_object(folder / paths.FAILED, ("reason",))["reason"])
     return None
 
 

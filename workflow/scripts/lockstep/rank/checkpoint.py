@@ -1,24 +1,50 @@
-"""Checkpoints: a strategy's own format, sealed with hashes.
+"""Checkpoints: which weights a run keeps (`Kept`), and how they are written: in a strategy's own format, with hashes.
 
-A flipped byte loads silently from every checkpoint format, so a checkpoint is a folder whose manifest.json, written
-last, holds the sha256 of each file, and of the live weights that it was written from: the conversion
-(proof/conversion.py) is held against both, and sealed the same way.
+A run has one checkpoint, its folder `native`. A flipped byte loads silently from every checkpoint format,
+so its manifest.json, written last, holds the sha256 of each file, and of the live weights that it was written from: the
+conversion (proof/conversion.py) is held against both, and sealed the same way.
 """
 
 import shutil
 from pathlib import Path
 
+from lockstep.data.plan import Plan
 from lockstep.files import seal
 from lockstep.model import models
+from lockstep.paths import CHECKPOINT
+from lockstep.rank.session import Session
+
+
+class Kept:
+    """The checkpoint that a run keeps, by `train.checkpoint`: of the best weights on the dev split, or of the last."""
+
+    def __init__(self, session: Session, plan: Plan):
+        self.session, self.plan, self.best = session, plan, -1.0
+
+    def evaluated(self, step: int, macro_f1: float) -> None:
+        """The weights after `step` steps came to this on the dev split. Every rank knows it, so all decide alike."""
+        if self.session.train.checkpoint == "best" and macro_f1 > self.best:
+            self.best = macro_f1
+            self._save(step)
+
+    def trained(self, step: int) -> None:
+        """The last of `step` steps is done."""
+        if self.session.train.checkpoint == "last":
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        save(self.session.strategy, self.session.folder, {"step": step, "plan": self.plan.hash})
+        self.session.files.event("checkpoint", {"step": step})
+        self.session.progress.alive()
 
 
 def save(strategy, folder: Path, about: dict) -> None:
-    """Write the strategy's checkpoint as `folder`/native, in place of an older one. Called on every rank.
+    """Write the strategy's checkpoint into a run's `folder`, in place of an older one. Called on every rank.
 
     `about` says what it is (step, plan); the hash of the live weights is added here.
     """
     main = strategy.world.rank == 0
-    temporary, final = folder / ".native.tmp", folder / "native"
+    temporary, final = folder / f".{CHECKPOINT}.tmp", folder / CHECKPOINT
     if main:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()

@@ -14,10 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from lockstep.run.progress import WARMUP_STEPS
+from lockstep.run.progress import LAUNCHED, WARMUP_STEPS
 
 STALL = 10  # times the upper quartile: the longest texts take less, compiling takes more
-LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the launcher started the processes
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Evaluation on the dev split while training, and which checkpoint is kept."""
+"""Evaluation on the dev split while training. Which weights are kept follows from it, in checkpoint.py."""
 
 import math
 
@@ -14,23 +14,21 @@ from lockstep.rank.session import Session
 
 
 class DevSplit:
-    """Which checkpoint is kept: the best on the dev split, or the last."""
+    """When the dev split is evaluated, and what came of it."""
 
     def __init__(self, session: Session, plan: Plan, tokens: Tokens):
         self.session, self.plan, self.tokens = session, plan, tokens
-        self.every, self.keep = session.train.eval_every, session.train.checkpoint
+        self.every, self.kept = session.train.eval_every, checkpoint.Kept(session, plan)
         self.history: list[dict] = []
-        self.best = -1.0
 
     def due(self, step: int) -> bool:
         return bool(self.every) and step % self.every == 0 and step < self.plan.steps
 
     def finish(self) -> None:
-        """After the last step: the last evaluation, and the last weights if it is them that are kept."""
+        """After the last step."""
         if self.every:
             self.evaluate(self.plan.steps)
-        if self.keep == "last":
-            self._save(self.plan.steps)
+        self.kept.trained(self.plan.steps)
 
     def evaluate(self, step: int) -> None:
         logits = gather_logits(self.session, self.tokens)
@@ -48,15 +46,7 @@ class DevSplit:
         if self.session.strategy.world.rank == 0:
             numbers = ", ".join(f"dev {name} {scores[name]:.4f}" for name in ("loss", "accuracy", "macro_f1"))
             print(f"step {step}/{self.plan.steps}: {numbers}", flush=True)
-        # Every rank has all logits, so every rank decides alike.
-        if self.keep == "best" and scores["macro_f1"] > self.best:
-            self.best = scores["macro_f1"]
-            self._save(step)
-
-    def _save(self, step: int) -> None:
-        checkpoint.save(self.session.strategy, self.session.folder, {"step": step, "plan": self.plan.hash})
-        self.session.files.event("checkpoint", {"step": step})
-        self.session.progress.alive()
+        self.kept.evaluated(step, scores["macro_f1"])
 
 
 def macro_f1(labels: torch.Tensor, predicted: torch.Tensor, classes: int) -> float:

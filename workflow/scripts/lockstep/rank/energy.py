@@ -1,8 +1,8 @@
 """Energy, where the devices themselves count it; never a guess from power ratings."""
 
-import contextlib
 from pathlib import Path
 
+from lockstep import nvml
 from lockstep.rank.environment import gpu_handles
 
 POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
@@ -11,7 +11,7 @@ POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's an
 class Meter:
     """Joules that this machine's devices took between `start` and `stop`, summed over all such times.
 
-    gpu: the GPUs that this process sees (NVML's nvmlDeviceGetTotalEnergyConsumption, since Volta).
+    gpu: the GPUs that this process sees (NVML has that since Volta).
     cpu: all CPU packages (RAPL). Each is None where the device does not tell, or this user may not ask.
     counters: the names of the counters that are in these sums.
     """
@@ -20,9 +20,7 @@ class Meter:
         self.joules: dict[str, float | None] = {"gpu": None, "cpu": None}
         self.counters: list[str] = []
         self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and its like are parts of these
-        self.gpus = []
-        with contextlib.suppress(Exception):  # no driver, no library, an older GPU: all mean that nothing is told
-            self.gpus = gpu_handles()
+        self.gpus = gpu_handles()
 
     def start(self) -> None:
         self.began = {"gpu": self._gpus(), "cpu": self._packages()}
@@ -41,12 +39,8 @@ class Meter:
 
     def _gpus(self) -> list[tuple[float, float]] | None:
         """Of each GPU: joules since the driver was loaded, and infinity, at which they begin anew."""
-        try:
-            import pynvml
-
-            return [(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3, float("inf")) for gpu in self.gpus] or None
-        except Exception:  # NVMLError_NotSupported, or no library
-            return None
+        joules = [nvml.joules(gpu) for gpu in self.gpus]
+        return [(each, float("inf")) for each in joules] if joules and None not in joules else None
 
     def _packages(self) -> list[tuple[float, float]] | None:
         """Of each CPU package: joules, and at how many the counter begins anew."""

@@ -1,6 +1,5 @@
 """What a run ran on, said from inside the run: machine, devices, versions. Goes into env.json."""
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lockstep import nvml
 from lockstep.config import containers
 from lockstep.config.hardware import VARIABLES, cpu_cores
 from lockstep.provenance import PROJECT, output
@@ -19,6 +19,7 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf
 
 def describe() -> dict:
     image, digest = containers.current()
+    gpus = gpu_handles()
     return {
         "machine": platform.machine(),
         "system": _system(),
@@ -30,11 +31,13 @@ def describe() -> dict:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in pinned()},
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
-        "gpu_details": _gpus(),
+        "gpu_details": [nvml.describe(gpu, gpus) for gpu in gpus],
         "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
         "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "mpi": _mpi(),
+        "mps": nvml.mps_folder(),
         "in_container": containers.kind(),
         "image": image,
         "image_digest": digest,
@@ -50,39 +53,10 @@ def pinned() -> list[str]:
 
 
 def gpu_handles() -> list:
-    """NVML's handles of the GPUs that this process sees. Raises whatever NVML raises where there is no driver."""
-    import pynvml
-
-    pynvml.nvmlInit()
+    """NVML's handles of the GPUs that this process sees; none where it knows nothing of one of them."""
     uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
-    return [pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") for uuid in uuids]
-
-
-def _gpus() -> list[dict]:
-    """What the driver says of each GPU that this process sees: driver, memory, ECC, power limit, links between GPUs."""
-    answers = []
-    with contextlib.suppress(Exception):  # no driver or no library: there is nothing to tell
-        import pynvml
-
-        handles = gpu_handles()
-        for gpu in handles:
-            questions = {
-                "driver": lambda gpu: pynvml.nvmlSystemGetDriverVersion(),
-                "memory_mb": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).total // 2**20,
-                "ecc": lambda gpu: bool(pynvml.nvmlDeviceGetEccMode(gpu)[0]),
-                "power_limit_watts": lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-                # nvmlGpuTopologyLevel_t: 0 same board, 10 one switch, 20 several, 30 host bridge, 40 node, 50 system
-                "topology": lambda gpu: [pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other) for other in handles],
-            }
-            answers.append({name: _asked(question, gpu) for name, question in questions.items()})
-    return answers
-
-
-def _asked(question, gpu):
-    try:
-        return question(gpu)
-    except Exception:  # each GPU answers only some of them
-        return None
+    handles = [nvml.gpu_of(uuid) for uuid in uuids]
+    return [] if None in handles else handles
 
 
 def _version(package: str) -> str | None:

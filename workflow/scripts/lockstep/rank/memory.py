@@ -39,8 +39,10 @@ class Gauge:
     def __init__(self, device: torch.device):
         self.device = device
         self.usage: dict[str, float | None] = {}
-        # The most MiB that tensors of this process ever had on each GPU that it sees; empty where a CPU trains.
+        # The most MiB that this process ever had on each GPU that it sees, in tensors, and reserved for those; empty
+        # where a CPU trains.
         self.by_gpu = [0.0] * torch.cuda.device_count() if device.type == "cuda" else []
+        self.reserved_by_gpu = list(self.by_gpu)
 
     def start(self) -> None:
         """A window is about to open: from here on the peak is counted anew."""
@@ -66,6 +68,8 @@ class Gauge:
     def _note_by_gpu(self) -> None:
         for number, before in enumerate(self.by_gpu):
             self.by_gpu[number] = max(before, torch.cuda.max_memory_allocated(number) / 2**20)
+        for number, before in enumerate(self.reserved_by_gpu):
+            self.reserved_by_gpu[number] = max(before, torch.cuda.max_memory_reserved(number) / 2**20)
 
 
 def _kilobytes(file: Path, key: str) -> int:

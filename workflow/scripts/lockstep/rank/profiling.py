@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lockstep import paths
 from lockstep.files import write_json
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer
@@ -32,7 +33,6 @@ MARK = "lockstep:"
 # Ranges that only wait: what the profiler calls the collectives of torch.distributed, and what strategies name so.
 COMMUNICATION = ("gloo:", "nccl:", "nccl", "communication")
 COMPUTE = "aten::"
-TRACE = "trace.json"
 
 Interval = tuple[float, float]
 
@@ -71,11 +71,11 @@ class Profiler:
         own = replay.session.clock.step_seconds()[WARMUP_STEPS : self.begin]
         alone = _alone(replay)[WARMUP_STEPS : self.begin]
         world = self.session.strategy.world
-        file = self.session.folder / "ranks" / f"{world.rank}.{TRACE}"
+        file = paths.rank_trace(self.session.folder, world.rank)
         self.profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
         if keep_trace and world.rank == 0:
-            with gzip.open(self.session.folder / f"{TRACE}.gz", "wt", encoding="utf-8") as stream:
+            with gzip.open(self.session.folder / paths.TRACE, "wt", encoding="utf-8") as stream:
                 stream.write(file.read_text(encoding="utf-8"))
         file.unlink()
         numbers = split(trace) | {
@@ -88,9 +88,8 @@ class Profiler:
         if world.rank == 0:
             mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in numbers}
             parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
-            write_json(
-                self.session.folder / "profile.json", {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks}
-            )
+            file = self.session.folder / paths.PROFILE
+            write_json(file, {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks})
 
 
 def _alone(replay: Replay) -> np.ndarray:
@@ -101,7 +100,7 @@ def _alone(replay: Replay) -> np.ndarray:
     plain = single.Strategy(settings)
     plain.world = replace(session.strategy.world, size=devices)
     plain.prepare(
-        models.load(Path(settings.data) / "weights", settings.dropout).train(),
+        models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train(),
         lambda model: make_optimizer(model, session.train),
     )
     clock = Clock()

@@ -38,6 +38,9 @@ def check(strategy: Strategy, asked: Settings) -> dict:
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     actual |= {key: value for key, value in live["options"].items() if key in flat}
+    if "broadcast_buffers" in live["options"]:
+        wanted["broadcast_buffers"] = models.has_changing_buffers(strategy.module)
+        actual["broadcast_buffers"] = live["options"]["broadcast_buffers"]
     for key, value in wanted.items():
         if actual[key] != value:
             raise RunFailed(f"{key}: {value} is asked for, and the live {asked.strategy} has {actual[key]}")
@@ -66,7 +69,7 @@ def read(strategy: Strategy) -> dict:
         ],
         "precision": strategy.precision,
         "matmul": torch.get_float32_matmul_precision(),
-        "loss_scaling": strategy.scaler.is_enabled(),
+        "loss_scaling": strategy.loss_scale() != 1.0,
         "world_size": world.size,
         "device": str(world.device),
         "backend": world.backend,

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.model.optimizer import make_schedule
+from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.session import Session
@@ -75,7 +76,7 @@ class Replay:
         Every strategy's loop calls this once a step, so whatever is to be noted of gradients belongs here. It may not
         synchronise in a run that is timed: the norm is that of a trial's first step.
         """
-        if self.session.settings.kind == "parity" and step == 0:
+        if self.session.settings.kind == PARITY and step == 0:
             self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from lockstep import provenance
+from lockstep import paths, provenance
 from lockstep.config import registry
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
@@ -30,7 +30,7 @@ from lockstep.rank.replay import Replay
 from lockstep.rank.session import Session
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
-from lockstep.run.progress import WEIGHTS, Progress, RankFiles
+from lockstep.run.progress import Progress, RankFiles
 
 
 def main(folder: Path) -> None:
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     code, files, progress = 1, RankFiles(folder, int(os.environ.get("RANK", 0))), None
     try:
         clock = Clock()
-        settings = Settings.from_json(read_json(folder / "settings.json"))
+        settings = Settings.from_json(read_json(folder / paths.SETTINGS))
         torch.set_num_threads(settings.hardware.threads)
         torch.set_num_interop_threads(1)
         strategy = registry.load(settings.strategy)(settings)
@@ -84,7 +84,7 @@ def train(session: Session) -> None:
     replay, start = _prepare(session)
     if strategy.world.rank == 0:
         about = {"config_hash": settings.config_hash} | provenance.commit()
-        write_json(session.folder / "env.json", environment.describe() | about)
+        write_json(session.folder / paths.ENVIRONMENT, environment.describe() | about)
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
         session.meter = Meter()
@@ -92,7 +92,7 @@ def train(session: Session) -> None:
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
-    if settings.kind == "profile":
+    if settings.kind == paths.PROFILED:
         from lockstep.rank.profiling import Profiler
 
         session.profiler = Profiler(session, replay.steps, settings.profile.steps)
@@ -106,6 +106,7 @@ def train(session: Session) -> None:
             "clock": clock.reading(),
             "memory": session.gauge.usage,
             "memory_by_gpu": session.gauge.by_gpu,
+            "reserved_by_gpu": session.gauge.reserved_by_gpu,
             "local_rank": strategy.world.local_rank,
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
@@ -130,12 +131,13 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     settings = settings.varied(changes)
     strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
     files = RankFiles(folder, strategy.world.rank)
-    files.folder.mkdir(parents=True, exist_ok=True)
+    (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
     replay, _ = _prepare(Session(strategy, settings, folder, Clock(), files, progress))
     _train_steps(replay)
     weights = strategy.state_dict()  # called on every rank, as each may have a share only
     if strategy.world.rank == 0:
-        save_file({name: weight.cpu().contiguous().clone() for name, weight in weights.items()}, folder / WEIGHTS)
+        whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
+        save_file(whole, folder / paths.FINAL_WEIGHTS)
     summary = {"losses": _losses(replay), "gradient_norm": files.gradient_norm}
     files.write(summary, replay.session.clock.step_seconds())
 
@@ -152,7 +154,7 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     seed = int(np.random.SeedSequence([session.train.seed, world.rank]).generate_state(1)[0])
     torch.manual_seed(seed)
     models.keep_masks()
-    model = models.load(data / "weights", settings.dropout).train()
+    model = models.load(data / paths.WEIGHTS, settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": model.num_parameters()}
     if settings.precision == "fp64":
         model.double()
@@ -162,8 +164,8 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     clock.part("model")
     strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
     clock.part("wrap")
-    plan, tokens = Plan.load(Path(settings.plan_file)), Tokens.load(data / "dataset" / "train")
-    dev_split = DevSplit(session, plan, Tokens.load(data / "dataset" / "dev"))
+    plan, tokens = Plan.load(Path(settings.plan_file)), Tokens.load(paths.split_folder(data, "train"))
+    dev_split = DevSplit(session, plan, Tokens.load(paths.split_folder(data, "dev")))
     return Replay(session, plan, tokens, dev_split), start
 
 

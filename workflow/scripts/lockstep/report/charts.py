@@ -53,6 +53,7 @@ def drawings(summary: Summary):
         yield "quality", lambda: quality(done, summary)
         yield "memory", lambda: memory(done, summary)
         yield "setup", lambda: setup(done, summary)
+        yield "ranks", lambda: ranks(done, summary)
     if several := scaling_groups(done):
         yield "scaling", lambda: scaling(several)
 
@@ -239,6 +240,31 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
         [[row["row"], *(f"{v:.2f}" for v in line)] for row, line in zip(ordered, values, strict=True)],
         tips,
     )
+
+
+def ranks(done: list[dict], summary: Summary) -> Drawing:
+    """Which rank trains on which device: a rank is a process, and need not have a device to itself, nor only one."""
+    figure, axes = bars([row["row"] for row in done])
+    table, most = [], 1
+    for place, row in enumerate(done):
+        hardware = median_run(row, summary)["asked"]["hardware"]
+        processes, devices = hardware["processes"], hardware.get("gpu_count") or hardware["devices"]
+        for device in range(devices):
+            axes.barh(place, 0.84, left=device - 0.42, height=0.66, fill=False, edgecolor=COLOURS[-1])
+        if processes < devices:  # one rank drives them all
+            axes.plot([0, devices - 1], [place, place], color=COLOURS[0])
+        for rank in range(max(processes, devices)):
+            sharing = math.ceil(processes / devices)  # ranks on one device
+            at = rank % devices + 0.7 * ((rank // devices + 0.5) / sharing - 0.5)
+            axes.plot(at, place, "o", color=COLOURS[0], markersize=15)
+            axes.text(at, place, str(min(rank, processes - 1)), **INSIDE)
+        table.append([row["row"], str(processes), str(devices), str(hardware["nodes"])])
+        most = max(most, devices)
+    axes.set_xlim(-0.5, max(most, 4) - 0.5)
+    axes.set_xticks(range(most))
+    axes.set_xlabel(say("axis_device").en)
+    header = [say("row"), say("ranks"), say("world_size"), say("nodes")]
+    return Drawing(figure, say("picture_ranks"), say("picture_ranks_note"), header, table)
 
 
 def scaling_groups(done: list[dict]) -> dict[str, list[dict]]:

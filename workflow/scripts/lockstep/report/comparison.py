@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import stats
+from lockstep import paths, stats
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.proof import fairness
@@ -80,7 +80,7 @@ def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
 
 def _read(folder: Path) -> dict:
     """What a folder's report says, by the fields of a Summary; those that its version of Lockstep had."""
-    file = folder / "report" / "summary.json"
+    file = paths.report_folder(folder) / paths.SUMMARY
     if not file.is_file():
         raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
     return read_json(file)
@@ -88,7 +88,7 @@ def _read(folder: Path) -> dict:
 
 def _breaches(folder: Path) -> str:
     """What of a folder's own runs is not as the rules want it, in a line; empty where all is."""
-    if not any(folder.glob("runs/*/*/*/record.json")):
+    if not paths.run_files(folder, paths.RECORD):
         return f"{folder} has a report only, so that its runs can't be checked"
     breaches = [(where, what) for where, what in fairness.check(folder).breaches if not fairness.is_counted(what)]
     if not breaches:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lockstep import paths
 from lockstep.config.sections import Predict
 from lockstep.data.tokens import Tokens, table
 from lockstep.errors import BadInput, brief
@@ -35,7 +36,7 @@ def load_model(folder: Path) -> torch.nn.Module:
     """
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: is no model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model.")
-    if (folder / MANIFEST).is_file() or (folder.parent / "settings.json").is_file():
+    if (folder / MANIFEST).is_file() or (folder.parent / paths.SETTINGS).is_file():
         verify(folder, f"Make it again: python workflow/scripts/convert.py {folder.parent}")
     with readable(folder):
         return models.load(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,9 +57,9 @@ def test(run: Path) -> dict:
     """Predict the whole test split with a run's converted model, and write test/report.txt, .json, predictions.csv."""
     from sklearn.metrics import classification_report, confusion_matrix
 
-    model, destination = load_model(run / "model"), run / "test"
-    data = Path(read_json(run / "settings.json")["data"])
-    tokens, columns = Tokens.load(data / "dataset" / "test"), table(data / "dataset" / "test")
+    model = load_model(run / paths.MODEL)
+    split = paths.split_folder(Path(read_json(run / paths.SETTINGS)["data"]), "test")
+    tokens, columns = Tokens.load(split), table(split)
     names = [model.config.id2label[number] for number in range(model.config.num_labels)]
     chances = probabilities(model, tokens)
     predicted, numbers = chances.argmax(axis=1), range(len(names))
@@ -72,9 +73,9 @@ def test(run: Path) -> dict:
         "by_class": by_class,
         "confusion_matrix": confusion_matrix(tokens.labels, predicted, labels=numbers).tolist(),
     }
-    write_text(destination / "report.txt", classification_report(tokens.labels, predicted, **report))
+    write_text(run / paths.TEST_TEXT, classification_report(tokens.labels, predicted, **report))
     write_csv(
-        destination / "predictions.csv",
+        run / paths.TEST_PREDICTIONS,
         ["row", "text", "truth", "predicted", *(f"p_{name}" for name in names)],
         (
             [row, text, names[truth], names[guess], *(f"{chance:.6f}" for chance in chances_of_one)]
@@ -83,7 +84,7 @@ def test(run: Path) -> dict:
             )
         ),
     )
-    write_json(destination / "report.json", scores)
+    write_json(run / paths.TEST_REPORT, scores)
     return scores
 
 
@@ -105,7 +106,7 @@ def choose_texts(wanted: Predict, data: Path, labels: list[str]) -> list[tuple[s
         return [(text, "") for text in wanted.texts]
     if wanted.label is not None and wanted.label not in labels:
         raise BadInput(f"predict.label: {wanted.label!r} is not one of {', '.join(labels)}.")
-    columns = table(data / "dataset" / "test")
+    columns = table(paths.split_folder(data, "test"))
     held_out = [
         (text, labels[label])
         for text, label in zip(columns["text"].to_pylist(), columns["label"].to_pylist(), strict=True)

@@ -87,13 +87,20 @@ def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
-    kind = "gpu_device" if best["device"] == "cuda" else "cpu_device"
+    kind, devices = "cpu_device", best["world_size"]
+    if best["device"] == "cuda":
+        kind, devices = "gpu_device", _hardware(best, summary).get("gpu_count") or devices
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
-        devices=say(kind + "s" * (best["world_size"] > 1), n=best["world_size"]),
+        devices=say(kind + "s" * (devices > 1), n=devices),
         row=_some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
+
+
+def _hardware(row: dict, summary: Summary) -> dict:
+    """What a row ran on, as it was asked for (config/hardware.py)."""
+    return good_runs(summary.runs[row["row"]])[0]["asked"]["hardware"]
 
 
 def because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
@@ -178,10 +185,12 @@ def _conditions(summary: Summary) -> Text:
         busy = busy_cores(good_runs(summary.runs[base])[0]["asked"]["hardware"])
         if busy < summary.environment["cores"]:
             idle = say("one_share", row=base, n=busy, cores=summary.environment["cores"])
+    without = [row["row"] for row in done if _without_nccl(summary.runs[row["row"]])]
     shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
     return say(
         "conditions",
         idle=idle,
+        without_nccl=say("without_nccl", rows=_some(without)) if without else same(""),
         resolution=shown,
         blocks=_blocks(summary.blocks),
         machine=machine(summary.environment, done[0]["device"]),
@@ -191,6 +200,12 @@ def _conditions(summary: Summary) -> Text:
         repeats=_span_of([len(runs) for runs in summary.runs.values()]),
         texts=summary.data["splits"]["train"]["texts"],
     )
+
+
+def _without_nccl(runs: list[dict]) -> bool:
+    """Whether a row ran on GPUs in a framework that is built without NCCL, as Horovod may be."""
+    lives = [run["settings"] for run in good_runs(runs)]
+    return any(live["device"] != "cpu" and live["options"].get("nccl_built") is False for live in lives)
 
 
 def _blocks(decided: dict | None) -> Text:
@@ -231,6 +246,8 @@ def _warnings(summary: Summary) -> list[Text]:
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
     warnings += named("warn_only_disturbed", lost)
     warnings += named("warn_apart", summary.apart)
+    used = {row["row"]: _hardware(row, summary) for row in done}
+    warnings += named("warn_shared", [name for name, asked in used.items() if _shares_gpus(asked)])
     if summary.statistics and summary.statistics["unlike_spreads"]:
         warnings.append(say("warn_spreads"))
     if disturbed:
@@ -251,6 +268,11 @@ def _warnings(summary: Summary) -> list[Text]:
     if any(row["division"] == "open" for row in done):
         warnings.append(say("warn_open"))
     return warnings
+
+
+def _shares_gpus(asked: dict) -> bool:
+    """Whether several ranks were on one GPU; results of earlier versions do not say `gpu_count`, and had none so."""
+    return 0 < asked.get("gpu_count", 0) < asked["processes"]
 
 
 def mixed_conditions(runs: list[dict]) -> list[str]:

@@ -11,14 +11,14 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
+from lockstep import paths
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.paths import WORKFLOW
 from lockstep.report import headline, pictures
 from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
-FOLDER = WORKFLOW / "report"
+FOLDER = paths.WORKFLOW / "report"
 # The table that people read: column, digits after the point (None: a word), and the columns of its range.
 SHOWN = (
     ("row", None, ()),
@@ -34,6 +34,10 @@ SHOWN = (
     ("peak_memory_mb", 0, ()),
     ("proportional_memory_mb", 0, ()),
     ("memory_by_gpu_mb", None, ()),
+    ("reserved_by_gpu_mb", None, ()),
+    ("nvml_memory_by_gpu_mb", None, ()),
+    ("utilisation_by_gpu", None, ()),
+    ("sm_mhz_by_gpu", None, ()),
     ("energy_joules", 0, ()),
     ("accuracy", 4, ()),
     ("macro_f1", 4, ()),
@@ -73,7 +77,8 @@ def table(rows: list[dict]) -> list[list[Cell]]:
 def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
     value = row[key]
     if digits is None:
-        return Cell(key, say(f"{key}_{value}") if key in WORDS else same(str(value)), str(value), "", False)
+        word = "" if value is None else str(value)
+        return Cell(key, say(f"{key}_{value}") if key in WORDS else same(word), word, "", False)
     factor = 100 if key in PERCENT else 1
     ends = [row[limit] for limit in limits]
     more = " – ".join(f"{end:.{digits}f}" for end in ends) if limits and None not in ends else ""
@@ -152,9 +157,9 @@ def published(rows: list[dict]) -> list[dict]:
 def write(summary: Summary, folder: Path, predictions: Path) -> None:
     """Write everything into `folder`; `predictions` is the CSV file of the same texts through every model."""
     first = headline.lines(summary)
-    drawn = pictures.draw(summary, folder / "plots")
-    write_text(folder / "summary.csv", pd.DataFrame(summary.rows, columns=COLUMNS).to_csv(index=False))
-    write_json(folder / "summary.json", {"headline": [line.en for line in first]} | vars(summary))
+    drawn = pictures.draw(summary, folder / paths.PLOTS)
+    write_text(folder / paths.TABLE, pd.DataFrame(summary.rows, columns=COLUMNS).to_csv(index=False))
+    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(summary))
     texts, damaged = None, list(summary.damaged)
     if predictions.is_file():
         try:
@@ -185,7 +190,7 @@ def write(summary: Summary, folder: Path, predictions: Path) -> None:
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    for name, escape in (("report.md", False), ("report.html", True)):
+    for name, template, escape in ((paths.MARKDOWN, "report.md.j2", False), (paths.PAGE, "report.html.j2", True)):
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER),
             autoescape=escape,  # the dataset's texts are anybody's
@@ -194,7 +199,7 @@ def write(summary: Summary, folder: Path, predictions: Path) -> None:
             lstrip_blocks=True,
         )
         environment.filters["cell"] = _markdown_cell
-        write_text(folder / name, environment.get_template(f"{name}.j2").render(context).lstrip())
+        write_text(folder / name, environment.get_template(template).render(context).lstrip())
 
 
 def _caption(summary: Summary) -> Text:

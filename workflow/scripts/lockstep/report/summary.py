@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import stats
+from lockstep import paths, stats
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.model import metrics
-from lockstep.paths import data_file, peak_file, plan_file, require
 from lockstep.proof import parity
 from lockstep.report import ladder
 from lockstep.run import blocks, record, staleness
@@ -71,6 +70,10 @@ COLUMNS = [
     "energy_joules",
     "memory_before_mb",
     "memory_by_gpu_mb",
+    "reserved_by_gpu_mb",
+    "nvml_memory_by_gpu_mb",
+    "utilisation_by_gpu",
+    "sm_mhz_by_gpu",
 ]
 
 
@@ -114,7 +117,7 @@ class Summary:
 
 def gather(config: Config, results: Path) -> Summary:
     """The summary of what is in a results folder by now."""
-    data = read_object(require(data_file(results), "prepare.py"), DATA)
+    data = read_object(paths.require(paths.data_file(results), "prepare.py"), DATA)
     runs = {
         row.name: [
             _run(config, config.repetition(row, repeat), repeat, results)
@@ -126,14 +129,14 @@ def gather(config: Config, results: Path) -> Summary:
     verdicts = {row.name: _verdict(config, row, results) for row in config.rows.values()}
     profiles = {row.name: None for row in config.rows.values()}
     if config.profile.steps:
-        files = {row.name: results / config.profiled(row).folder(1) / "profile.json" for row in config.rows.values()}
+        files = {row.name: results / config.profiled(row).folder(1) / paths.PROFILE for row in config.rows.values()}
         profiles = {name: _optional(file, PROFILE, damaged) for name, file in files.items()}
     stale = {
         "proof": _stale(config, verdicts, config.trial, results),
         "profile": _stale(config, profiles, config.profiled, results),
     }
-    peak = _optional(peak_file(results), PEAK, damaged)
-    manifest = _optional(results / "manifest.json", MANIFEST, damaged)
+    peak = _optional(paths.peak_file(results), PEAK, damaged)
+    manifest = _optional(paths.manifest_file(results), MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
     ratios, statistics, apart = _compare(rows, runs, config)
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
@@ -159,7 +162,7 @@ def gather(config: Config, results: Path) -> Summary:
         plans={
             name: _without_ids(read_json(about))
             for name in dict.fromkeys(row.plan_name for row in config.rows.values())
-            if (about := plan_file(results, name).with_suffix(".json")).is_file()
+            if (about := paths.plan_summary_file(results, name)).is_file()
         },
         environment=merge_environments(environments),
         manifest=manifest,
@@ -178,7 +181,7 @@ def _variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dic
     rows, startup, step, counts = [], [], [], []
     for row in config.rows.values():
         good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
-        times = [_step_seconds(results / row.folder(run["repeat"]) / record.STEPS) for run in good]
+        times = [_step_seconds(results / row.folder(run["repeat"]) / paths.STEPS) for run in good]
         if len(times) > 1 and len({len(seconds) for seconds in times}) == 1 and len(times[0]) > 1:
             rows.append(np.stack(times))
             startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
@@ -277,17 +280,17 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
     if "asked" in run and (why := staleness.run(config, row, run, results)):
         return run | {"status": "stale", "reason": why}
     if run["status"] == "ok":
-        tested = folder / "test" / "report.json"
+        tested = folder / paths.TEST_REPORT
         if not tested.is_file():
-            if (folder / record.UNTESTED).is_file():
+            if (folder / paths.UNTESTED).is_file():
                 return run | {
                     "status": "failed",
-                    "reason": read_object(folder / record.UNTESTED, ("reason",))["reason"],
+                    "reason": read_object(folder / paths.UNTESTED, ("reason",))["reason"],
                 }
             return run | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
         run["test"] = read_object(tested, TEST)
-        run["test"]["text"] = (folder / "test" / "report.txt").read_text(encoding="utf-8")
-        run["environment"] = read_object(folder / "env.json", ENVIRONMENT)
+        run["test"]["text"] = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
+        run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
     elif run["status"] == "failed" and Path(run["log"]).is_file():
         log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
         run["log_end"] = log.splitlines()[-LOG_LINES:]
@@ -341,8 +344,27 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         # As it ran, whatever the configuration says by now.
         | {name: good[0][name] for name in ("precision", "global_batch", "world_size", "steps")}
         | {"train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
-        | {"memory_by_gpu_mb": " + ".join(f"{used:.0f}" for used in good[0].get("memory_by_gpu", ())) or None}
+        | _by_gpu(good[0])
     )
+
+
+def _by_gpu(run: dict) -> dict[str, str | None]:
+    """What one run measured of each of its GPUs, by column; None without GPUs, or where they do not tell."""
+    watched = run["watch"].get("gpus", ())
+    figures = {
+        "memory_by_gpu_mb": run.get("memory_by_gpu", ()),
+        "reserved_by_gpu_mb": run.get("reserved_by_gpu", ()),
+        "nvml_memory_by_gpu_mb": [gpu["memory_mb"] for gpu in watched],
+        "utilisation_by_gpu": [gpu["utilisation"] for gpu in watched],
+        "sm_mhz_by_gpu": [gpu["sm_mhz"] for gpu in watched],
+    }
+    return {
+        # Memory adds up, the others do not.
+        name: (" + " if name.endswith("_mb") else " / ").join(f"{value:.0f}" for value in values)
+        if values and None not in values
+        else None
+        for name, values in figures.items()
+    }
 
 
 def _figures(row: Row, run: dict, peak: dict | None) -> dict:
@@ -375,7 +397,7 @@ def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
         name = (run["environment"]["gpus"] or [""])[0]
-        return row.hardware.devices, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+        return row.hardware.gpu_count, metrics.device_peak(name, "tf32" if tf32 else row.precision)
     cores = row.hardware.devices * row.hardware.threads
     rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
     return cores, rate / peak["cores"] if rate else None

@@ -8,14 +8,14 @@ import datetime
 import json
 from pathlib import Path
 
+from lockstep import paths
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
 
-FILE = "journal.jsonl"
 # What a run leaves that says how it went. Its checkpoint and its model are sealed by themselves.
-OF_A_RUN = ("record.json", "ledger.npz", "steps.npy", "env.json", "settings.json", "watch.jsonl", "events.jsonl")
-OF_A_RUN += ("ranks/*.json",)
-OF_A_TEST = ("test/report.json", "test/predictions.csv")
+OF_A_RUN = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT, paths.SETTINGS, paths.WATCH, paths.EVENTS)
+OF_A_RUN += (str(paths.rank_summary(Path(), "*")),)
+OF_A_TEST = (paths.TEST_REPORT, paths.TEST_PREDICTIONS)
 
 
 def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[str, ...] = (), **about) -> None:
@@ -25,20 +25,20 @@ def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[s
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
         line["folder"] = folder.relative_to(results).as_posix()
         line["files"] = {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
-    with (results / FILE).open("ab", buffering=0) as stream:  # in one piece, as two trials may end at once
+    with paths.journal_file(results).open("ab", buffering=0) as stream:  # in one piece, as two trials may end at once
         stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 
 def note_test(run: Path) -> None:
     """Note the test of a run's model, where the run lies in a results folder."""
     run = run.resolve()
-    if len(run.parents) > 3 and run.parents[2].name == "runs":
-        note(run.parents[3], "test", run, OF_A_TEST)
+    if results := paths.results_of(run):
+        note(results, "test", run, OF_A_TEST)
 
 
 def read(results: Path) -> list[dict]:
     """All lines, the oldest first; none where there is no journal. Raises BadInput where one is no JSON."""
-    file = results / FILE
+    file = paths.journal_file(results)
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return [_entry(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
 

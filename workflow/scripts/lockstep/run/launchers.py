@@ -1,7 +1,8 @@
-"""The commands that start a run's processes, by the row's `launcher` (a strategy without that option: plain Python).
+"""Launchers: the programs that start a run's ranks, as torchrun or DeepSpeed's own. A row's option `launcher` names it.
 
-Each is a function of the row's settings, the training script, and the run's folder, on which the script works. A run is
-started and watched from here by a process that needs neither PyTorch nor a framework, which take seconds to import.
+Each is a function that returns its command, of the row's settings, the training script, and the run's folder, on which
+the script works; a strategy without that option is started as plain Python. What starts the launcher, and watches all
+below it, is the run's supervisor (processes.py). It needs neither PyTorch nor a framework, which take long to import.
 """
 
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config.hardware import free_port, gpu_numbers
+from lockstep.config.hardware import free_port, training_gpus
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
+from lockstep.paths import ACCELERATE, RENDEZVOUS
 
 
 def command(settings: Settings, script: Path, folder: Path) -> list[str]:
@@ -37,7 +39,7 @@ def launch(settings, script, folder):
 
 def spawn(settings, script, folder):
     """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
-    meeting = (folder / "rendezvous").absolute()
+    meeting = (folder / RENDEZVOUS).absolute()
     meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
     address = f"tcp://127.0.0.1:{free_port(settings.hardware.port)}"
     if settings.options["rendezvous"] == "file":
@@ -47,7 +49,16 @@ def spawn(settings, script, folder):
 
 
 def accelerate(settings, script, folder):
-    hardware, file = settings.hardware, folder / "accelerate.yaml"
+    hardware, own = settings.hardware, settings.options.get("config_file")
+    port = str(free_port(hardware.port))
+    program = [sys.executable, "-m", "accelerate.commands.launch"]
+    if own:
+        # A copy, which tells later what the run was started with.
+        file = (folder / ACCELERATE).with_suffix(Path(own).suffix)
+        write_text(file, Path(own).read_text(encoding="utf-8"))
+        shape = ["--num_processes", str(hardware.processes), "--main_process_port", port]
+        return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
+    file = folder / ACCELERATE
     about = {
         "compute_environment": "LOCAL_MACHINE",
         # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
@@ -55,22 +66,22 @@ def accelerate(settings, script, folder):
         "num_processes": hardware.processes,
         "num_machines": 1,
         "main_process_ip": "127.0.0.1",
-        "main_process_port": free_port(hardware.port),
+        "main_process_port": int(port),
         "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
         "dynamo_config": {"dynamo_backend": "NO"},
         "use_cpu": False,
     }
     write_text(file, yaml.safe_dump(about))
-    return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file), str(script), str(folder)]
+    return [*program, "--config_file", str(file), str(script), str(folder)]
 
 
 def deepspeed(settings, script, folder):
     hardware = settings.hardware
     # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
-    gpus = hardware.gpus or gpu_numbers()[: hardware.processes]
-    devices = ["--num_accelerators", str(hardware.processes)]
-    if hardware.device == "cuda":
-        devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
+    gpus = training_gpus(hardware)
+    devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
+    if not gpus:
+        devices = ["--num_accelerators", str(hardware.processes)]
     address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware.port))]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 

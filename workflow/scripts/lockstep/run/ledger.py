@@ -7,13 +7,14 @@ import numpy as np
 from lockstep.data.plan import Plan
 from lockstep.errors import OtherWork
 from lockstep.files import atomic_file
+from lockstep.paths import rank_arrays
 
 
 def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
     """The ledgers of all ranks as three columns of equal length: rank, step, id; in order of step, then rank."""
     columns = {"rank": [], "step": [], "id": []}
     for rank in range(world_size):
-        with np.load(folder / "ranks" / f"{rank}.npz", allow_pickle=False) as arrays:
+        with np.load(rank_arrays(folder, rank), allow_pickle=False) as arrays:
             columns["rank"].append(np.full(len(arrays["id"]), rank, dtype=np.int64))
             columns["step"].append(arrays["step"])
             columns["id"].append(arrays["id"])
@@ -26,7 +27,7 @@ def gather_steps(folder: Path, world_size: int) -> np.ndarray:
     """The seconds that each step took each rank, float32 [ranks, steps]."""
     seconds = []
     for rank in range(world_size):
-        with np.load(folder / "ranks" / f"{rank}.npz", allow_pickle=False) as arrays:
+        with np.load(rank_arrays(folder, rank), allow_pickle=False) as arrays:
             seconds.append(arrays["seconds"])
     return np.stack(seconds)
 

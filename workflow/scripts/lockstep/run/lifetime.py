@@ -1,8 +1,8 @@
 """What a run is tied to: its folder, which is one run's at a time, and the Snakemake that started it.
 
-The folder's launcher holds the kernel's lock (flock(2)) on a file in it, which goes when the launcher goes, however
-that ends. Its ranks wait for that lock, and go then too: launchers between them, such as DeepSpeed's or Horovod's,
-outlive their own parent and keep their ranks.
+The run's supervisor (the process of launch.py, say) holds the kernel's lock (flock(2)) on a file in the folder, which
+goes when the supervisor goes, however that ends. The run's ranks wait for that lock, and go then too: launchers between
+them (launchers.py), such as DeepSpeed's or Horovod's, outlive their own parent and keep their ranks.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
+from lockstep.paths import LOCK
 
-LOCK = "lock"  # the file; it stays, and is never cleared
 PATIENCE = 5  # seconds: a run that was killed takes a moment to end
-# Environment variables: the process id of the launcher, for its ranks; which Snakemake started it, unless by hand.
-LAUNCHER, STARTER = "LOCKSTEP_LAUNCHER", "LOCKSTEP_STARTER"
+# Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
+SUPERVISOR, STARTER = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER"
 
 _held: set[Path] = set()
 
@@ -90,18 +90,18 @@ def _who(holder: dict) -> str:
 
 
 def end_with_holder(folder: Path) -> None:
-    """Have this rank killed as soon as its launcher does not hold `folder` any more.
+    """Have this rank killed as soon as its supervisor does not hold `folder` any more.
 
     By a thread that sleeps in the kernel until then. Where this rank was slow to come, another may hold it by now.
     """
 
     def wait() -> None:
         with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as stream:
-            if _holder(stream).get("pid") == launcher:
+            if _holder(stream).get("pid") == supervisor:
                 fcntl.flock(stream, fcntl.LOCK_SH)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if launcher := int(os.environ.get(LAUNCHER, 0)):
+    if supervisor := int(os.environ.get(SUPERVISOR, 0)):
         threading.Thread(target=wait, daemon=True).start()
 
 

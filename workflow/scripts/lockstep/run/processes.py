@@ -1,9 +1,9 @@
 """Starting a run's processes, watching that they go on, and ending every one of them.
 
 Launchers can't be trusted with that: some wait for ever when a rank hangs, and killing one can leave its ranks alive.
-So the launcher's tree is started in a session of its own; whatever is orphaned in it falls to this process (it is their
-"child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent dies. This process ends
-when the Snakemake that started it does (lifetime.py).
+So the launcher's tree is started in a session of its own; whatever is orphaned in it falls to this process, the run's
+supervisor (it is their "child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent
+dies. This process ends when the Snakemake that started it does (lifetime.py).
 """
 
 import contextlib
@@ -19,8 +19,9 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
+from lockstep import paths
 from lockstep.run import lifetime
-from lockstep.run.progress import Progress
+from lockstep.run.progress import LAUNCHED, Progress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.2
@@ -61,7 +62,7 @@ def supervise(
     started = time.perf_counter()
     process = subprocess.Popen(
         command,
-        env=environment | {"LOCKSTEP_LAUNCHED": repr(started), lifetime.LAUNCHER: str(os.getpid())},
+        env=environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -84,7 +85,7 @@ def _raise_interrupted(number, frame):
 
 def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float) -> str:
     last_sum, last_change, dead, logged = -1, time.perf_counter(), [], 0
-    with tqdm(total=steps, unit="step", desc=folder.parts[-3], leave=False, disable=not sys.stderr.isatty()) as bar:
+    with tqdm(total=steps, unit="step", desc=paths.row_of(folder), leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
             if lifetime.starter_is_gone():
@@ -116,13 +117,12 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
 
 def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
     """Ranks that have begun, are gone, and left neither a result nor an error."""
-    ranks = folder / "ranks"
     return [
         rank
         for rank, (pid, _, _) in enumerate(progress.table)
         if pid
         and not _alive(int(pid))
-        and not any((ranks / f"{rank}{end}").exists() for end in (".json", ".error.json"))
+        and not any(file(folder, rank).exists() for file in (paths.rank_summary, paths.rank_error))
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher: how far it is, while it trains; and what it did, in files, at the end."""
+"""What a run's supervisor and its ranks tell each other: when the launcher started, how far each is, what it did."""
 
 import os
 import time
@@ -7,21 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
+from lockstep import paths
 from lockstep.files import atomic_file, write_json
 
 # Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
 WARMUP_STEPS = 3
-WEIGHTS = "weights.safetensors"  # what a trial for the proof, or a variation of it, ended with
+LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the supervisor started the launcher
 
 
 class Progress:
-    """How far each rank is, in memory that the launcher shares: a rank writes a number, and no system call is made.
+    """How far each rank is, in memory that the supervisor shares: a rank writes a number, and no system call is made.
 
     int64 [world size, 3]: process id, things done of any kind (so that standing still shows), steps done.
     """
 
     def __init__(self, folder: Path, world_size: int | None = None):
-        path = folder / "progress"
+        path = folder / paths.PROGRESS
         if world_size:
             np.zeros((world_size, 3), dtype=np.int64).tofile(path)
         self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 3)
@@ -40,10 +41,10 @@ class Progress:
 
 
 class RankFiles:
-    """What one rank writes for the launcher: ranks/<rank>.json and .npz at the end, or <rank>.error.json."""
+    """What one rank writes for the supervisor: ranks/<rank>.json and .npz at the end, or <rank>.error.json."""
 
     def __init__(self, folder: Path, rank: int):
-        self.folder, self.rank = folder / "ranks", rank
+        self.folder, self.rank = folder, rank
         self.ids: list[np.ndarray] = []
         self.id_steps: list[int] = []
         self.events: list[dict] = []
@@ -61,14 +62,14 @@ class RankFiles:
     def write(self, summary: dict, step_seconds: np.ndarray) -> None:
         steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
         ids = np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
-        with atomic_file(self.folder / f"{self.rank}.npz") as temporary, temporary.open("wb") as stream:
+        with atomic_file(paths.rank_arrays(self.folder, self.rank)) as temporary, temporary.open("wb") as stream:
             np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32))
-        write_json(self.folder / f"{self.rank}.json", summary | {"events": self.events})
+        write_json(paths.rank_summary(self.folder, self.rank), summary | {"events": self.events})
 
     def write_error(self, error: BaseException, step: int) -> None:
         message = str(error).strip() or type(error).__name__
         write_json(
-            self.folder / f"{self.rank}.error.json",
+            paths.rank_error(self.folder, self.rank),
             {
                 "time": time.time(),
                 "rank": self.rank,

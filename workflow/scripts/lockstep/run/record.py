@@ -9,22 +9,19 @@ from jsonschema import Draft202012Validator
 
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json, write_text
-from lockstep.paths import WORKFLOW
+from lockstep.paths import FAILED, RECORD, WORKFLOW, rank_error, rank_summary
 
 SCHEMA_FILE = WORKFLOW / "schemas" / "record.schema.yaml"
-STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank's clock
-UNTESTED = "untested.json"  # why a run that trained could not be converted and tested
 
 
 def read_ranks(folder: Path, world_size: int) -> list[dict]:
-    return [read_json(folder / "ranks" / f"{rank}.json") for rank in range(world_size)]
+    return [read_json(rank_summary(folder, rank)) for rank in range(world_size)]
 
 
 def read_errors(folder: Path) -> list[dict]:
     """What ranks said when they failed, the first one first."""
-    return sorted(
-        (read_json(file) for file in (folder / "ranks").glob("*.error.json")), key=lambda error: error["time"]
-    )
+    every = rank_error(folder, "*")
+    return sorted((read_json(file) for file in every.parent.glob(every.name)), key=lambda error: error["time"])
 
 
 def write_events(path: Path, ranks: list[dict]) -> None:
@@ -37,7 +34,7 @@ def read_run(folder: Path) -> dict | None:
 
     Raises BadInput where it is no valid one.
     """
-    for name in ("record.json", "failed.json"):
+    for name in (RECORD, FAILED):
         if (folder / name).is_file():
             record = read_json(folder / name)
             if problems := invalid(record):

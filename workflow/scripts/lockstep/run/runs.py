@@ -9,32 +9,26 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from lockstep import nvml, paths
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import busy_cores, cpu_cores, selection
+from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selection, training_gpus
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, lacking, read_json, write_json
 from lockstep.model import metrics
-from lockstep.paths import SCRIPTS, data_file, plan_file, require
+from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
 from lockstep.run import journal, launchers, lifetime, record, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, supervise
 
 MAKE_DATA = "Remove it: Snakemake makes it again, or by hand prepare.py and plan.py with the same configuration."
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
-LEFT = ("record.json", "failed.json", "verdict.json", "ledger.npz", "events.jsonl", "env.json", "watch.jsonl")
-LEFT += (
-    record.STEPS,
-    record.UNTESTED,
-    "native",
-    "model",
-    "test",
-    "ranks",
-    "profile.json",
-    "trace.json.gz",
-    "weights.safetensors",
+LEFT = (
+    *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
+    *(paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
+    *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 
 
@@ -49,7 +43,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     """
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
-    folder, data = results / row.folder(repeat), results / "data"
+    folder, data = results / row.folder(repeat), data_folder(results)
     about = read_json(require(data_file(results), "prepare.py"))
     planned = require(plan_file(results, row.plan_name), "plan.py")
     if gone := lacking(data, about.get("files", {})):
@@ -62,7 +56,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         while True:
             finished = _run(config, row, repeat, results, plan, disturbed)
             reasons = finished["watch"]["disturbed"]
-            if row.kind != "runs" or not reasons or len(disturbed) == config.retries:
+            if row.kind != paths.RUNS or not reasons or len(disturbed) == config.retries:
                 return finished
             told = {name: finished[name] for name in ("started", "wall_seconds")}
             told |= {"train_seconds": finished["clock"]["train_seconds"]}
@@ -71,21 +65,23 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
 
 
 def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, disturbed_before: list[dict]) -> dict:
-    folder, data = results / row.folder(repeat), results / "data"
+    folder, data = results / row.folder(repeat), data_folder(results)
     settings = replace(
         row.settings(),
         data=str(data),
         plan_file=str(plan_file(results, row.plan_name)),
-        dropout=0 if row.kind == "parity" else config.model.dropout,
+        dropout=0 if row.kind == paths.PARITY else config.model.dropout,
         profile=config.profile,
         config_hash=hash_text(json.dumps(config.source, sort_keys=True)),
     )
-    write_json(folder / "settings.json", asdict(settings))  # first, so that what can't be written removes nothing
+    write_json(folder / paths.SETTINGS, asdict(settings))  # first, so that what can't be written removes nothing
     for name in LEFT:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    (folder / "ranks").mkdir()
-    log = folder / "run.log"
+    (folder / paths.RANKS).mkdir()
+    log = folder / paths.LOG
+    others = nvml.processes(nvml.gpus(training_gpus(row.hardware)))
+    notes = _before(row, others)
     about = {
         "row": row.name,
         "strategy": row.strategy,
@@ -99,19 +95,40 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
         "asked": settings.of_row() | {"dropout": settings.dropout},
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log": str(log),
+        "notes": notes,
     }
     try:
-        finished = _train(row, folder, log, plan, results)
+        finished = _train(row, folder, log, plan, results, [process["pid"] for process in others])
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        record.write_run(folder / "failed.json", about | {"status": "failed", "reason": reason})
+        record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
         kind = type(error) if isinstance(error, RunFailed) else RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
-    finished = about | {"status": "ok", "reason": ""} | finished
-    record.write_run(folder / "record.json", finished)
-    if row.kind == "runs":
+    finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
+    record.write_run(folder / paths.RECORD, finished)
+    if row.kind == paths.RUNS:
         journal.note(results, "run", folder, journal.OF_A_RUN)
     return finished
+
+
+def _before(row: Row, others: list[dict]) -> list[str]:
+    """What a reader must know of a run's GPUs before it starts; also said at once. `others` are processes on them.
+
+    A run beside others is not refused, no more than one on busy cores: they may end before it is timed. Where they do
+    not, the watcher says that it was disturbed.
+    """
+    notes = []
+    if others:
+        notes.append(f"others were on its GPUs before it started: {', '.join(map(nvml.say, others))}")
+    if row.hardware.device == "cuda" and (folder := nvml.mps_folder()):
+        notes.append(
+            f"NVIDIA's Multi-Process Service is on ({folder}): kernels of several processes share a GPU at one time"
+        )
+    if row.hardware.device == "cuda" and built_for_amd():
+        notes.append("its GPUs are AMD's: processes of others, clocks, utilisation and energy are not told of")
+    for note in notes:
+        print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
+    return notes
 
 
 def profile(config: Config, row: Row, results: Path) -> str:
@@ -122,8 +139,8 @@ def profile(config: Config, row: Row, results: Path) -> str:
         try:
             run(config, profiled, 1, results)
         finally:
-            shutil.rmtree(folder / "native", ignore_errors=True)
-        measured = read_json(folder / "profile.json")
+            shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
+        measured = read_json(folder / paths.PROFILE)
     parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in measured["seconds"].items())
     return f"{row.name}: a step takes {1000 * measured['step_seconds']:.1f} ms; recorded, in ms: {parts}"
 
@@ -139,14 +156,14 @@ def refuse_to_start(row: Row) -> None:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
 
 
-def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path) -> dict:
+def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strangers: list[int]) -> dict:
     command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
         environment = _environment(row) | {"TMPDIR": scratch}
-        with watcher.beside(folder):
+        with watcher.beside(folder, training_gpus(row.hardware), strangers):
             outcome = supervise(command, environment, folder, stream, processes, plan.steps, row.hardware.timeout)
     if outcome.reason:
         raise RunFailed(outcome.reason)
@@ -157,17 +174,17 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path) -> dict
         raise RunFailed(
             f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}"
         )
-    if any(not (folder / "ranks" / f"{rank}.json").is_file() for rank in range(processes)):
+    if any(not paths.rank_summary(folder, rank).is_file() for rank in range(processes)):
         raise RunFailed(f"the processes ended with exit code {outcome.exit_code} before they were done")
     ledger = gather_ledger(folder, processes)
     check_ledger(ledger, plan)
-    write_ledger(folder / "ledger.npz", ledger)
-    write_steps(folder / record.STEPS, gather_steps(folder, processes))
+    write_ledger(folder / paths.LEDGER, ledger)
+    write_steps(folder / paths.STEPS, gather_steps(folder, processes))
     ranks = record.read_ranks(folder, processes)
     weights = read_json(data_file(results))["weights"]
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
-        raise RunFailed(f"a rank started from other weights than those in {results / 'data' / 'weights'}")
-    record.write_events(folder / "events.jsonl", ranks)
+        raise RunFailed(f"a rank started from other weights than those in {data_folder(results) / paths.WEIGHTS}")
+    record.write_events(folder / paths.EVENTS, ranks)
     window = [min(rank["clock"]["window"][0] for rank in ranks), max(rank["clock"]["window"][1] for rank in ranks)]
     return {
         "command": command,
@@ -207,14 +224,13 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
     about = read_json(data_file(results))
-    work = metrics.work(
-        plan, Tokens.load(results / "data" / "dataset" / "train").lengths, metrics.Shape(**about["shape"])
-    )
+    lengths = Tokens.load(paths.split_folder(data_folder(results), "train")).lengths
+    work = metrics.work(plan, lengths, metrics.Shape(**about["shape"]))
     seconds = largest["train_seconds"]
     by_gpu = [rank["memory_by_gpu"] for rank in ranks]
     return {
         "settings": ranks[0]["settings"],
-        "notes": ranks[0]["notes"] + (_strays(by_gpu, [rank["local_rank"] for rank in ranks]) if by_gpu[1:] else []),
+        "notes": ranks[0]["notes"] + (_strays(ranks) if by_gpu[1:] else []),
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
@@ -234,7 +250,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
             "padded_flops_per_second": work["padded_flops"] / seconds,
         },
         "memory": _total([rank["memory"] for rank in ranks]),
-        "memory_by_gpu": [round(sum(gpu), 1) for gpu in zip(*by_gpu, strict=True)],
+        "memory_by_gpu": _sums(by_gpu),
+        "reserved_by_gpu": _sums([rank["reserved_by_gpu"] for rank in ranks]),
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
@@ -249,14 +266,19 @@ def _total(ranks: list[dict]) -> dict:
     return totals
 
 
-def _strays(by_gpu: list[list[float]], local_ranks: list[int]) -> list[str]:
-    """Which ranks, of several that have a GPU each, used another's; `by_gpu` is what each had on each GPU, in MiB."""
+def _sums(by_gpu: list[list[float]]) -> list[float]:
+    """What all ranks together had on each GPU, of what each had on each."""
+    return [round(sum(gpu), 1) for gpu in zip(*by_gpu, strict=True)]
+
+
+def _strays(ranks: list[dict]) -> list[str]:
+    """Which ranks used another GPU than their own; `memory_by_gpu` is what each had on each GPU, in MiB."""
     return [
         f"rank {rank} had {used:.1f} MiB on GPU {number}, which is not its own: it did not choose its device in time,"
         " or read a checkpoint onto the GPU that it was saved from"
-        for rank, (own, local_rank) in enumerate(zip(by_gpu, local_ranks, strict=True))
-        for number, used in enumerate(own)
-        if used and number != local_rank
+        for rank, about in enumerate(ranks)
+        for number, used in enumerate(about["memory_by_gpu"])
+        if used and about["settings"]["device"] != f"cuda:{number}"
     ]
 
 

@@ -7,7 +7,7 @@ from lockstep.config.configuration import Config
 from lockstep.config.row import NOT_DECIDING, Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
-from lockstep.paths import data_file, plan_file
+from lockstep.paths import PARITY, RECORD, SETTINGS, data_file, plan_summary_file
 
 LISTED = 4  # settings in a reason, at most
 
@@ -21,7 +21,7 @@ def run(config: Config, row: Row, record: dict, results: Path) -> str:
 
 def folder(config: Config, row: Row, results: Path) -> str:
     """The same of the row's first repetition, or its only one in the proof and profile, by its settings.json."""
-    files = [results / row.folder(1) / name for name in ("settings.json", "record.json")]
+    files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
     made, ended = map(_read, files)
     return _told(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
 
@@ -54,7 +54,7 @@ def _read(file: Path) -> dict:
 
 
 def _now(config: Config, row: Row) -> dict:
-    dropout = {} if row.kind == "parity" else {"dropout": config.model.dropout}  # which trials are without
+    dropout = {} if row.kind == PARITY else {"dropout": config.model.dropout}  # which trials are without
     return row.deciding() | dropout
 
 
@@ -62,7 +62,7 @@ def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
     """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
     about = read_json(data_file(results))
     said = differences(about.get("asked", {}), config.data_settings)
-    plan = plan_file(results, row.plan_name).with_suffix(".json")
+    plan = plan_summary_file(results, row.plan_name)
     there = {"data": about["hash"], "weights": about["weights"]}
     there |= {"plan": read_json(plan)["hash"]} if plan.is_file() else {}
     other = [name for name, wanted in there.items() if hashes.get(name, wanted) != wanted]

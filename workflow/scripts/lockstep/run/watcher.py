@@ -1,9 +1,10 @@
 """Watching, from a process of low priority beside a timed run, whether anything else uses the machine.
 
-    python -m lockstep.run.watcher FOLDER   (started by `beside`; samples the process that started it until it is ended)
+    python -m lockstep.run.watcher FOLDER GPUS STRANGERS   (started by `beside`, with lists in JSON)
 
-Each second's sample is a line of watch.jsonl: what processes other than the run's used of the CPUs, what others have
-on the GPUs, clocks, temperature, throttling. `judge` then says whether a run was disturbed.
+It samples the process that started it, and GPUs, until it is ended. Each second's sample is a line of watch.jsonl: what
+processes other than the run's used of the CPUs, which of them are on the run's GPUs, and how busy, fast, hot and full
+those are. `judge` then says whether a run was disturbed.
 """
 
 import contextlib
@@ -18,23 +19,21 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.paths import SCRIPTS
+from lockstep import nvml
+from lockstep.paths import SCRIPTS, WATCH
 
 INTERVAL = 1.0  # seconds
 # What others may take of the cores that a run keeps busy (hardware.busy_cores). Of the other cores they may take all.
 OTHERS_ALLOWED = 0.02
-# NVML's nvmlClocksEventReason: hardware slowdown, software and hardware thermal slowdown, hardware power brake.
-THROTTLING = 0x8 | 0x20 | 0x40 | 0x80
-FILE = "watch.jsonl"
 
 
 @contextlib.contextmanager
-def beside(folder: Path):
-    """Watch while the block runs."""
+def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
+    """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were."""
     from lockstep.run.processes import die_with_parent
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder)]
+    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers))]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
     try:
         yield
@@ -43,16 +42,15 @@ def beside(folder: Path):
         process.wait()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, numbers: list[int], known: list[int]) -> None:
     os.nice(19)
     own = psutil.Process(os.getppid())
-    gpus = _gpus()
-    strangers = _on_gpus(gpus)
+    gpus, strangers = nvml.gpus(numbers), Strangers(own, known)
     before, began = (_busy(), _used_by(own)), time.perf_counter()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
-    with (folder / FILE).open("w", encoding="utf-8") as stream:
+    with (folder / WATCH).open("w", encoding="utf-8") as stream:
         while not ended.is_set():
             ended.wait(INTERVAL)
             now, at = (_busy(), _used_by(own)), time.perf_counter()
@@ -65,8 +63,8 @@ def main(folder: Path) -> None:
                 "others_cores": max(0.0, others / (at - began)),
                 "cpu_mhz": _cpu_mhz(),
                 "cpu_celsius": _cpu_celsius(),
-                "gpus": [_state(gpu) for gpu in gpus],
-                "gpu_strangers": len(strangers & _on_gpus(gpus)),
+                "gpus": [nvml.state(number, handle) for number, handle in gpus.items()],
+                "others_on_gpus": strangers.on(gpus),
             }
             print(json.dumps(sample), file=stream, flush=True)
             before, began = now, at
@@ -98,37 +96,33 @@ def _cpu_celsius() -> float | None:
     return max(temperatures) if temperatures else None
 
 
-def _gpus() -> list:
-    with contextlib.suppress(Exception):  # no driver, no library: there is no GPU to watch
-        import pynvml
+class Strangers:
+    """Tells the processes of others on a run's GPUs from the run's own.
 
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    return []
+    `known` were there before the run began. Of those who came later, the run's own are in its tree of processes; where
+    the driver has other process ids than this program (a container's are not the host's), none here has that id, and
+    nothing is claimed of it.
+    """
 
+    def __init__(self, own: psutil.Process, known: list[int]):
+        self.own, self.known, self.ours = own, set(known), set()
 
-def _on_gpus(gpus: list) -> set[int]:
-    """Process ids as the driver has them, which in a container are the host's: to compare, not to look up."""
-    with contextlib.suppress(Exception):  # some drivers do not tell
-        import pynvml
+    def on(self, gpus: dict) -> list[dict]:
+        """The strangers that are on the GPUs now, as nvml.processes has them."""
+        there = nvml.processes(gpus)
+        if not there:
+            return []
+        # Those that have ended are kept in mind: the driver may list a process for a moment longer.
+        self.ours |= {process.pid for process in (self.own, *self.own.children(recursive=True))}
+        return [process for process in there if self._is_stranger(process["pid"])]
 
-        return {process.pid for gpu in gpus for process in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
-    return set()
-
-
-def _state(gpu) -> dict:
-    import pynvml
-
-    return {
-        "sm_mhz": pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
-        "celsius": pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
-        "throttled": bool(pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) & THROTTLING),
-    }
+    def _is_stranger(self, pid: int) -> bool:
+        return pid in self.known or (pid not in self.ours and psutil.pid_exists(pid))
 
 
 def read(folder: Path) -> list[dict]:
     """The samples in a run's folder; a last line that was cut off is left out."""
-    file = folder / FILE
+    file = folder / WATCH
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
     return [json.loads(line) for line in lines]
 
@@ -148,10 +142,10 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     reasons = []
     if taken > OTHERS_ALLOWED * wanted:
         reasons.append(f"other processes took {taken:.2f} of the {wanted} CPU cores that it keeps busy")
-    if strangers := max((sample["gpu_strangers"] for sample in inside), default=0):
-        reasons.append(f"{strangers} other processes were on the GPUs")
-    if any(gpu["throttled"] for sample in inside for gpu in sample["gpus"]):
-        reasons.append("a GPU was throttled")
+    if strangers := _strangers(inside):
+        reasons.append(f"others were on its GPUs: {', '.join(strangers)}")
+    gpus = _by_gpu(inside, weights)
+    reasons += [f"GPU {gpu['gpu']} was throttled ({', '.join(gpu['throttled'])})" for gpu in gpus if gpu["throttled"]]
     return {
         "samples": len(inside),
         "others_cores": others,
@@ -159,8 +153,42 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
         "cpu_celsius": _range(sample["cpu_celsius"] for sample in inside),
         "gpu_mhz": _range(gpu["sm_mhz"] for sample in inside for gpu in sample["gpus"]),
         "gpu_celsius": _range(gpu["celsius"] for sample in inside for gpu in sample["gpus"]),
+        "gpus": gpus,
         "disturbed": reasons,
     }
+
+
+def _strangers(samples: list[dict]) -> list[str]:
+    """Each process of somebody else on each of the GPUs, once, as it was seen first."""
+    seen = {}
+    for process in (process for sample in samples for process in sample.get("others_on_gpus", ())):
+        seen.setdefault((process["gpu"], process["pid"]), nvml.say(process))
+    return list(seen.values())
+
+
+def _by_gpu(samples: list[dict], weights: list[float]) -> list[dict]:
+    """What was seen of each GPU: means over time, by the samples' weights, and the ends of what varies."""
+    seen: dict[int, list[tuple[float, dict]]] = {}
+    for weight, sample in zip(weights, samples, strict=True):
+        for gpu in sample["gpus"]:
+            seen.setdefault(gpu["gpu"], []).append((weight, gpu))
+    return [
+        {
+            "gpu": number,
+            "utilisation": _mean((weight, gpu["utilisation"]) for weight, gpu in readings),
+            "sm_mhz": _mean((weight, gpu["sm_mhz"]) for weight, gpu in readings),
+            "sm_mhz_range": _range(gpu["sm_mhz"] for _, gpu in readings),
+            "memory_mb": max((gpu["memory_mb"] for _, gpu in readings if gpu["memory_mb"] is not None), default=None),
+            "throttled": sorted({reason for _, gpu in readings for reason in gpu["throttled"]}),
+        }
+        for number, readings in sorted(seen.items())
+    ]
+
+
+def _mean(weighed) -> float | None:
+    known = [(weight, value) for weight, value in weighed if value is not None]
+    total = sum(weight for weight, _ in known)
+    return sum(weight * value for weight, value in known) / total if total else None
 
 
 def _range(values) -> list[float] | None:
@@ -169,4 +197,4 @@ def _range(values) -> list[float] | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(json.loads, sys.argv[2:]))

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from lockstep.config.hardware import World
+from lockstep.config.hardware import Hardware, World
 from lockstep.strategies import single
 
 
@@ -22,7 +22,7 @@ class Strategy(single.Strategy):
         if not self.joins_group():
             return super().start()
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware.device, local_rank)
+        device = own_device(self.hardware, local_rank)
         timeout = timedelta(seconds=self.hardware.timeout)
         dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
@@ -44,10 +44,14 @@ class Strategy(single.Strategy):
             dist.destroy_process_group()
 
 
-def own_device(kind: str, local_rank: int) -> torch.device:
-    """The device of this rank; a GPU becomes the one that its process uses."""
-    if kind != "cuda":
-        return torch.device(kind)
-    device = torch.device("cuda", local_rank)
+def own_device(hardware: Hardware, local_rank: int) -> torch.device:
+    """The device of this rank; a GPU becomes the one that its process uses.
+
+    Where ranks share GPUs they go round. Frameworks take LOCAL_RANK for the number of their GPU, so it becomes that.
+    """
+    if hardware.device != "cuda":
+        return torch.device(hardware.device)
+    device = torch.device("cuda", local_rank % hardware.gpu_count)
+    os.environ["LOCAL_RANK"] = str(device.index)
     torch.cuda.set_device(device)
     return device

@@ -10,6 +10,7 @@ Accelerator of the CPU.
 """
 
 import contextlib
+import os
 from datetime import timedelta
 
 import torch
@@ -18,35 +19,63 @@ from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwar
 from safetensors.torch import load_file
 
 from lockstep.config.hardware import World
+from lockstep.errors import RunFailed
+from lockstep.model import models
 from lockstep.strategies import ddp
+from lockstep.strategies._group import own_device
 
 
 class Strategy(ddp.Strategy):
     def start(self):
         names = ("gradient_as_bucket_view", "find_unused_parameters")
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
+        local_rank = int(os.environ["LOCAL_RANK"])
+        own_device(self.hardware, local_rank)
+        precision = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(
             cpu=self.hardware.device == "cpu",
-            mixed_precision="no" if self.precision == "fp32" else self.precision,
+            mixed_precision=None if self.options["config_file"] else precision,  # None: what the file says
             kwargs_handlers=[
                 DistributedDataParallelKwargs(**options),
                 InitProcessGroupKwargs(self.hardware.backend, timeout=timedelta(seconds=self.hardware.timeout)),
             ],
         )
         accelerator = self.accelerator
+        self._check(accelerator, precision)
         backend = torch.distributed.get_backend()
         self.world = World(
             accelerator.process_index,
-            accelerator.local_process_index,
+            local_rank,
             accelerator.num_processes,
             accelerator.device,
             backend,
         )
         return self.world
 
+    def _check(self, accelerator, precision):
+        """Hold what the environment and a file of the user's own have made of the Accelerator against the row."""
+        wanted = {
+            "num_processes": self.processes,
+            "mixed_precision": precision,
+            "distributed_type": "MULTI_CPU" if self.hardware.device == "cpu" else "MULTI_GPU",
+            "dynamo_backend": "NO",
+            "gradient_accumulation_steps": 1,  # by which backward would divide the loss
+        }
+        live = {
+            "num_processes": accelerator.num_processes,
+            "mixed_precision": accelerator.mixed_precision,
+            "distributed_type": accelerator.distributed_type.value,
+            "dynamo_backend": accelerator.state.dynamo_plugin.backend.value,
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        }
+        for key, value in wanted.items():
+            if live[key] != value:
+                source = self.options["config_file"] or "the environment"
+                raise RunFailed(f"{key}: the row needs {value}, and Accelerate has {live[key]}, by {source}")
+
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
-        self.accelerator.ddp_handler.broadcast_buffers = ddp.has_changing_buffers(model)
+        self.accelerator.ddp_handler.broadcast_buffers = models.has_changing_buffers(model)
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)
 
@@ -80,6 +109,12 @@ OPTIONS = {
         "enum": ["accelerate", "torchrun"],
         "default": "accelerate",
         "description": "accelerate launch with a configuration file of its own, or torchrun",
+    },
+    "config_file": {
+        "type": ["string", "null"],
+        "default": None,
+        "description": "a configuration file of yours for accelerate launch, as `accelerate config` writes them; where"
+        " it contradicts the row, the row is refused. The port is the row's",
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}

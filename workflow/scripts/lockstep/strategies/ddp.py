@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.model import models
 from lockstep.strategies import _group, single
 
 HOOKS = {
@@ -39,7 +40,7 @@ class Strategy(_group.Strategy):
             bucket_cap_mb=self.options["bucket_mb"],
             static_graph=self.options["static_graph"],
             find_unused_parameters=self.options["find_unused_parameters"],
-            broadcast_buffers=has_changing_buffers(self.model),
+            broadcast_buffers=models.has_changing_buffers(self.model),
         )
         if self.options["hook"] != "none":
             state, rank = None, self.options["powersgd_rank"]
@@ -122,11 +123,6 @@ REFUSED = [
     ({"sync_batchnorm": [True], "device": ["cpu"]}, "PyTorch's SyncBatchNorm works on GPUs only"),
     ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
 ]
-
-
-def has_changing_buffers(model: torch.nn.Module) -> bool:
-    """Whether DDP must send buffers in every forward pass, as it does by default. BERT's are position numbers."""
-    return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def live_options(model: DistributedDataParallel) -> dict:

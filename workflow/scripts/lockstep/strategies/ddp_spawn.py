@@ -1,4 +1,4 @@
-"""ddp_spawn: DistributedDataParallel whose processes are started by torch.multiprocessing.spawn, without a launcher.
+"""ddp_spawn: DistributedDataParallel whose launcher is torch.multiprocessing.spawn, a function of Python's.
 
 The processes find each other through a shared file, or through a TCP port of this machine (`rendezvous: tcp`).
 

@@ -33,11 +33,11 @@ class Strategy(ddp.Strategy):
         self.deepspeed = deepspeed
         if self.hardware.device == "cpu":
             self._load_collectives()
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = own_device(self.hardware, local_rank)
         deepspeed.init_distributed(
             self.hardware.backend, verbose=False, timeout=timedelta(seconds=self.hardware.timeout)
         )
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware.device, local_rank)
         dist = torch.distributed
         # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
         # every rank has opened them all, they need none.
@@ -88,6 +88,32 @@ class Strategy(ddp.Strategy):
         self.model, *_ = self.deepspeed.initialize(
             model=model, optimizer=self.optimizer, config=settings, dist_init_required=False
         )
+        if self.precision == "fp16" and self.options["stage"] and not self.options["native_precision"]:
+            self._scale_as_native_fp16()
+
+    def _scale_as_native_fp16(self) -> None:
+        """Give ZeRO the loss scaling that it has for `native_precision`, by the rules of PyTorch's GradScaler.
+
+        With `torch_autocast` DeepSpeed 0.19.8 takes a GradScaler itself, but it clips gradients that are still
+        multiplied by the scale, and leaves the scale as it was after a step that overflowed: all later ones do too.
+        """
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+        zero = self.model.optimizer
+        zero.torch_autocast_gradscaler = None
+        zero.loss_scaler = DynamicLossScaler(
+            init_scale=2.0**16,
+            scale_window=2000,
+            min_scale=2.0**-24,
+            delayed_shift=1,
+            consecutive_hysteresis=False,
+            raise_error_at_min_scale=False,
+        )
+        zero.dynamic_loss_scale = True
+
+    def loss_scale(self):
+        without_zero = self.model.torch_autocast_z0_gradscaler
+        return without_zero.get_scale() if without_zero else getattr(self.model.optimizer, "loss_scale", 1.0)
 
     def autocast(self):
         return contextlib.nullcontext()  # the engine brings its own
@@ -101,7 +127,8 @@ class Strategy(ddp.Strategy):
         from deepspeed.utils import safe_get_full_grad
 
         gradients = [safe_get_full_grad(parameter) for parameter in self.module.parameters()]
-        return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+        norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+        return norm / self.loss_scale()
 
     def step(self):
         self.model.step()
@@ -189,6 +216,10 @@ LOSSY = [
 ]
 REFUSED = [
     ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
+    (
+        {"native_precision": [True], "precision": ["fp16"], "stage": [0]},
+        "DeepSpeed 0.19.8 divides these gradients by a scale that it has not multiplied the loss by; take stage 1 to 3",
+    ),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
 ]
 

@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
 from lockstep.config.hardware import World
+from lockstep.model import models
 from lockstep.strategies import ddp
 
 PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -24,11 +25,14 @@ class Strategy(ddp.Strategy):
     def start(self):
         options = {name: self.options[name] for name in ("gradient_as_bucket_view", "find_unused_parameters")}
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
-        timeout = timedelta(seconds=self.hardware.timeout)
+        hardware = self.hardware
+        if gpus := hardware.gpu_count:  # each rank's by name: told a number, Fabric wants a GPU for each
+            options["parallel_devices"] = [torch.device("cuda", rank % gpus) for rank in range(hardware.devices)]
+        timeout = timedelta(seconds=hardware.timeout)
         self.fabric = Fabric(
-            accelerator=self.hardware.device,
-            devices=self.hardware.devices,
-            strategy=DDPStrategy(process_group_backend=self.hardware.backend, timeout=timeout, **options),
+            accelerator=hardware.device,
+            devices=gpus or hardware.devices,
+            strategy=DDPStrategy(process_group_backend=hardware.backend, timeout=timeout, **options),
             precision=PRECISION[self.precision],
         )
         self.fabric.launch()
@@ -39,7 +43,7 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.module = model
-        self.fabric.strategy._ddp_kwargs["broadcast_buffers"] = ddp.has_changing_buffers(model)
+        self.fabric.strategy._ddp_kwargs["broadcast_buffers"] = models.has_changing_buffers(model)
         self.model, self.optimizer = self.fabric.setup(model, make_optimizer(model))
         self.scaler = getattr(self.fabric.strategy.precision, "scaler", None) or torch.amp.GradScaler(enabled=False)
 

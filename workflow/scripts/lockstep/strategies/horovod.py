@@ -20,7 +20,7 @@ from lockstep.strategies._group import own_device
 class Strategy(single.Strategy):
     def start(self):
         hvd.init()
-        device = own_device(self.hardware.device, hvd.local_rank())
+        device = own_device(self.hardware, hvd.local_rank())
         backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
         if device.type == "cuda" and backend != "nccl":
             self.notes.append(

@@ -2,7 +2,8 @@
 
 Here stands what is chosen; what each does stands by itself, in the file named beside it.
 
-packed      texts end to end in rows as long as the longest text, so that hardly a token is padding (data/packing.py)
+packed      texts end to end in rows as long as the longest text, so that hardly a token is padding; on a GPU in bf16
+            or fp16 all in one row, with attention for texts of any lengths (data/packing.py)
 compile     torch.compile: dynamic, one program for all shapes; or static, one for each of a few widths, to which
             batches are rounded up (on GPUs replayed as CUDA graphs; model/compiling.py)
 weights     bf16: the model computes and communicates in bf16 throughout, the optimizer keeps weights in fp32 and trains
@@ -29,7 +30,7 @@ import torch
 
 from lockstep.data import packing
 from lockstep.data.resident import ResidentTokens
-from lockstep.model import compiling, lora
+from lockstep.model import compiling, lora, models
 from lockstep.model.master_weights import MasterWeights
 from lockstep.model.optimizer import in_8_bits
 from lockstep.strategies import ddp, single
@@ -60,6 +61,11 @@ class Strategy(ddp.Strategy):
             self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
         if self.options["packed"]:
             self.model = packing.Packed(self.module)
+            self.varlen = self._has_varlen()
+            if self.varlen:
+                packing.use_varlen(self.module)
+                if any(models.dropouts(self.module)):
+                    self.notes.append("attention for texts of any lengths (varlen_attn) has no dropout")
         if self.options["compile"] == "dynamic":
             compiling.compile_dynamic(self.model)
         elif self.options["compile"] == "static":
@@ -70,6 +76,8 @@ class Strategy(ddp.Strategy):
                 self.model.register_comm_hook(None, average_in_fp32)
 
     def batch(self, tokens, ids, width):
+        if self.options["packed"] and self.varlen:
+            return self.to_device(packing.end_to_end(tokens, ids)) | {"longest": int(tokens.longest)}
         if self.options["packed"]:
             return self.to_device(packing.batch(tokens, ids, tokens.longest))
         if self.options["compile"] == "static":
@@ -79,6 +87,12 @@ class Strategy(ddp.Strategy):
                 self.resident = ResidentTokens(tokens, self.world.device)
             return self.resident.batch(self.to_device({"ids": ids})["ids"], int(width))
         return super().batch(tokens, ids, width)
+
+    def _has_varlen(self) -> bool:
+        """Whether FlashAttention works on this device, in this precision."""
+        device = self.world.device
+        reduced = self.precision in ("bf16", "fp16")
+        return device.type == "cuda" and reduced and torch.cuda.get_device_capability(device) >= (8, 0)
 
     def averaging(self, last):
         return super().averaging(last) if self.joins_group() else contextlib.nullcontext()

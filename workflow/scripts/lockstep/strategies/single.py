@@ -94,7 +94,11 @@ class Strategy:
     def gradient_norm(self) -> torch.Tensor:
         """The norm of the whole model's gradient as `step` will use it, before clipping. Called on every rank."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients) / self.scaler.get_scale()
+        return torch.nn.utils.get_total_norm(gradients) / self.loss_scale()
+
+    def loss_scale(self) -> float:
+        """What the loss was multiplied by, so that fp16 can hold its gradients; 1.0 where it was not."""
+        return self.scaler.get_scale()
 
     def step(self) -> None:
         """Clip, update the weights, clear the gradients."""

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.model import lean
+from lockstep.model import lean, models
 from lockstep.strategies import ddp
 
 
@@ -29,7 +29,7 @@ class Strategy(ddp.Strategy):
             "ddp_bucket_cap_mb": self.options["bucket_mb"],
             "ddp_static_graph": self.options["static_graph"],
             "ddp_find_unused_parameters": self.options["find_unused_parameters"],
-            "ddp_broadcast_buffers": ddp.has_changing_buffers(self.module),
+            "ddp_broadcast_buffers": models.has_changing_buffers(self.module),
             "bf16": self.precision == "bf16",
             "fp16": self.precision == "fp16",
             "max_grad_norm": self.clip,

@@ -1,0 +1,124 @@
+"""Rows that another launcher starts, or another file tells how, are proven to train the same model, or refused."""
+
+import json
+import shutil
+
+import pytest
+
+from lockstep import provenance
+from tests.conftest import HOROVOD, copy_project
+
+SMALL = """
+data: {limit: 700}
+model: {hidden_size: 32, layers: 1, dropout: 0}
+train: {epochs: 1, global_batch: 31, max_steps: 3, eval_every: 3, warmup: 2}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+profile: {steps: 0}
+repeats: 1
+retries: 0
+rows:
+  launch: {strategy: ddp, launcher: launch}
+  fsdp_launch: {strategy: fsdp, launcher: launch}
+  own_file: {strategy: accelerate, config_file: own.yaml}
+  own_json: {strategy: accelerate, config_file: own.json, precision: bf16}
+  horovod_mpi: {strategy: horovod, controller: mpi}
+"""
+# As `accelerate config` writes it for two GPUs, with a setting that costs time only.
+OWN = """
+compute_environment: LOCAL_MACHINE
+debug: true
+distributed_type: MULTI_GPU
+enable_cpu_affinity: false
+machine_rank: 0
+main_training_function: main
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
+MPI = bool(HOROVOD and shutil.which("mpirun") and provenance.horovod_has_mpi())
+needs_mpi = pytest.mark.skipif(not MPI, reason="Horovod is not installed with MPI here: the images have it")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A copy of the project with prepared data, and files for accelerate launch."""
+    copy = copy_project(tmp_path_factory.mktemp("started"))
+    copy.path("small.yaml").write_text(SMALL, encoding="utf-8")
+    copy.path("own.yaml").write_text(OWN + "mixed_precision: 'no'\n", encoding="utf-8")
+    own = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_processes": 2}
+    copy.path("own.json").write_text(json.dumps(own | {"mixed_precision": "bf16"}), encoding="utf-8")
+    for script in ("prepare", "plan"):
+        finished = copy.script(script, *CONFIGS)
+        assert finished.returncode == 0, finished.stderr
+    return copy
+
+
+@pytest.fixture(scope="module")
+def references(place):
+    finished = place.script("parity", *CONFIGS, "--row=reference")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.usefixtures("references")
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        ("launch", "-m torch.distributed.launch"),
+        ("fsdp_launch", "-m torch.distributed.launch"),
+        ("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2"),
+        ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
+        pytest.param("horovod_mpi", "--mpi", marks=needs_mpi),
+    ],
+)
+def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
+    finished = place.script("parity", *CONFIGS, "--row", row)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    folder = place.path(f"results/parity/{row}/n2/rep1")
+    verdict = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    assert verdict["proof"] == ("within-tolerance" if row == "own_json" else "equal"), verdict
+    made = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    assert command in " ".join(made["command"])
+    assert made["settings"]["world_size"] == 2
+    if row == "horovod_mpi":
+        assert made["settings"]["options"]["controller"] == made["settings"]["backend"] == "mpi"
+    if row == "own_file":
+        assert "debug: true" in (folder / "accelerate.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("row", "said", "environment", "reason"),
+    [
+        # The file says nothing of it, which is fp32.
+        ("own_json", {"mixed_precision": None}, {}, "mixed_precision: the row needs bf16, and Accelerate has no, by"),
+        (
+            "own_json",
+            {"dynamo_config": {"dynamo_backend": "EAGER"}},
+            {},
+            "dynamo_backend: the row needs NO, and Accelerate has EAGER, by",
+        ),
+        (
+            "own_file",
+            {},
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"},
+            "gradient_accumulation_steps: the row needs 1, and Accelerate has 2, by",
+        ),
+    ],
+)
+def test_what_accelerate_makes_of_a_file_is_held_against_the_row(place, row, said, environment, reason):
+    file = place.path("own.json")
+    before = file.read_text(encoding="utf-8")
+    changed = {key: value for key, value in (json.loads(before) | said).items() if value is not None}
+    try:
+        file.write_text(json.dumps(changed), encoding="utf-8")
+        finished = place.script("launch", *CONFIGS, "--row", row, **environment)
+    finally:
+        file.write_text(before, encoding="utf-8")
+    assert finished.returncode == 1, finished.stderr
+    assert reason in finished.stderr

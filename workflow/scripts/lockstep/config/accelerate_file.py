@@ -1,0 +1,62 @@
+"""A configuration file of the user's own for `accelerate launch`, as `accelerate config` writes them.
+
+Much of what such a file may say would start programs elsewhere (SageMaker, TPU pods, mpirun), or let other devices
+train than the row's: that is refused before anything starts. How the ranks then train is held against the row by
+strategies/accelerate.py.
+"""
+
+from pathlib import Path
+
+import yaml
+
+from lockstep.config.hardware import Hardware
+from lockstep.errors import BadInput
+from lockstep.files import hash_text
+
+# Keys that may be anything. Of others Accelerate takes whatever they hold for its own arguments, the script among them.
+FREE = ("debug", "use_cpu", "rdzv_backend", "same_network", "main_process_ip", "main_process_port", "downcast_bf16")
+FREE += ("main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
+
+
+def digest(file: str) -> str | None:
+    """What tells a changed file from the one that a run was made with; None where there is none."""
+    path = Path(file)
+    return hash_text(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
+
+
+def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
+    """Raises BadInput where there is no such file, or it says something else than the row `where`."""
+    path = Path(file)
+    if not path.is_file():
+        raise BadInput(f"{where}: {file} does not exist. Name an existing file; a container sees only this folder's.")
+    try:
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON, which Accelerate takes too, is YAML
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: {file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(said, dict):
+        raise BadInput(f"{where}: {file} holds no keys and values, as a file that `accelerate config` writes does.")
+    held = _wanted(hardware, precision)
+    if more := [str(key) for key, value in said.items() if value and key not in (*FREE, *held)]:
+        raise BadInput(f"{where}: {file} says {', '.join(more)}, of which a row has nothing. Leave it out.")
+    for key, (wanted, why) in held.items():
+        if said.get(key) not in (None, wanted):
+            raise BadInput(f"{where}: {file} says {key}: {said[key]!r}, and {why}. Set it to {wanted!r}.")
+    if "distributed_type" not in said:
+        raise BadInput(f"{where}: {file} does not say distributed_type, which Accelerate needs. Set it to MULTI_GPU.")
+
+
+def _wanted(hardware: Hardware, precision: str) -> dict[str, tuple]:
+    """What keys have to be where they are there, and why."""
+    return {
+        "compute_environment": ("LOCAL_MACHINE", "the row trains on this machine"),
+        "distributed_type": (
+            "MULTI_GPU",
+            "the row trains with DistributedDataParallel, for which Accelerate starts processes by that name only, on a"
+            " CPU too",
+        ),
+        "num_processes": (hardware.processes, f"the row has {hardware.processes}"),
+        "num_machines": (1, "the row trains on this machine"),
+        "machine_rank": (0, "the row trains on this machine"),
+        "gpu_ids": ("all", "the row's GPUs are chosen by hardware.gpus"),
+        "mixed_precision": ("no" if precision == "fp32" else precision, f"the row trains in {precision}"),
+    }
