@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import bare
 from lockstep import paths
-from lockstep.config import reading
+from lockstep.config import reading, registry
 from lockstep.config.row import Row
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
@@ -204,13 +204,14 @@ class PlannedLoop(Planned):
         super().prepare()
         self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
+        self.task = registry.load_task(self.settings.task)(self.settings.train)
         self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings.train))
         self.progress = Progress(self.results, 1)
         self.progress.begin(0)
 
     def train(self, first: int, steps: int) -> float:
         plan, clock, files = self.part(first, steps), Clock(), RankFiles(self.results, 0)
-        session = Session(self.strategy, self.settings, self.results, clock, files, self.progress)
+        session = Session(self.strategy, self.task, self.settings, self.results, clock, files, self.progress)
         self.strategy.train(Replay(session, plan, self.tokens, DevSplit(session, plan, self.tokens)))
         return len(plan.ids) / clock.reading()["train_seconds"]
 

@@ -11,7 +11,7 @@ PACKAGE = SCRIPTS / "lockstep"
 # Each may import from those above it. Folders are rooms; inside one, any file from any other, but not in a circle.
 ORDER = (
     *("errors", "paths", "files", "stats", "terminal", "provenance", "nvml"),
-    *("config", "data", "model", "strategies", "run", "rank", "proof", "report"),
+    *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report"),
     *("cli", "trust", "tuning", "workflow"),
 )
 

@@ -15,7 +15,7 @@ from lockstep import trust
 from lockstep.config import registry
 from lockstep.errors import BadInput
 from lockstep.files import seal
-from lockstep.model import models
+from lockstep.model import encoders
 from tests.conftest import PROJECT, Workplace, copy_project
 from tests.data.test_data import scratch
 
@@ -124,7 +124,7 @@ def test_no_strategy_unpickles_what_may_run_something(run_script, tmp_path, mark
 
 
 def test_a_foreign_model_is_read_without_running_anything(run_script, tmp_path, marker, capsys):
-    models.initialise(scratch(), models.make_tokenizer(scratch(), ["ab"], 16), ["a", "b"], 16, 0).save_pretrained(
+    encoders.initialise(scratch(), encoders.make_tokenizer(scratch(), ["ab"], 16), ["a", "b"], 16, 0).save_pretrained(
         tmp_path / "m"
     )
     (tmp_path / "m" / "model.safetensors").unlink()
@@ -133,7 +133,7 @@ def test_a_foreign_model_is_read_without_running_anything(run_script, tmp_path, 
     code, _, said = run_script("predict", "--model", str(tmp_path / "m"), "--text", "ab")
     assert (code, said.count("\n"), marker.exists()) == (2, 1, False), said
     with pytest.raises(BadInput, match=r"model\.name: .* can't be loaded"):
-        models.initialise(scratch(name=str(tmp_path / "m")), None, ["a", "b"], 16, 0)
+        encoders.initialise(scratch(name=str(tmp_path / "m")), None, ["a", "b"], 16, 0)
     assert not marker.exists()
 
 

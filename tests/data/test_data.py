@@ -19,7 +19,7 @@ from lockstep.data import prepare
 from lockstep.data.tokens import Tokens, table
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays
-from lockstep.model import models
+from lockstep.model import encoders
 from tests.conftest import PROJECT, REAL_DATA
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -120,7 +120,7 @@ def stored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stored")
     (folder / "dataset").mkdir()
     texts = ["今天真开心", "好难过😭", "a", "今天天气不知道怎么样"]
-    tokenizer = models.make_tokenizer(scratch(), texts * 2, 8)
+    tokenizer = encoders.make_tokenizer(scratch(), texts * 2, 8)
     summary = prepare.store(columns(texts), tokenizer, folder / "dataset")
     (folder / "data.json").write_text(json.dumps({"pad_id": 0}))
     return folder, summary, tokenizer, texts
@@ -177,7 +177,7 @@ def test_the_hash_is_that_of_the_content(stored, tmp_path):
 def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
     """Texts are stored in parts, whose tokens lie here and there in the file; cut anywhere, they are the same."""
     texts = [f"文{'字' * (number % 7)}{number}" for number in range(40)]
-    tokenizer = models.make_tokenizer(scratch(), texts, 12)
+    tokenizer = encoders.make_tokenizer(scratch(), texts, 12)
     splits = {
         name: Dataset.from_dict({"text": texts, "label": [0] * 40, "row": list(range(40))}) for name in prepare.SPLITS
     }
@@ -221,7 +221,7 @@ prepare.store(splits, lambda texts, truncation: {"input_ids": [[1] * 50 for _ in
 
 
 def test_the_character_tokenizer_knows_the_training_texts_and_marks_the_rest():
-    tokenizer = models.character_tokenizer(["今天 OK", "今😭", "天 OK 😭 雨"], 16)
+    tokenizer = encoders.character_tokenizer(["今天 OK", "今😭", "天 OK 😭 雨"], 16)
     assert tokenizer.convert_ids_to_tokens(tokenizer("今 ok天")["input_ids"]) == [
         "[CLS]",
         "今",

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep.config import reading
 from lockstep.errors import BadInput
-from lockstep.model import models
+from lockstep.model import encoders, models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from tests.data.test_data import scratch
 from tests.hub import bert
@@ -22,7 +22,7 @@ LABELS = ["a", "b", "c"]
 
 def built(seed=0, **keys):
     wanted = scratch(**keys)
-    return models.initialise(wanted, models.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, seed)
+    return encoders.initialise(wanted, encoders.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, seed)
 
 
 def test_the_seed_decides_the_weights():
@@ -54,11 +54,11 @@ def test_every_dropout_is_turned_off_whatever_its_name(tmp_path):
 def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
     pretrained = built()
     pretrained.save_pretrained(tmp_path)
-    models.make_tokenizer(scratch(), TEXTS, 16).save_pretrained(tmp_path)
+    encoders.make_tokenizer(scratch(), TEXTS, 16).save_pretrained(tmp_path)
     wanted = scratch(name=str(tmp_path))
-    tokenizer = models.make_tokenizer(wanted, ["别的"], 16)
+    tokenizer = encoders.make_tokenizer(wanted, ["别的"], 16)
     assert len(tokenizer) == pretrained.config.vocab_size
-    model = models.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
+    model = encoders.initialise(wanted, tokenizer, ["x", "y", "z"], 16, 0)
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, pretrained.bert.embeddings.word_embeddings.weight)
 
 
@@ -67,9 +67,9 @@ def test_the_whole_body_of_a_pretrained_checkpoint_is_taken(tmp_path, weights):
     """With the names that a checkpoint has which was converted from TensorFlow's long ago."""
     write(tmp_path, bert(TEXTS, weights))
     wanted, notes = scratch(name=str(tmp_path)), []
-    tokenizer = models.make_tokenizer(wanted, ["别的"], 16)
+    tokenizer = encoders.make_tokenizer(wanted, ["别的"], 16)
     assert tokenizer.convert_ids_to_tokens(tokenizer("今天 X")["input_ids"]) == ["[CLS]", "今", "天", "[UNK]", "[SEP]"]
-    state = models.initialise(wanted, tokenizer, LABELS, 16, 0, notes).state_dict()
+    state = encoders.initialise(wanted, tokenizer, LABELS, 16, 0, notes).state_dict()
     held = load_file(tmp_path / weights) if weights.endswith("safetensors") else torch.load(tmp_path / weights)
     body = [name for name in state if name.startswith("bert.")]
     assert len(body) == 39
@@ -83,7 +83,7 @@ def test_what_a_weights_file_lacks_is_said(tmp_path):
     held = load_file(tmp_path / "model.safetensors")
     save_file({name: value for name, value in held.items() if "pooler" not in name}, tmp_path / "model.safetensors")
     wanted, notes = scratch(name=str(tmp_path)), []
-    models.initialise(wanted, models.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, 0, notes)
+    encoders.initialise(wanted, encoders.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, 0, notes)
     assert notes == [
         f"{tmp_path} holds no bert.pooler.dense.weight and 1 more of 39 weights: new ones take their place"
     ]
@@ -94,7 +94,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     held = load_file(tmp_path / "model.safetensors")
     save_file({f"other.{name}": value for name, value in held.items()}, tmp_path / "model.safetensors")
     with pytest.raises(BadInput, match=r"its weights file holds no bert\.embeddings\.word_embeddings\.weight, nor any"):
-        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+        encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
 def write(folder, files: dict[str, bytes]) -> None:
@@ -107,8 +107,8 @@ def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
     pretrained = built()  # for three labels
     pretrained.save_pretrained(tmp_path)
     wanted, notes = scratch(name=str(tmp_path)), []
-    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
-    first, same, other = (models.initialise(wanted, tokenizer, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
+    tokenizer = encoders.make_tokenizer(scratch(), TEXTS, 16)
+    first, same, other = (encoders.initialise(wanted, tokenizer, ["x", "y"], 16, seed, notes) for seed in (0, 0, 1))
     assert notes[0] == f"{tmp_path} ends in a head of 3 classes, and the data has 2: a new head replaces it"
     assert torch.equal(first.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
     assert first.classifier.weight.shape == (2, 8)
@@ -120,18 +120,18 @@ def test_a_model_that_does_not_fit_its_tokenizer_or_the_texts_is_refused(tmp_pat
     """Before any row fails on it, on a GPU without a word that helps."""
     built().save_pretrained(tmp_path)
     wanted = scratch(name=str(tmp_path))
-    large = models.character_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 2], 16)
+    large = encoders.character_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 2], 16)
     with pytest.raises(BadInput, match=r"has embeddings for \d+ tokens, and its tokenizer has 261"):
-        models.initialise(wanted, large, LABELS, 16, 0)
+        encoders.initialise(wanted, large, LABELS, 16, 0)
     with pytest.raises(BadInput, match=r"can't take a text of 99 tokens .*Lower data\.max_length"):
-        models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 99), LABELS, 99, 0)
+        encoders.initialise(wanted, encoders.make_tokenizer(scratch(), TEXTS, 99), LABELS, 99, 0)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     """transformers makes one up, to which every word is unknown."""
     built().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match=r"holds no tokenizer|can't be loaded"):
-        models.make_tokenizer(scratch(name=str(tmp_path)), TEXTS, 16)
+        encoders.make_tokenizer(scratch(name=str(tmp_path)), TEXTS, 16)
 
 
 def test_code_that_comes_with_a_model_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
@@ -145,8 +145,8 @@ def test_code_that_comes_with_a_model_is_neither_run_nor_asked_for(tmp_path, mon
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     wanted = scratch(name=str(tmp_path))
     for attempt in (
-        lambda: models.make_tokenizer(wanted, TEXTS, 16),
-        lambda: models.initialise(wanted, models.make_tokenizer(scratch(), TEXTS, 16), LABELS, 16, 0),
+        lambda: encoders.make_tokenizer(wanted, TEXTS, 16),
+        lambda: encoders.initialise(wanted, encoders.make_tokenizer(scratch(), TEXTS, 16), LABELS, 16, 0),
     ):
         with pytest.raises(BadInput, match="can't be loaded"):
             attempt()
@@ -160,7 +160,7 @@ def test_a_body_of_another_size_is_refused(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
     with pytest.raises(BadInput, match=r"has another shape than its config\.json says"):
-        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+        encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
 def test_a_cut_pretrained_model_is_one_message(tmp_path):
@@ -168,7 +168,7 @@ def test_a_cut_pretrained_model_is_one_message(tmp_path):
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(BadInput, match=r"model\.name: .* can't be loaded: .*"):
-        models.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
+        encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
 def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):
@@ -179,18 +179,18 @@ def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):
     pretrained.save_pretrained(snapshot)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    tokenizer = models.make_tokenizer(scratch(), TEXTS, 16)
-    model = models.initialise(scratch(name="someone/something", revision=revision), tokenizer, LABELS, 16, 0)
+    tokenizer = encoders.make_tokenizer(scratch(), TEXTS, 16)
+    model = encoders.initialise(scratch(name="someone/something", revision=revision), tokenizer, LABELS, 16, 0)
     assert torch.equal(model.bert.pooler.dense.weight, pretrained.bert.pooler.dense.weight)
     with pytest.raises(BadInput, match=r"model\.name: someone/something at revision 0a1b can't be loaded"):
-        models.initialise(scratch(name="someone/something", revision="0a1b"), tokenizer, LABELS, 16, 0)
+        encoders.initialise(scratch(name="someone/something", revision="0a1b"), tokenizer, LABELS, 16, 0)
 
 
 def test_a_folder_without_weights_is_named(tmp_path):
     built().config.save_pretrained(tmp_path)
     wanted = scratch(name=str(tmp_path))
     with pytest.raises(BadInput, match="holds no model weights"):
-        models.initialise(wanted, None, LABELS, 16, 0)
+        encoders.initialise(wanted, None, LABELS, 16, 0)
 
 
 def test_heads_must_divide_the_width():

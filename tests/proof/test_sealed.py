@@ -30,7 +30,10 @@ def script(run_script):
     state = models.load(Path("results/data/weights")).state_dict()
     torch.save(state, RUN / "native" / "checkpoint.pt")
     seal(RUN / "native", {"weights": models.hash_weights(state)})
-    (RUN / "settings.json").write_text(json.dumps({"strategy": "single", "data": "results/data"}))
+    about = {"task": "text-classification", "strategy": "single", "data": "results/data"}
+    (RUN / "settings.json").write_text(json.dumps(about))
+        json.dumps({"task": "text-classification", "strategy": "single", "data": "results/data"})
+    )
     code, _, said = run_script("convert", str(RUN))
     assert code == 0, said
     return run_script

@@ -87,7 +87,15 @@ def session(benchmark, tmp_path) -> Session:
     strategy.start()
     progress = Progress(tmp_path, 1)
     progress.begin(0)
-    yield Session(strategy, settings, tmp_path, Clock(), RankFiles(tmp_path, 0), progress)
+    yield Session(
+        strategy,
+        registry.load_task(settings.task)(settings.train),
+        settings,
+        tmp_path,
+        Clock(),
+        RankFiles(tmp_path, 0),
+        progress,
+    )
     torch.set_num_threads(threads)
 
 

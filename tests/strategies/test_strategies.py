@@ -23,6 +23,7 @@ from lockstep.rank import dev_split
 from lockstep.rank.session import Session
 from lockstep.report import evaluation, summary
 from lockstep.strategies import single
+from lockstep.tasks._classification import probabilities
 from tests.conftest import PROJECT, copy_project
 
 NAMES = registry.names()
@@ -145,9 +146,9 @@ def test_gathered_predictions_that_hold_a_sample_twice_are_refused():
         def alive(self):
             pass
 
-    session = Session(strategy, settings, None, None, None, Quiet())
+    session = Session(strategy, registry.load_task(settings.task)(), settings, None, None, None, Quiet())
     with pytest.raises(RunFailed, match="do not hold each sample of the split exactly once"):
-        dev_split.gather_logits(session, tokens)
+        dev_split.gather_results(session, tokens)
 
 
 def blocks(language: str) -> list[str]:
@@ -214,7 +215,7 @@ def train(odd):
         converted = odd.script("convert", str(run.relative_to(odd.folder)))
         assert converted.returncode == 0, converted.stderr
         tokens = Tokens.load(odd.path("results/data/dataset/dev"))
-        chances = evaluation.probabilities(evaluation.load_model(run / "model"), tokens)
+        chances = probabilities(evaluation.load_model(run / "model"), tokens)
         return run, json.loads((run / "record.json").read_text()), tokens.labels, chances
 
     return once

@@ -10,6 +10,7 @@ REPORT = paths.report_folder(RESULTS)
 # Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
 READY = paths.ready_file(RESULTS, CONFIG.data_key)
 MISSING = lockstep.missing_data(CONFIG)
+OF_A_TASK = ("prepare", "predict", "evaluate")  # scripts that ask the task
 
 
 wildcard_constraints:
@@ -26,8 +27,10 @@ def command(script):
 
 
 def code(script, strategy=None):
-    """A script and all of Lockstep that it and the strategy import: editing one of them runs the rule again."""
-    return lockstep.code_files(f"workflow/scripts/{script}.py", strategy)
+    """A script and all of Lockstep that it imports, with its strategy's and task's files: editing one of them runs the
+    rule again."""
+    task = CONFIG.task if strategy or script in OF_A_TASK else None
+    return lockstep.code_files(f"workflow/scripts/{script}.py", strategy, task)
 
 
 def training_input(row):

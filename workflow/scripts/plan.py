@@ -1,11 +1,12 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
+import numpy as np
+
 from lockstep import cli
 from lockstep.data import plan
-from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import data_file, data_folder, plan_file, plan_summary_file, require, split_folder
+from lockstep.paths import data_file, data_folder, lengths_file, plan_file, plan_summary_file, require
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -24,12 +25,12 @@ def main() -> None:
     wanted = {row.plan_name: row for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
-    tokens = Tokens.load(split_folder(data_folder(arguments.results), "train"))
+    lengths = np.load(lengths_file(data_folder(arguments.results)))
     for name, row in wanted.items():
         if arguments.plan in (None, name):
             train = row.train
             made = plan.make(
-                tokens.lengths,
+                lengths,
                 global_batch=train.global_batch,
                 epochs=train.epochs,
                 seed=train.seed,
@@ -40,7 +41,7 @@ def main() -> None:
             if row.excerpt:
                 made = made.excerpt(WARMUP_STEPS, row.excerpt)
             made.save(plan_file(arguments.results, name))
-            efficiency = made.padding_efficiency(tokens.lengths)
+            efficiency = made.padding_efficiency(lengths)
             summary = {
                 "name": name,
                 "steps": made.steps,
@@ -52,8 +53,8 @@ def main() -> None:
             }
             write_json(plan_summary_file(arguments.results, name), summary)
             print(
-                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} texts dropped at the ends of"
-                f" epochs, {efficiency:.1%} of the padded tokens are real"
+                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} samples dropped at the ends"
+                f" of epochs, {efficiency:.1%} of the padded tokens are real"
             )
 
 

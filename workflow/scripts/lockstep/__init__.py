@@ -5,8 +5,9 @@ From the ground up; each imports only from those above it (tests/test_rooms.py):
     errors, paths, files, stats, terminal    what can go wrong, where things are, how files are written, statistics
     provenance, nvml    what git and other programs say of this project, and NVIDIA's library of its GPUs
     config/      what is asked for, and what this machine has for it
-    data/        texts and labels, from files or the network to tokens; the plan: which samples make up each step
-    model/       the model and its tokenizer, its optimizer and schedule, and how much work training it is
+    data/        examples, from files or the network to arrays; the plan: which samples make up each step
+    model/       models and their tokenizers, the optimizer and schedule, and how much work training it is
+    tasks/       what is trained: one file each; how examples become batches, the model, loss, scores and test
     strategies/  how it is trained: one file each, in which stands what differs from single.py
     run/         around a run's processes, without PyTorch: starting, watching, ending them; what they leave behind
     rank/        inside a process that trains: replaying the plan, the clock, readback, checkpoints, the dev split

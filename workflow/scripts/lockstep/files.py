@@ -5,6 +5,7 @@ So everything here is written under a temporary name, synced and renamed, and ha
 """
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -153,3 +154,16 @@ def hash_arrays(arrays: dict) -> str:
         for piece in pieces:
             digest.update(piece.tobytes())
     return digest.hexdigest()
+
+
+def write_csv(path: Path, header: list[str], rows) -> None:
+    """A CSV file in UTF-8 with a byte-order mark, without which spreadsheets garble Chinese."""
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow([_harmless(cell) for cell in header])
+        writer.writerows([_harmless(cell) for cell in row] for row in rows)
+
+
+def _harmless(cell):
+    """A text that a spreadsheet would run as a formula gets an apostrophe before it (OWASP, "CSV Injection")."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

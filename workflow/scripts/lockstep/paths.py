@@ -12,6 +12,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 WORKFLOW = SCRIPTS.parent
 PROJECT = WORKFLOW.parent
 STRATEGIES = SCRIPTS / "lockstep" / "strategies"
+TASKS = SCRIPTS / "lockstep" / "tasks"
 IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what they hold
 
 # A results folder.
@@ -83,8 +84,8 @@ def data_folder(results: Path) -> Path:
 # In that folder; a run's settings name it, so that its ranks need not know where results are:
 ABOUT_DATA = "data.json"
 DATASET = "dataset"
-TOKENIZER = "tokenizer"
-WEIGHTS = "weights"  # the initial ones, as a model of transformers
+TOKENIZER = "tokenizer"  # of texts
+WEIGHTS = "weights"  # the initial ones, as a model that stands by itself
 READY = "ready"
 PLANS = "plan"
 
@@ -115,8 +116,13 @@ def peak_file(results: Path) -> Path:
 
 
 def split_folder(data: Path, split: str) -> Path:
-    """The tokenised texts of train, dev or test, in a folder of prepared data."""
+    """The samples of train, dev or test, in a folder of prepared data."""
     return data / DATASET / split
+
+
+def lengths_file(data: Path) -> Path:
+    """How long each sample of the training split is: int64 [n], in a folder of prepared data."""
+    return data / DATASET / "lengths.npy"
 
 
 def about_split(split: Path) -> Path:
@@ -185,7 +191,7 @@ WATCH = "watch.jsonl"  # what else used the machine, second by second
 CHECKPOINT = "native"  # in the strategy's own format
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
-MODEL = "model"  # the checkpoint as a model of transformers
+MODEL = "model"  # the checkpoint as a model that stands by itself
 UNTESTED = "untested.json"  # why it could not be converted and tested
 TEST = "test"
 TEST_REPORT = f"{TEST}/report.json"

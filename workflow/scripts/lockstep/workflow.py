@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from lockstep import paths, provenance
-from lockstep.config import containers, reading, schema
+from lockstep.config import containers, reading, registry, schema
 from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
@@ -206,17 +206,20 @@ def missing_data(checked: Config) -> list[str]:
 
 
 def data_files(checked: Config) -> list[str]:
-    """The local files that `prepare` reads: editing one runs it again."""
-    if checked.data.synthetic:
-        return ["resources/corpus.yaml"]
-    return [checked.data.path] if checked.data.path else []
+    """The local files, of data and of a model of one's own, that `prepare` reads: editing one runs it again."""
+    files = [checked.model.file] if checked.model.file else []
+    if checked.data.embedded:
+        return [*registry.task_literals(checked.task)["EMBEDDED"], *files]
+    return [checked.data.path, *files] if checked.data.path else files
 
 
-def code_files(script: str, strategy: str | None = None) -> list[str]:
-    """A script, and the files of Lockstep that it and the strategy import, however indirectly."""
+def code_files(script: str, strategy: str | None = None, task: str | None = None) -> list[str]:
+    """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
     todo, files = [Path(script)], set()
     if strategy:
-        todo += [SCRIPTS / "train.py", SCRIPTS / "lockstep" / "strategies" / f"{strategy}.py"]
+        todo += [SCRIPTS / "train.py", registry.path(strategy)]
+    if task:
+        todo.append(registry.task_path(task))
     while todo:
         file = todo.pop()
         if file not in files:

@@ -49,7 +49,8 @@ class Config:
     @property
     def data_settings(self) -> dict:
         """All of the configuration that decides what `prepare` makes."""
-        return {"data": self.source["data"], "model": self.source["model"], "train": {"seed": self.train.seed}}
+        asked = {name: self.source[name] for name in ("task", "data", "model")}
+        return asked | {"train": {"seed": self.train.seed}}
 
     @property
     def data_key(self) -> str:
@@ -135,9 +136,9 @@ class Config:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
         base = replace(self.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
-        row = read_row(name, recipe, Base(base, self.hardware), "tune")
+        row = read_row(name, recipe, Base(self.task, base, self.hardware), "tune")
         return replace(row, kind=TUNE)
 
     @property
     def base(self) -> Base:
-        return Base(self.train, self.hardware)
+        return Base(self.task, self.train, self.hardware)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import schema
+from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
 from lockstep.config.row import read_row
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
@@ -34,7 +34,10 @@ def parse(raw: dict, where: str = "config") -> Config:
     values = schema.coerce(raw, schema.of_configuration())
     schema.check(values, schema.of_configuration(), where)
     values = _plain(schema.fill(values, schema.of_configuration()))
-    data = values["data"]
+    data, task = values["data"], values["task"]
+    if task not in registry.tasks():
+        known = registry.tasks()
+        raise BadInput(f"{where}: task: {task!r} is not one of {', '.join(known)}.{schema.hint(task, known)}")
     if abs(sum(data["splits"].values()) - 1) > 1e-6:
         raise BadInput(
             f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
@@ -46,7 +49,11 @@ def parse(raw: dict, where: str = "config") -> Config:
             f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same rows."
         )
     name = values["model"]["name"]
-    if name != "scratch" and not Path(name).is_dir() and not values["model"]["revision"]:
+    file = Model(**values["model"]).file
+    if file and not Path(file).is_file():
+        raise BadInput(f"{where}: model.name: {file} is no file. Name an existing one, as in my_model.py:MyModel.")
+    here = file or name == "scratch" or name in registry.task_literals(task)["MODELS"] or Path(name).is_dir()
+    if not here and not values["model"]["revision"]:
         raise BadInput(
             f"{where}: model.revision: model.name {name} is no local folder, and a model of the hub needs a revision"
             " (a commit hash), so that everybody starts from the same weights."
@@ -56,7 +63,7 @@ def parse(raw: dict, where: str = "config") -> Config:
             f"{where}: model.heads: {values['model']['heads']} heads can't share"
             f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
         )
-    base = Base(Train(**values["train"]), AskedHardware(**values["hardware"]))
+    base = Base(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
     return Config(
         task=values["task"],
         data=Data(**data),

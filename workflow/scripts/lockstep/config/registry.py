@@ -1,4 +1,4 @@
-"""The registry: a strategy is a file in lockstep/strategies, found by its name.
+"""The registry: a strategy is a file in lockstep/strategies, and a task one in lockstep/tasks, found by its name.
 
 A strategy file defines a class `Strategy`, and may hold literals that are read without importing it (and so
 without importing torch or its framework):
@@ -14,6 +14,11 @@ without importing torch or its framework):
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
+
+A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
+
+    MODELS         the names of the models that it can make by itself, besides scratch
+    EMBEDDED       the files, from the project's folder, that it reads where no data is named
 """
 
 import ast
@@ -23,7 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lockstep.paths import STRATEGIES
+from lockstep.paths import STRATEGIES, TASKS
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,7 @@ def literals(name: str) -> dict:
     values = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
-    for statement in statements:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in values:
-            values[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+    _read_literals(statements, values)
     for statement in statements:
         if isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
             base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
@@ -81,3 +84,31 @@ def needs(name: str) -> list[Need]:
 def load(name: str) -> type:
     """The strategy's class; imports its framework."""
     return importlib.import_module(f"lockstep.strategies.{name}").Strategy
+
+
+def tasks() -> list[str]:
+    return sorted(file.stem.replace("_", "-") for file in TASKS.glob("[a-z]*.py"))
+
+
+def task_path(name: str) -> Path:
+    return TASKS / f"{name.replace('-', '_')}.py"
+
+
+@cache
+def task_literals(name: str) -> dict:
+    """The literals of a task, read from its source."""
+    values = {"MODELS": (), "EMBEDDED": ()}
+    _read_literals(ast.parse(task_path(name).read_text(encoding="utf-8")).body, values)
+    return values
+
+
+def _read_literals(statements: list[ast.stmt], values: dict) -> None:
+    """Put the literals of these statements, that are assigned to the names in `values`, in their places there."""
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in values:
+            values[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)
+
+
+def load_task(name: str) -> type:
+    """The task's class."""
+    return importlib.import_module(f"lockstep.tasks.{name.replace('-', '_')}").Task

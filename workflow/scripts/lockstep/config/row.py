@@ -30,7 +30,7 @@ RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # Keys of `train` that a row of the closed division leaves alone: with strategy and precision they decide which model it
 # ends with.
 CLOSED_KEYS = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
-CLOSED_KEYS += ("clip", "seed")
+CLOSED_KEYS += ("clip", "class_weights", "label_smoothing", "seed")
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe")
 
@@ -95,6 +95,7 @@ class Row:
         """How this row trains; what is a run's own is not set."""
         return Settings(
             row=self.name,
+            task=self.base.task,
             strategy=self.strategy,
             options=self.options,
             division=self.division,
@@ -172,7 +173,8 @@ class Row:
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """Which of its strategy's REFUSED or LOSSY are true of this row: what was asked for, and the reason."""
-        has = self.options | asdict(self.train) | asdict(self.hardware) | {"precision": self.precision}
+        has = self.options | asdict(self.train) | asdict(self.hardware)
+        has |= {"precision": self.precision, "task": self.base.task}
         return [
             (", ".join(f"{key}: {has[key]}" for key in values), reason)
             for values, reason in registry.literals(self.strategy)[literal]

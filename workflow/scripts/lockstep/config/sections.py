@@ -1,6 +1,9 @@
 """The sections of the configuration, as frozen dataclasses: one field for each key, as the schema describes it."""
 
+import re
 from dataclasses import dataclass
+
+OWN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
@@ -8,12 +11,18 @@ class Data:
     path: str | None
     url: str | None
     sha256: str | None
+    mirrors: list[str]
+    files: dict[str, str]
     hub: str | None
     revision: str | None
     subset: str | None
     split: str
     format: str
     text: str | int
+    image: str
+    image_size: int | None
+    mean: list[float] | None
+    std: list[float] | None
     label: str | int
     labels: list[str] | None
     limit: int | None
@@ -23,8 +32,9 @@ class Data:
     max_length: int
 
     @property
-    def synthetic(self) -> bool:
-        return not (self.path or self.url or self.hub)
+    def embedded(self) -> bool:
+        """Whether no data is named, so that the task takes what comes with it."""
+        return not (self.path or self.url or self.files or self.hub)
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,12 @@ class Model:
     layers: int
     heads: int
     dropout: float | None
+
+    @property
+    def file(self) -> str | None:
+        """The file of a model of one's own, whose name is that file's and a class's, as in my_model.py:MyModel."""
+        match = OWN.fullmatch(self.name)
+        return match["file"] if match else None
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,8 @@ class Train:
     schedule: str
     warmup: float
     clip: float
+    class_weights: list[float] | str | None
+    label_smoothing: float
     precision: str
     eval_every: int
     checkpoint: str
@@ -98,7 +116,8 @@ class Tune:
 
 @dataclass(frozen=True)
 class Base:
-    """What rows override: the configuration's own `train` and `hardware` sections."""
+    """What rows share: the task; and what they override: the configuration's own `train` and `hardware` sections."""
 
+    task: str
     train: Train
     hardware: AskedHardware

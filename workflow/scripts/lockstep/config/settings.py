@@ -12,6 +12,7 @@ class Settings:
     """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/training.py)."""
 
     row: str
+    task: str
     strategy: str
     options: dict  # of the strategy
     division: str
@@ -38,7 +39,7 @@ class Settings:
 
     def of_row(self) -> dict:
         """Those that the row decides, as plain JSON values; the rest is of a run."""
-        keys = ("row", "strategy", "options", "division", "precision", "plan", "train", "hardware")
+        keys = ("row", "task", "strategy", "options", "division", "precision", "plan", "train", "hardware")
         whole = asdict(self)
         return {key: whole[key] for key in keys + (("variations",) if self.variations else ())}
 

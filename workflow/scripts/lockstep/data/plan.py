@@ -101,7 +101,7 @@ def make(
     count, batches = len(lengths), len(lengths) // global_batch
     if not batches:
         raise BadInput(
-            f"train.global_batch: {global_batch}, but the training split has only {count} texts."
+            f"train.global_batch: {global_batch}, but the training split has only {count} samples."
             " Lower it, or give more data."
         )
     if max_steps:

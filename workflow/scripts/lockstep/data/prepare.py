@@ -1,4 +1,4 @@
-"""From rows to splits, and from splits to stored tokens.
+"""From samples to splits, and from splits of texts to stored tokens.
 
 Texts go to disk as they are read, and are read from there in parts: memory grows by some tens of bytes a row, however
 long the texts are.
@@ -10,7 +10,7 @@ import logging
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,9 @@ PART = 1000  # so many texts are in memory at a time
 
 
 def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], dict]:
-    """Read the source and divide it. Returns each split (columns text, label, row), and a summary for the report.
+    """Read texts and divide them. Returns each split (columns text, label, row), and a summary for the report.
 
-    The first of several equal texts stays, so that no text stands in two splits. Splits are stratified by label and
-    seeded; they are views of a file in `work`. Raises BadInput where a label is unknown, or a split would be empty.
+    Splits are views of a file in `work`. Raises BadInput.
     """
     notes: list[str] = []
     name, rows = sources.read(data, downloads, notes)
@@ -39,34 +38,64 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
     digests, codes, known = _write(rows, file)
     if not len(codes):
         raise BadInput(f"{name}: holds no rows. Give a source with texts and labels.")
+    everything = Dataset.from_file(str(file))
+    numbers, parts, summary = divide(
+        digests, codes, known, lambda at: f"row {everything[at]['row']}", data, name, notes, "text"
+    )
+    everything = everything.add_column("label", numbers)
+    return {part: everything.select(places) for part, places in parts.items()}, summary
+
+
+def divide(
+    digests: np.ndarray,
+    codes: np.ndarray,
+    known: list,
+    where: Callable[[int], str],
+    data: Data,
+    source: str,
+    notes: list[str],
+    unit: str,
+    tests: np.ndarray | None = None,
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict]:
+    """Divide samples among the splits. Returns each one's label as a number, the positions of each split's samples, and
+    a summary for the report.
+
+    digests: [n], equal where samples are; the first of them stays, so that none stands in two splits. codes, known:
+    each label by where it stands in the list of different ones. where: what people call the sample at a position. unit:
+    and all of them. tests: bool [n], which samples the source itself keeps for the test; all others are divided then.
+    Splits are stratified by label and seeded. Raises BadInput where a label is unknown, or a split would be empty.
+    """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
-    everything = Dataset.from_file(str(file))
     labels = data.labels or sorted({str(known[code]) for code in np.unique(codes[kept])})
     if len(labels) < 2:
-        raise BadInput(f"{name}: all rows have the label {labels[0]}; at least two labels are needed.")
+        raise BadInput(f"{source}: all rows have the label {labels[0]}; at least two labels are needed.")
     number_of = np.full(len(known), -1)
     for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
-        row = everything[int(kept[at])]["row"]
-        number_of[codes[kept[at]]] = _label_number(known[codes[kept[at]]], labels, f"{name}, row {row}")
+        place = int(kept[at])
+        number_of[codes[place]] = _label_number(known[codes[place]], labels, f"{source}, {where(place)}")
     numbers = number_of[codes]
-    everything = everything.add_column("label", numbers)
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
-        notes.append(f"no text has the label {_some(absent)}, which counts as 0 in every macro-F1")
-    parts = {part: kept[places] for part, places in _stratified(numbers[kept], labels, data, name).items()}
+        notes.append(f"no {unit} has the label {_some(absent)}, which counts as 0 in every macro-F1")
+    held_back = kept[tests[kept]] if tests is not None else kept[:0]
+    divided = kept[~tests[kept]] if tests is not None else kept
+    places = _stratified(numbers[divided], labels, data, source, unit, with_test=not len(held_back))
+    parts = {part: divided[inside] for part, inside in places.items()}
+    if len(held_back):
+        parts["test"] = held_back
     summary = {
-        "source": name,
-        "synthetic": data.synthetic,
+        "source": source,
+        "synthetic": data.embedded,
         "notes": notes,
         "labels": labels,
         "rows_read": len(codes),
         "duplicates_removed": len(codes) - len(kept),
         "duplicates_with_another_label": int((codes != codes[first[which]]).sum()),
         "splits": {
-            part: {"texts": len(places), "labels": _counts(numbers[places], labels)} for part, places in parts.items()
+            part: {"texts": len(inside), "labels": _counts(numbers[inside], labels)} for part, inside in parts.items()
         },
     }
-    return {part: everything.select(places) for part, places in parts.items()}, summary
+    return numbers, parts, summary
 
 
 def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndarray, np.ndarray, list]:
@@ -120,27 +149,34 @@ def _short(label) -> str:
     return repr(label) if len(repr(label)) < 100 else f"{repr(label)[:100]}..."
 
 
-def _stratified(labels: np.ndarray, names: list[str], data: Data, source: str) -> dict[str, np.ndarray]:
+def _stratified(
+    labels: np.ndarray, names: list[str], data: Data, source: str, unit: str, with_test: bool
+) -> dict[str, np.ndarray]:
+    """Positions in `labels` of each split's samples; without `with_test` all are divided into train and dev."""
     from sklearn.model_selection import train_test_split
 
-    few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(SPLITS)]
+    wanted = SPLITS if with_test else SPLITS[:2]
+    few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(wanted)]
     if few:
         raise BadInput(
-            f"{source}: too few texts with the label {_some(few)}: each of train, dev and test needs one."
-            " Give more data, raise data.limit, or drop the label."
+            f"{source}: too few {unit}s with the label {_some(few)}: each of {', '.join(wanted[:-1])} and {wanted[-1]}"
+            " needs one. Give more data, raise data.limit, or drop the label."
         )
-    held_out = data.splits["dev"] + data.splits["test"]
+    shares = data.splits
+    held_out = shares["dev"] + shares["test"] if with_test else shares["dev"] / (shares["train"] + shares["dev"])
     try:
         train, rest = train_test_split(
             np.arange(len(labels)), test_size=held_out, stratify=labels, random_state=data.seed
         )
+        if not with_test:
+            return {"train": np.sort(train), "dev": np.sort(rest)}
         dev, test = train_test_split(
-            rest, test_size=data.splits["test"] / held_out, stratify=labels[rest], random_state=data.seed
+            rest, test_size=shares["test"] / held_out, stratify=labels[rest], random_state=data.seed
         )
     except ValueError:  # scikit-learn tells numbers of labels, not their names
         counts = ", ".join(f"{count} {name}" for name, count in _counts(labels, names).items() if count)
         raise BadInput(
-            f"{source}: {len(labels)} texts ({counts}) can't be split as data.splits says, with each label in every"
+            f"{source}: {len(labels)} {unit}s ({counts}) can't be split as data.splits says, with each label in every"
             " part. Give more data, or other shares in data.splits."
         ) from None
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}

@@ -36,10 +36,10 @@ def read(data: Data, downloads: Path, notes: list[str] | None = None) -> tuple[s
     reader of the results must know of the source is added to `notes`, at the latest with the first row.
     """
     notes = [] if notes is None else notes
-    if data.synthetic:
+    if data.embedded:
         name, rows = "the embedded synthetic corpus", enumerate(corpus.generate(data.seed), 1)
     elif data.hub and not data.path and not data.url:
-        name, rows = f"{data.hub}@{data.revision}", _hub(data)
+        name, rows = f"{data.hub}@{data.revision}", hub_rows(data)
     else:
         file = Path(data.path) if data.path else download(data.url, data.sha256, downloads)
         name, rows = str(data.path or data.url), _file(file, data, notes)
@@ -244,7 +244,8 @@ def _parquet(file: Path, data: Data, kind: str, notes: list[str]):
     yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
 
 
-def _hub(data: Data):
+def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
+    """The rows of a Hugging Face data set, numbered from 1. Raises BadInput where they can't be had."""
     from datasets import load_dataset_builder
 
     from lockstep.data import hub  # starts the hub's library

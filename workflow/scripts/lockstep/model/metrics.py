@@ -8,6 +8,7 @@ N: weights in the encoder's matrix products, L: layers, h: width, H: weights in 
 sequence. A multiplication and an addition are two operations, and the backward pass does twice the work of the forward
 one: 6 (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). The second term is attention's scores and their use
 (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Embeddings, normalisation and activations are left out.
+Of other models PyTorch counts the products of one sample's forward pass: H, and the rest is zero.
 MFU, model FLOPs utilisation, is that over time and the devices' peak (the same appendix).
 """
 
@@ -45,6 +46,21 @@ class Shape:
         encoder = sum(n for name, n in weights.items() if name.startswith(prefix) and "pooler" not in name)
         config = model.config
         return Shape(encoder, sum(weights.values()) - encoder, config.num_hidden_layers, config.hidden_size)
+
+    @staticmethod
+    def counted(model, inputs: dict, tokens: int = 0) -> "Shape":
+        """The shape of any model, by what PyTorch counts in a forward pass over the `inputs` of one sample.
+
+        tokens: how many of them that is, where the work grows with the length of a sample.
+        """
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.eval()(**inputs)
+        model.train()
+        products = counter.get_total_flops() // 2
+        return Shape(products // tokens, 0, 0, 0) if tokens else Shape(0, products, 0, 0)
 
 
 def training_flops(shape: Shape, lengths: np.ndarray) -> float:

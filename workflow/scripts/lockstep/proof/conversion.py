@@ -1,4 +1,4 @@
-"""From a strategy's own checkpoint to a plain Hugging Face folder, held against the live weights at both ends."""
+"""From a strategy's own checkpoint to a model that stands by itself, held against the live weights at both ends."""
 
 from pathlib import Path
 
@@ -30,22 +30,17 @@ def read(run: Path) -> dict:
 
 
 def convert(run: Path, destination: Path) -> str:
-    """Turn the checkpoint of `run` into a Hugging Face folder at `destination`; returns the sha256 of its weights.
+    """Turn the checkpoint of `run` into a model that stands by itself, at `destination`; returns its weights' sha256.
 
-    The folder holds config.json, model.safetensors and the tokenizer, and loads with transformers alone. It is sealed.
+    What the folder holds is the task's to say. A model of transformers loads with transformers alone. It is sealed.
     Raises RunFailed where the converted weights are not the live ones, value by value.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
-    state, data = read(run), Path(read_json(run / paths.SETTINGS)["data"])
+    state, settings = read(run), read_json(run / paths.SETTINGS)
+    data = Path(settings["data"])
     if not (data / paths.WEIGHTS).is_dir():
         raise BadInput(f"{run}: was trained on what is in {data}, which is not here. Call this where it was trained.")
-    architecture = AutoConfig.from_pretrained(data / paths.WEIGHTS, **models.LOCAL)
-    model = AutoModelForSequenceClassification.from_config(architecture)
-    model.load_state_dict(state, strict=True)
     with atomic_folder(destination) as temporary:
-        model.save_pretrained(temporary)
-        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(temporary)
+        registry.load_task(settings["task"])().convert(state, data, temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
         _must_be(converted, read_json(run / paths.CHECKPOINT / MANIFEST), run)
         seal(temporary, {"weights": converted})

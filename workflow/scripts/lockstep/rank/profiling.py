@@ -108,9 +108,9 @@ def _alone(replay: Replay) -> np.ndarray:
     silent = SimpleNamespace(step=session.progress.alive, alive=session.progress.alive)
     files = RankFiles(session.folder, plain.world.rank)
     again = Replay(
-        Session(plain, settings, session.folder, clock, files, silent),
+        Session(plain, session.task, settings, session.folder, clock, files, silent),
         replay.plan,
-        replay.tokens,
+        replay.samples,
         replay.dev_split,
     )
     plain.train(again)

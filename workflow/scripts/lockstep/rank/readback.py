@@ -13,6 +13,7 @@ from lockstep.model import models
 from lockstep.model.optimizer import BETAS, EPS
 from lockstep.strategies.single import Strategy
 
+COMPUTING = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,7 +58,7 @@ def read(strategy: Strategy) -> dict:
         "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
         "model": type(strategy.model).__name__,
         "dropout": models.dropouts(strategy.module),
-        "attention": getattr(strategy.module.config, "_attn_implementation", None),
+        "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
         "optimizer": type(inner).__name__,
         "fused": all(
             group.get("fused") for group in inner.param_groups
@@ -80,8 +81,8 @@ def read(strategy: Strategy) -> dict:
 
 
 def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:
-    """Note in `live` in what the first linear layer computes, once it does; raise RunFailed if not in `precision`."""
-    layer = next((module for module in strategy.module.modules() if isinstance(module, torch.nn.Linear)), None)
+    """Note in `live` in what the first layer of matrices computes, once it does; raise RunFailed if not in that."""
+    layer = next((module for module in strategy.module.modules() if isinstance(module, COMPUTING)), None)
     if layer is None:
         return
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from lockstep.data.plan import Plan
-from lockstep.data.tokens import Tokens
 from lockstep.model.optimizer import make_schedule
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.session import Session
+from lockstep.tasks._task import Samples
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class Batch:
 
     step: int
     ids: np.ndarray  # int64 [n], positions in the training split
-    inputs: dict[str, torch.Tensor]  # what the model takes: input_ids and attention_mask, int64 [n, width]
-    labels: torch.Tensor  # int64 [n]
+    inputs: dict[str, torch.Tensor]  # what the model takes, by name: [n, ...] each
+    labels: torch.Tensor  # [n, ...]
     last: bool  # of its optimizer step
 
 
@@ -37,8 +36,9 @@ class Replay:
     The loop calls `begin`; in each step `batches`, `loss`, `trained`, `gradients_ready` and `step_done`; and `end`.
     """
 
-    def __init__(self, session: Session, plan: Plan, tokens: Tokens, dev_split: DevSplit):
-        self.session, self.plan, self.tokens, self.dev_split = session, plan, tokens, dev_split
+    def __init__(self, session: Session, plan: Plan, samples: Samples, dev_split: DevSplit):
+        self.session, self.plan, self.samples, self.dev_split = session, plan, samples, dev_split
+        self.weights = session.task.weights(samples)  # what each sample counts in the mean loss
         self.steps = plan.steps
         self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps)
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
@@ -52,18 +52,19 @@ class Replay:
         for number, ids in enumerate(parts, 1):
             if self.session.profiler:
                 self.session.profiler.mark("data")
-            tensors = self.session.strategy.batch(self.tokens, ids, self.plan.widths[step])
+            tensors = self.session.strategy.batch(self.samples, ids, self.plan.widths[step])
             labels = tensors.pop("labels")
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
 
-    def loss(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
-        """The batch's part in the mean loss over the global batch.
+    def loss(self, batch: Batch, outputs) -> torch.Tensor:
+        """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
 
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
-        this rank's losses * world size / global batch.
+        this rank's losses * world size / what all samples of the global batch count.
         """
-        scale = self.session.strategy.world.size / len(self.plan.step_ids(batch.step))
-        return cross_entropy(logits.to(self.losses.dtype), batch.labels, reduction="sum") * scale
+        strategy, global_batch = self.session.strategy, self.plan.step_ids(batch.step)
+        total = self.session.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
+        return total * (strategy.world.size / self.weights[global_batch].sum())
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""

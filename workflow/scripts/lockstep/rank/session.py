@@ -10,11 +10,13 @@ from lockstep.rank.energy import Meter
 from lockstep.rank.memory import Gauge
 from lockstep.run.progress import Progress, RankFiles
 from lockstep.strategies.single import Strategy
+from lockstep.tasks._task import Task
 
 
 @dataclass
 class Session:
     strategy: Strategy
+    task: Task
     settings: Settings
     folder: Path  # of the run
     clock: Clock

@@ -17,7 +17,6 @@ from lockstep import paths, provenance
 from lockstep.config import registry
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
-from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.model import models
@@ -56,7 +55,7 @@ def main(folder: Path) -> None:
         progress = Progress(folder)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
-        train(Session(copy.copy(strategy), settings, folder, clock, files, progress))
+        train(Session(copy.copy(strategy), _task(settings), settings, folder, clock, files, progress))
         for name, changes in settings.variations.items():
             gc.collect()
             _vary(strategy, settings, folder / name, progress, changes)
@@ -132,7 +131,7 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
     files = RankFiles(folder, strategy.world.rank)
     (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
-    replay, _ = _prepare(Session(strategy, settings, folder, Clock(), files, progress))
+    replay, _ = _prepare(Session(strategy, _task(settings), settings, folder, Clock(), files, progress))
     _train_steps(replay)
     weights = strategy.state_dict()  # called on every rank, as each may have a share only
     if strategy.world.rank == 0:
@@ -155,18 +154,23 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     torch.manual_seed(seed)
     models.keep_masks()
     model = models.load(data / paths.WEIGHTS, settings.dropout).train()
-    start = {"weights": models.hash_weights(model.state_dict()), "parameters": model.num_parameters()}
+    start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
     if settings.precision == "fp64":
         model.double()
     if settings.weights_times != 1:
         with torch.no_grad():
             torch._foreach_mul_(list(model.parameters()), settings.weights_times)
     clock.part("model")
+    plan, samples = Plan.load(Path(settings.plan_file)), session.task.load(paths.split_folder(data, "train"))
+    strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
     strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
     clock.part("wrap")
-    plan, tokens = Plan.load(Path(settings.plan_file)), Tokens.load(paths.split_folder(data, "train"))
-    dev_split = DevSplit(session, plan, Tokens.load(paths.split_folder(data, "dev")))
-    return Replay(session, plan, tokens, dev_split), start
+    dev_split = DevSplit(session, plan, session.task.load(paths.split_folder(data, "dev")))
+    return Replay(session, plan, samples, dev_split), start
+
+
+def _task(settings: Settings):
+    return registry.load_task(settings.task)(settings.train)
 
 
 def _train_steps(replay: Replay) -> None:

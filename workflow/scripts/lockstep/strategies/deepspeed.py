@@ -142,7 +142,7 @@ class Strategy(ddp.Strategy):
             "clip": engine.gradient_clipping(),
             "offload_optimizer": bool(engine.zero_cpu_offload()),
             "native_precision": bool(engine.fp16_enabled() or engine.bfloat16_enabled()),
-            "activation_checkpointing": self.module.is_activation_checkpointing,
+            "activation_checkpointing": getattr(self.module, "is_activation_checkpointing", False),
             "autocast": engine.torch_autocast_enabled(),
             "reduce_bucket_size": engine.zero_reduce_bucket_size(),
         }

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from lockstep.strategies import ddp
 
@@ -30,7 +31,7 @@ class Strategy(ddp.Strategy):
             "mp_policy": policy,
             "reshard_after_forward": self.options["reshard_after_forward"],
         }
-        for layer in layers(self.model):
+        for layer in layers(self.model, self.inputs(self.sample)):
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)  # in place: the optimizer will be that of the shards
 
@@ -56,7 +57,8 @@ class Strategy(ddp.Strategy):
         }
 
     def state_dict(self):
-        return {name: tensor.full_tensor() for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
 
     def save(self, folder):
         # As safetensors, because what the writer by default says of its files is a pickle, which may run anything.
@@ -97,14 +99,16 @@ REFUSED = [
 ]
 
 
-def layers(model):
+def layers(model, sample):
     """The model's layers, which are sharded one by one; not those that a forward pass calls several times.
 
     ALBERT's layers share one set of parameters, and FSDP2 expects one backward pass of a layer for each forward pass:
-    such a layer is sharded with the whole model.
+    such a layer is sharded with the whole model. `sample` is what the model takes, of one sample.
     """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     calls = dict.fromkeys((layer for stack in stacks for layer in stack), 0)
+    if not calls:
+        return []
 
     def count(module, inputs):
         calls[module] += 1
@@ -112,7 +116,7 @@ def layers(model):
     hooks = [layer.register_forward_pre_hook(count) for layer in calls]
     model.eval()  # so that no random number is drawn
     with torch.no_grad():
-        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device))
+        model(**{name: tensor for name, tensor in sample.items() if name != "labels"})
     model.train()
     for hook in hooks:
         hook.remove()

@@ -75,18 +75,18 @@ class Strategy(ddp.Strategy):
             if self.options["weights"] == "bf16":
                 self.model.register_comm_hook(None, average_in_fp32)
 
-    def batch(self, tokens, ids, width):
+    def batch(self, samples, ids, width):
         if self.options["packed"] and self.varlen:
-            return self.to_device(packing.end_to_end(tokens, ids)) | {"longest": int(tokens.longest)}
+            return self.to_device(packing.end_to_end(samples, ids)) | {"longest": int(samples.longest)}
         if self.options["packed"]:
-            return self.to_device(packing.batch(tokens, ids, tokens.longest))
+            return self.to_device(packing.batch(samples, ids, samples.longest))
         if self.options["compile"] == "static":
             width = compiling.few_widths(width, self.module.config.max_position_embeddings)
         if self.options["resident"]:
             if self.resident is None:
-                self.resident = ResidentTokens(tokens, self.world.device)
+                self.resident = ResidentTokens(samples, self.world.device)
             return self.resident.batch(self.to_device({"ids": ids})["ids"], int(width))
-        return super().batch(tokens, ids, width)
+        return super().batch(samples, ids, width)
 
     def _has_varlen(self) -> bool:
         """Whether FlashAttention works on this device, in this precision."""

@@ -28,6 +28,7 @@ class Strategy:
         self.processes = self.hardware.processes  # how many there are
         self.precision = settings.precision
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
+        self.sample: dict[str, np.ndarray] = {}  # one of the training split, as its `batch` returns it
         self.notes: list[str] = []  # what a reader of the table must know about this row
 
     def start(self) -> World:
@@ -54,8 +55,8 @@ class Strategy:
         for step in range(replay.steps):
             for batch in replay.batches(step):
                 with self.autocast():
-                    logits = self.model(**batch.inputs).logits
-                loss = replay.loss(batch, logits)
+                    outputs = self.model(**batch.inputs)
+                loss = replay.loss(batch, outputs)
                 self.backward(loss, batch.last)
                 replay.trained(batch, loss)
             replay.gradients_ready(step)
@@ -64,9 +65,18 @@ class Strategy:
             replay.step_done(step)
         replay.end()
 
-    def batch(self, tokens, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        """Samples `ids` of `tokens` (data/tokens.py), padded to `width`: what the model takes, and `labels`."""
-        return self.to_device(tokens.batch(ids, width))
+    def batch(self, samples, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
+        """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
+        return self.inputs(samples.batch(ids, width))
+
+    def inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """What a split's `batch` returned, on this rank's device, and in the precision of the model's weights."""
+        tensors = self.to_device(arrays)
+        if self.precision == "fp64":
+            tensors = {
+                name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+            }
+        return tensors
 
     def to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Arrays as tensors on this rank's device. A GPU copies them while the host goes on."""

@@ -90,7 +90,7 @@ class Replaying(Trainer):
         return Batches(self.replay)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs).logits)
+        loss = self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs))
         self.replay.trained(inputs["batch"], loss)
         return loss
 

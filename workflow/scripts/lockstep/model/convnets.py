@@ -1,0 +1,77 @@
+"""Small convolutional networks for images: BasicNet of PyTorch's MNIST example, and a ResNet of three stages.
+
+They take pixel_values, float [n, channels, height, width], and return the scores of the classes, float [n, classes].
+"""
+
+import torch
+from torch import nn
+
+NAMES = {
+    "basicnet": "lockstep.model.convnets:BasicNet",
+    "basicnet_bn": "lockstep.model.convnets:BasicNetBN",
+    "resnet": "lockstep.model.convnets:ResNet",
+}
+
+
+class BasicNet(nn.Module):
+    """Two 3x3 convolutions of 32 and 64 channels, max pooling, and two linear layers; dropout of .25 and .5.
+
+    The network of PyTorch's MNIST example (examples/mnist, 2016): of 28 x 28 pixels come 9216 - 128 - 10.
+    """
+
+    normalisation: type[nn.Module] = nn.Identity
+
+    def __init__(self, channels: int, height: int, width: int, classes: int):
+        super().__init__()
+        flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+        if min(height, width) < 6:
+            raise ValueError(f"images of {height} x {width} pixels are too small; 6 x 6 is the least")
+        bias = self.normalisation is nn.Identity  # before a normalisation it would be taken away again
+        self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3, bias=bias), self.normalisation(32)
+        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, bias=bias), self.normalisation(64)
+        self.pool, self.dropout1 = nn.MaxPool2d(2), nn.Dropout(0.25)
+        self.fc1, self.dropout2, self.fc2 = nn.Linear(flat, 128), nn.Dropout(0.5), nn.Linear(128, classes)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm1(self.conv1(pixel_values)).relu()
+        hidden = self.norm2(self.conv2(hidden)).relu()
+        hidden = self.dropout1(self.pool(hidden)).flatten(1)
+        return self.fc2(self.dropout2(self.fc1(hidden).relu()))
+
+
+class BasicNetBN(BasicNet):
+    """The same with batch normalisation after each convolution (Ioffe and Szegedy 2015, arXiv:1502.03167)."""
+
+    normalisation = nn.BatchNorm2d
+
+
+class ResNet(nn.Module):
+    """ResNet-8 for small images: three stages of one residual block each, of 16, 32 and 64 channels.
+
+    The CIFAR networks of He et al. 2016 (arXiv:1512.03385, section 4.2), with n = 1.
+    """
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        self.begin = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.stages = nn.Sequential(Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2))
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stages(self.begin(pixel_values)).mean(dim=(2, 3)))
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.norm2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        self.shortcut = nn.Identity()
+        if stride > 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        inner = self.norm2(self.conv2(self.norm1(self.conv1(hidden)).relu()))
+        return (inner + self.shortcut(hidden)).relu()

@@ -1,0 +1,172 @@
+"""Models that are classes of PyTorch's and not of transformers': one's own (my_model.py:MyModel), and Lockstep's few.
+
+Stored, such a model is model.safetensors beside model.json, which names its class, what it was made with and the labels
+that it tells apart; and beside a copy of the file, if it is one's own. That file is run, as its user asked for by
+naming it; files that come with a model of the hub never are.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from lockstep.config.sections import OWN
+from lockstep.errors import BadInput, brief
+from lockstep.files import read_json, write_json
+
+ABOUT, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
+
+
+def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
+    """A new model of the class `name`, as my_model.py:MyModel or lockstep.model.convnets:BasicNet.
+
+    Of `sizes`, which the task knows of its data, its constructor gets those that it names. Raises BadInput where the
+    file or the class can't be used; the message has the error's own words, and its line.
+    """
+    file, cls = None, None
+    if match := OWN.fullmatch(name):
+        file = Path(match["file"])
+        cls = _class(file, match["name"], f"model.name: {name}")
+    else:
+        module, _, class_name = name.partition(":")
+        cls = getattr(importlib.import_module(module), class_name)
+    wants = inspect.signature(cls).parameters
+    unknown = [
+        parameter.name
+        for parameter in wants.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in sizes
+    ]
+    if unknown:
+        raise BadInput(
+            f"model.name: {name}: its constructor wants {', '.join(unknown)}, and this task gives"
+            f" {', '.join(sizes)}. Take those that you need by these names, and give others a default."
+        )
+    arguments = {key: value for key, value in sizes.items() if key in wants}
+    torch.manual_seed(seed)
+    try:
+        model = cls(**arguments)
+    except Exception as error:  # of the user's own code: anything
+        raise BadInput(f"model.name: {name} can't be made: {_at(error, file)}") from None
+    model.lockstep = {"class": name, "arguments": arguments}
+    if file:
+        model.lockstep |= {"class": match["name"], "code": file.read_text(encoding="utf-8")}
+    return model
+
+
+def require_scores(model: torch.nn.Module, inputs: dict, classes: int) -> None:
+    """Raises BadInput where what the model makes of `inputs`, those of one sample, is not a score for each class."""
+    name = model.lockstep["class"]
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(**inputs)
+    except Exception as error:  # of the user's own code: anything
+        given = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
+        raise BadInput(f"model.name: {name} fails on a sample ({given}): {_at(error, None)}") from None
+    model.train()
+    scores = getattr(outputs, "logits", outputs)
+    if not isinstance(scores, torch.Tensor) or scores.shape != (1, classes):
+        shape = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise BadInput(
+            f"model.name: {name} returns {shape} for one sample, and must return the scores of {classes} classes:"
+            f" a tensor [1, {classes}], or an object with one as its logits."
+        )
+
+
+def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
+    """Write a model that `initialise` or `build` made into `folder`."""
+    about = dict(model.lockstep)
+    if labels is not None:
+        about["labels"] = labels
+    code = about.pop("code", None)
+    if code is not None:
+        (folder / CODE).write_text(code, encoding="utf-8")
+        about["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    write_json(folder / ABOUT, about)
+    # Of each tensor a copy: safetensors takes none that share memory, as tied weights do.
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def build(folder: Path) -> torch.nn.Module:
+    """A model of the class and size stored in `folder`, with any weights."""
+    about = read_json(folder / ABOUT)
+    code = None
+    if "code_sha256" in about:
+        code = (folder / CODE).read_text(encoding="utf-8")
+        if hashlib.sha256(code.encode()).hexdigest() != about["code_sha256"]:
+            raise BadInput(f"{folder / CODE} has changed since the model was stored. Prepare the data again.")
+        cls = _class(folder / CODE, about["class"], str(folder))
+    else:
+        module, _, name = about["class"].partition(":")
+        if not module.startswith("lockstep.model."):
+            raise BadInput(f"{folder / ABOUT}: {about['class']} is no model of Lockstep's.")
+        cls = getattr(importlib.import_module(module), name)
+    model = cls(**about["arguments"])
+    model.lockstep = {key: about[key] for key in ("class", "arguments", "labels") if key in about}
+    if code is not None:
+        model.lockstep["code"] = code
+    return model
+
+
+def load(folder: Path) -> torch.nn.Module:
+    """The model stored in `folder`, on the CPU."""
+    model = build(folder)
+    try:
+        model.load_state_dict(load_file(folder / WEIGHTS), strict=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise BadInput(f"{folder}: can't be read as a model: {brief(error)}") from None
+    return model
+
+
+def is_stored(folder: Path) -> bool:
+    return (folder / ABOUT).is_file()
+
+
+def labels(folder: Path) -> list[str] | None:
+    return json.loads((folder / ABOUT).read_text(encoding="utf-8")).get("labels")
+
+
+def _class(file: Path, name: str, where: str) -> type:
+    """The class `name` of a Python file, which is run. Raises BadInput with its own error, at its line."""
+    if not file.is_file():
+        raise BadInput(f"{where}: {file} is no file. Name an existing one, as in my_model.py:MyModel.")
+    module_name = f"lockstep_own_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # as torch and pickle look a class up by it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # of the user's own code: anything
+        raise BadInput(f"{where}: {file} can't be imported: {_at(error, file)}") from None
+    cls = getattr(module, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+        classes = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == module_name
+        ]
+        has = f"it has {', '.join(classes)}" if classes else "it has none"
+        raise BadInput(f"{where}: {file} has no class {name} that is a torch.nn.Module; {has}.")
+    return cls
+
+
+def _at(error: Exception, file: Path | None) -> str:
+    """An error's own words, with the line of `file` at which it was raised."""
+    line = None
+    if isinstance(error, SyntaxError):
+        line = error.lineno
+    elif file:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+        line = lines[-1] if lines else None
+    said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else brief(error)}"
+    return f"line {line}: {said}" if line else said

@@ -1,0 +1,102 @@
+"""Pretrained models of transformers: fetched from the hub or read from a folder, with a head for the task at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+from lockstep.errors import BadInput, brief
+from lockstep.model.models import LOCAL, require_weights
+
+if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+    from lockstep.config.sections import Model
+
+# What is fetched of a model: configuration and tokenizer, then weights in the better of the two formats that it has.
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+WEIGHTS = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
+
+
+def load(auto: type, model: Model, notes: list[str] | None, labels: list[str] | None = None) -> torch.nn.Module:
+    """The pretrained model, by one of transformers' classes for a task (`auto`, as AutoModelForSequenceClassification).
+
+    With `labels`, under a head for them: the one that it has is kept where it has as many classes; where not, `notes`
+    is told. Raises BadInput where the model can't be had, or its files don't belong together.
+    """
+    folder, heads = _with_weights(model), {}
+    if labels is not None:
+        heads = {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {name: number for number, name in enumerate(labels)},
+        }
+    with explained(model):
+        pretrained, report = auto.from_pretrained(
+            folder,
+            **LOCAL,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **heads,
+        )
+    others = {name: shape for name, shape, _ in report["mismatched_keys"]}
+    if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
+        raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+    _require_body(pretrained, report["missing_keys"], model.name, notes)
+    if others and labels is not None and notes is not None:
+        classes = next(iter(others.values()))[0]
+        said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
+        notes.append(f"{said}: a new head replaces it")
+    return pretrained
+
+
+def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[str] | None) -> None:
+    """Raises BadInput where a weights file held nothing of the model below its head; notes what else was not in it.
+
+    transformers draws at random what a file lacks, and only warns.
+    """
+    body = [key for key, _ in pretrained.named_parameters() if key.startswith(f"{pretrained.base_model_prefix}.")]
+    absent = [key for key in body if key in missing]
+    if body and absent == body:
+        raise BadInput(
+            f"model.name: {name}: its weights file holds no {body[0]}, nor any other weight of the model in its"
+            " config.json. Name a model whose files belong together."
+        )
+    if absent and notes is not None:
+        others = f" and {len(absent) - 1} more of {len(body)} weights" if absent[1:] else ""
+        notes.append(f"{name} holds no {absent[0]}{others}: new ones take their place")
+
+
+def folder_of(model: Model, patterns: list[str]) -> Path:
+    """Where a pretrained model's files of these patterns are: in its own folder, or in the hub's cache.
+
+    Whatever transformers is to read lies in a folder then. Left to fetch by itself it would ask for a file after the
+    other, and have a service of the hub's convert a model that has no safetensors, to fetch that one as well.
+    """
+    if Path(model.name).is_dir():
+        return Path(model.name)
+    from lockstep.data import hub
+
+    return hub.fetch_model(model.name, model.revision, patterns)
+
+
+def _with_weights(model: Model) -> Path:
+    folder = folder_of(model, [*SMALL, *WEIGHTS[0]])
+    if not any(folder.glob("*.safetensors")):
+        folder = folder_of(model, [*SMALL, *WEIGHTS[1]])
+    require_weights(folder, f"model.name: {model.name}")
+    return folder
+
+
+@contextlib.contextmanager
+def explained(model: Model):
+    """What transformers says where a model can't be had, in one line."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        at = f" at revision {model.revision}" if model.revision else ""
+        raise BadInput(f"model.name: {model.name}{at} can't be loaded: {brief(error)}") from None

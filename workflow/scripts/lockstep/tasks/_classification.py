@@ -1,0 +1,154 @@
+"""What all tasks of classification share: one label for each sample."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from lockstep import paths
+from lockstep.config.sections import Predict
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_json, write_csv, write_json, write_text
+from lockstep.model import models
+from lockstep.tasks import _task
+
+BATCH = 64  # of a test
+
+
+class Task(_task.Task):
+    METRICS = ("macro_f1", "accuracy", "loss")
+
+    class_weights: np.ndarray | None = None  # float64 [labels], where not all count alike
+
+    def weights(self, samples):
+        asked = self.train.class_weights
+        if asked is None:
+            return super().weights(samples)
+        counts = np.bincount(samples.labels)
+        if asked == "balanced":
+            self.class_weights = len(samples) / (len(counts) * np.maximum(counts, 1))
+        elif len(asked) < len(counts):
+            raise RunFailed(f"train.class_weights: has {len(asked)} numbers, and the data has {len(counts)} labels")
+        else:
+            self.class_weights = np.array(asked, dtype=np.float64)
+        return self.class_weights[samples.labels]
+
+    def columns(self, split: Path) -> dict[str, list]:
+        """What people know a split's samples by: columns of predictions.csv, of one value a sample."""
+        raise NotImplementedError
+
+    def loss(self, module, outputs, labels, dtype):
+        own = getattr(module, "loss", None)
+        if own is None:
+            scores, weight = logits(outputs).to(dtype), None
+            if self.class_weights is not None:
+                weight = torch.zeros(scores.shape[1], dtype=dtype)
+                weight[: len(self.class_weights)] = torch.from_numpy(self.class_weights)
+                weight = weight.to(scores.device)
+            smoothing = self.train.label_smoothing if self.train else 0.0
+            return cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=smoothing)
+        if self.class_weights is not None or self.train.label_smoothing:
+            raise RunFailed(
+                f"{type(module).__name__} has a loss of its own, to which train.class_weights and label_smoothing mean"
+                " nothing; leave them out"
+            )
+        loss = own(outputs, labels)
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise RunFailed(
+                f"{type(module).__name__}.loss must return the mean loss of the batch, a scalar; not {shape}"
+            )
+        return loss.to(dtype) * len(labels)
+
+    def results(self, outputs, labels):
+        return logits(outputs).float()
+
+    def scores(self, results, samples):
+        labels = torch.from_numpy(samples.labels)
+        predicted = results.argmax(dim=1)
+        return {
+            "loss": cross_entropy(results, labels).item(),
+            "accuracy": (predicted == labels).double().mean().item(),
+            "macro_f1": macro_f1(labels, predicted, results.shape[1]),
+        }
+
+    def samples_of(self, folder: Path, inputs: list) -> _task.Samples:
+        """Inputs as the converted model in `folder` takes them; their labels, which nobody knows, are 0."""
+        raise NotImplementedError
+
+    def predict(self, folder, model, inputs):
+        names = models.labels(folder)
+        chances = probabilities(model, self.samples_of(folder, inputs))
+        return [(names[row.argmax()], float(row.max())) for row in chances]
+
+    def held_out(self, wanted: Predict, numbers: np.ndarray, data: Path) -> list[tuple[int, str]]:
+        """Samples of the test split, whose labels are `numbers`, by the section `predict`: (position, label) each."""
+        labels = read_json(data / paths.ABOUT_DATA)["labels"]
+        if wanted.label is not None and wanted.label not in labels:
+            raise BadInput(f"predict.label: {wanted.label!r} is not one of {', '.join(labels)}.")
+        places = np.arange(len(numbers))
+        if wanted.label is not None:
+            places = np.flatnonzero(numbers == labels.index(wanted.label))
+        chosen = places[np.random.default_rng(wanted.seed).permutation(len(places))[: wanted.count]]
+        return [(int(place), labels[numbers[place]]) for place in chosen]
+
+    def test(self, model, data, folder):
+        from sklearn.metrics import classification_report, confusion_matrix
+
+        split = paths.split_folder(data, "test")
+        samples, names = self.load(split), read_json(data / paths.ABOUT_DATA)["labels"]
+        chances = probabilities(model, samples)
+        predicted, numbers = chances.argmax(axis=1), range(len(names))
+        report = {"labels": numbers, "target_names": names, "zero_division": 0, "digits": 4}
+        by_class = classification_report(samples.labels, predicted, output_dict=True, **report)
+        scores = {
+            "labels": names,
+            "support": len(samples),
+            "accuracy": float((predicted == samples.labels).mean()),
+            "macro_f1": by_class["macro avg"]["f1-score"],
+            "by_class": by_class,
+            "confusion_matrix": confusion_matrix(samples.labels, predicted, labels=numbers).tolist(),
+        }
+        write_text(folder / paths.TEST_TEXT, classification_report(samples.labels, predicted, **report))
+        known = self.columns(split)
+        write_csv(
+            folder / paths.TEST_PREDICTIONS,
+            [*known, "truth", "predicted", *(f"p_{name}" for name in names)],
+            (
+                [*about, names[truth], names[guess], *(f"{chance:.6f}" for chance in chances_of_one)]
+                for *about, truth, guess, chances_of_one in zip(
+                    *known.values(), samples.labels, predicted, chances, strict=True
+                )
+            ),
+        )
+        write_json(folder / paths.TEST_REPORT, scores)
+        return scores
+
+
+def logits(outputs) -> torch.Tensor:
+    """A classifier's scores, [n, labels]: what it returned, or its field of that name, as transformers has it."""
+    return getattr(outputs, "logits", outputs)
+
+
+def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:
+    """Each label's probability for every sample, each once, in order: float32 [n, labels]."""
+    device, parts, order = next(model.parameters()).device, [], []
+    with torch.inference_mode():
+        for ids in samples.batches(BATCH):
+            batch = samples.batch(ids, int(samples.lengths[ids].max()))
+            inputs = {name: torch.from_numpy(array).to(device) for name, array in batch.items() if name != "labels"}
+            parts.append(logits(model(**inputs)).float().softmax(dim=1).cpu().numpy())
+            order.append(ids)
+    return np.concatenate(parts)[np.argsort(np.concatenate(order))]
+
+
+def macro_f1(labels: torch.Tensor, predicted: torch.Tensor, classes: int) -> float:
+    """The mean over classes of 2 * hits / (truths + guesses), 0 for a class with neither; labels and predicted: [n].
+
+    The report's figure is scikit-learn's; importing that would cost every rank over a second.
+    """
+    hits, truths, guesses = (
+        part.bincount(minlength=classes) for part in (labels[labels == predicted], labels, predicted)
+    )
+    return (2 * hits / (truths + guesses).clamp(min=1)).mean().item()

@@ -1,0 +1,111 @@
+"""What every task answers. Strategies, the ranks and the report ask these questions, and nothing else, of a task.
+
+A task is a file in this folder, found by its name (config/registry.py), with a class `Task` that answers them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from lockstep import paths
+from lockstep.config.sections import Predict, Train
+from lockstep.model import models
+
+if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+    from lockstep.config.configuration import Config
+
+
+class Samples(Protocol):
+    """A prepared split, memory-mapped. Samples are numbered from 0."""
+
+    lengths: np.ndarray  # int64 [n], how long each is: by it the plan makes batches; 1 where all are alike
+
+    def __len__(self) -> int: ...
+
+    def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
+        """Samples `ids`, padded to `width`: what the model takes by name, and its `labels`; [len(ids), ...] each."""
+
+    def batches(self, size: int) -> list[np.ndarray]:
+        """All ids, in batches of at most `size`: for evaluation, where order does not matter."""
+
+
+class Task:
+    """The base of all tasks. Made once in each process that trains or tests; `train` is what a row trains with."""
+
+    UNIT = "samples"  # what people call them
+    INPUT = "input"  # what they call what is predicted, and how it is given to predict.py
+    EXAMPLE = ""
+
+    def __init__(self, train: Train | None = None):
+        self.train = train
+
+    # Once, before any strategy.
+
+    def prepare(self, config: Config, downloads: Path, work: Path, made: Path) -> dict:
+        """Read and split the data, and write into `made` the splits (paths.DATASET), the initial model
+        (paths.WEIGHTS), and whatever the model needs to take an input.
+
+        Downloads are kept in `downloads`; `work` is for what is not. Returns the summary of data.json. Raises BadInput.
+        """
+        raise NotImplementedError
+
+    # In every rank.
+
+    def load(self, split: Path) -> Samples:
+        """The split stored in a folder, as in results/data/dataset/train."""
+        raise NotImplementedError
+
+    def weights(self, samples: Samples) -> np.ndarray:
+        """What each sample counts in the mean loss: float64 [n]."""
+        return np.ones(len(samples))
+
+    def loss(self, module: torch.nn.Module, outputs, labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The sum of a batch's losses, each times what its sample counts; a scalar of type `dtype`.
+
+        outputs: what the model, whose plain module is `module`, returned. A model of one's own may bring its own loss.
+        """
+        raise NotImplementedError
+
+    def results(self, outputs, labels: torch.Tensor) -> torch.Tensor:
+        """What `scores` needs of a batch in evaluation: float32 [n, any]."""
+        raise NotImplementedError
+
+    def scores(self, results: torch.Tensor, samples: Samples) -> dict[str, float]:
+        """The figures of a split: its `loss`, and those by which a checkpoint may be chosen.
+
+        results: those of every sample, each once, in order, on the CPU: float32 [n, any].
+        """
+        raise NotImplementedError
+
+    # Afterwards.
+
+    def convert(self, state: dict[str, torch.Tensor], data: Path, folder: Path) -> None:
+        """Write a trained model, as one that stands by itself, into the empty `folder`.
+
+        state: its weights under their plain names. data: the folder of prepared data.
+        """
+        model = models.build(data / paths.WEIGHTS)
+        model.load_state_dict(state, strict=True)
+        models.save(model, folder)
+
+    def given(self, inputs: list[str]) -> list[tuple[str, str, object]]:
+        """What a user gives on the command line, as `choose` returns it. Raises BadInput."""
+        raise NotImplementedError
+
+    def choose(self, wanted: Predict, data: Path) -> list[tuple[str, str, object]]:
+        """Inputs to predict, by the section `predict`: how each is shown, its truth ("" where that is not known), and
+        the input itself. Raises BadInput."""
+        raise NotImplementedError
+
+    def predict(self, folder: Path, model: torch.nn.Module, inputs: list) -> list[tuple[str, float]]:
+        """What the converted model in `folder` says of inputs, and by which probability."""
+        raise NotImplementedError
+
+    def test(self, model: torch.nn.Module, data: Path, folder: Path) -> dict:
+        """Test a converted model on the test split, write test/report.txt, .json and predictions.csv into a run's
+        `folder`, and return the scores: `support`, and by name what the table shows."""
+        raise NotImplementedError

@@ -1,0 +1,115 @@
+"""image-classification: a label for each image. A small convolutional network, one of transformers', or one's own.
+
+Images are decoded once and memory-mapped; a batch's pixels are normalised as it is made. Such a model takes
+pixel_values, float [n, channels, height, width], and returns the scores of the labels, float [n, labels].
+"""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lockstep import paths
+from lockstep.data import images
+from lockstep.errors import BadInput
+from lockstep.files import atomic_folder, read_json
+from lockstep.model import convnets, models, own
+from lockstep.tasks import _classification
+
+MODELS = ("basicnet", "basicnet_bn", "resnet")
+
+
+class Task(_classification.Task):
+    UNIT, INPUT, EXAMPLE = "images", "image", "as in --image my.png"
+
+    def prepare(self, config, downloads, work, made):
+        from lockstep.data import prepare
+
+        notes: list[str] = []
+        source, rows = images.read(config.data, downloads, notes)
+        written = images.Written(rows, work / "pixels")
+        if not written.names:
+            raise BadInput(f"{source}: holds no images.")
+        numbers, parts, summary = prepare.divide(
+            written.digests,
+            written.codes,
+            written.known,
+            lambda at: f"image {written.names[at]}",
+            config.data,
+            source,
+            notes,
+            "image",
+            written.tests if written.tests.any() else None,
+        )
+        with atomic_folder(made / paths.DATASET) as temporary:
+            summary |= images.store(written, numbers, parts, config.data, temporary)
+        channels, height, width = written.shape
+        model, shape = self._initial(config, summary["labels"], channels, height, width, notes)
+        with atomic_folder(made / paths.WEIGHTS) as temporary:
+            models.save(model, temporary, summary["labels"])
+        return summary | {"shape": asdict(shape), "inputs": f"images of {width} x {height} pixels, {channels} channels"}
+
+    @staticmethod
+    def _initial(config, labels: list[str], channels: int, height: int, width: int, notes: list[str]):
+        """The model with its initial weights, and how much work it is."""
+        from lockstep.model import metrics, pretrained
+
+        name = "basicnet" if config.model.name == "scratch" else config.model.name
+        inputs = {"pixel_values": torch.zeros(1, channels, height, width)}
+        if name in MODELS or config.model.file:
+            sizes = {"channels": channels, "height": height, "width": width, "classes": len(labels)}
+            model = own.initialise(convnets.NAMES.get(name, name), sizes, config.train.seed)
+            own.require_scores(model, inputs, len(labels))
+        else:
+            from transformers import AutoModelForImageClassification
+
+            torch.manual_seed(config.train.seed)
+            model = pretrained.load(AutoModelForImageClassification, config.model, notes, labels)
+            try:
+                with torch.no_grad():
+                    model.eval()(**inputs)
+            except (RuntimeError, ValueError) as error:
+                raise BadInput(
+                    f"model.name: {name} can't take images of {width} x {height} pixels in {channels} channels"
+                    f" ({' '.join(str(error).split())}). Set data.image_size to what it was made for."
+                ) from None
+        return model, metrics.Shape.counted(model, inputs)
+
+    def load(self, split):
+        return images.Images.load(split)
+
+    def columns(self, split):
+        return {"image": np.load(split / images.NAMES, allow_pickle=False).tolist()}
+
+    def convert(self, state, data, folder):
+        super().convert(state, data, folder)
+        shutil.copyfile(data / paths.DATASET / images.ABOUT, folder / images.ABOUT)
+
+    def given(self, inputs):
+        return [(file, "", Path(file)) for file in inputs]
+
+    def choose(self, wanted, data):
+        if wanted.texts or wanted.file:
+            raise BadInput("predict.texts, predict.file: this task predicts images. Leave them out: held-out ones are.")
+        split = paths.split_folder(data, "test")
+        samples, names = self.load(split), self.columns(split)["image"]
+        chosen = self.held_out(wanted, samples.labels, data)
+        return [(names[at], truth, np.asarray(samples.pixels[at])) for at, truth in chosen]
+
+    def samples_of(self, folder, inputs):
+        about = read_json(folder / images.ABOUT)
+        shape = tuple(about["shape"])
+        pixels = [
+            images.decode_file(thing, about["image_size"], shape[0]) if isinstance(thing, Path) else thing
+            for thing in inputs
+        ]
+        for thing, image in zip(inputs, pixels, strict=True):
+            if image.shape != shape:
+                raise BadInput(
+                    f"{thing}: is {image.shape[2]} x {image.shape[1]} pixels, and the model was trained on"
+                    f" {shape[2]} x {shape[1]}. Resize it."
+                )
+        unknown = np.zeros(len(inputs), dtype=np.int64)
+        return images.Images(np.stack(pixels), unknown, about["mean"], about["std"])

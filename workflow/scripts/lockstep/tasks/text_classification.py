@@ -1,0 +1,107 @@
+"""text-classification: a label for each text. A small new BERT, a pretrained encoder, or a model of one's own.
+
+Texts are tokenised once; batches are padded to their longest text. Such a model takes input_ids and attention_mask,
+int64 [n, tokens], and returns the scores of the labels, float [n, labels].
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import paths
+from lockstep.data.tokens import Tokens, table
+from lockstep.errors import BadInput
+from lockstep.files import atomic_folder
+from lockstep.model import models, own
+from lockstep.tasks import _classification
+
+EMBEDDED = ("resources/corpus.yaml",)
+
+
+class Task(_classification.Task):
+    UNIT, INPUT, EXAMPLE = "texts", "text", 'as in --text "今天真开心"'
+
+    def prepare(self, config, downloads, work, made):
+        from lockstep.data import prepare
+        from lockstep.model import encoders, metrics
+
+        splits, summary = prepare.split(config.data, downloads, work)
+        longest, labels = config.data.max_length, summary["labels"]
+        tokenizer = encoders.make_tokenizer(config.model, prepare.texts(splits["train"]), longest)
+        pad_id = tokenizer.pad_token_id or 0
+        if config.model.file:
+            sizes = {"vocab_size": len(tokenizer), "classes": len(labels), "max_length": longest, "pad_id": pad_id}
+            model = own.initialise(config.model.name, sizes, config.train.seed)
+            tokens = torch_ids(longest)
+            own.require_scores(model, tokens, len(labels))
+            shape = metrics.Shape.counted(model, tokens, longest)
+        else:
+            model = encoders.initialise(config.model, tokenizer, labels, longest, config.train.seed, summary["notes"])
+            shape = metrics.Shape.of(model)
+        with atomic_folder(made / paths.DATASET) as temporary:
+            summary |= prepare.store(splits, tokenizer, temporary)
+        with atomic_folder(made / paths.TOKENIZER) as temporary:
+            tokenizer.save_pretrained(temporary)
+        with atomic_folder(made / paths.WEIGHTS) as temporary:
+            models.save(model, temporary, labels)
+        vocabulary = f"{len(tokenizer):,} tokens in the vocabulary"
+        return summary | {"pad_id": pad_id, "shape": asdict(shape), "inputs": vocabulary}
+
+    def load(self, split):
+        return Tokens.load(split)
+
+    def columns(self, split):
+        columns = table(split)
+        return {name: columns[name].to_pylist() for name in ("row", "text")}
+
+    def convert(self, state, data, folder):
+        from transformers import AutoTokenizer
+
+        super().convert(state, data, folder)
+        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(folder)
+
+    def given(self, inputs):
+        if any(not text.strip() for text in inputs):
+            raise BadInput("--text: the text is empty.")
+        return [(text, "", text) for text in inputs]
+
+    def choose(self, wanted, data):
+        if wanted.file:
+            return [(text, "", text) for text in lines_of(Path(wanted.file))]
+        if wanted.texts:
+            return [(text, "", text) for text in wanted.texts]
+        columns = table(paths.split_folder(data, "test"))
+        texts, numbers = columns["text"].to_pylist(), columns["label"].to_numpy()
+        return [(texts[at], truth, texts[at]) for at, truth in self.held_out(wanted, numbers, data)]
+
+    def samples_of(self, folder, inputs):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, **models.LOCAL)
+        token_ids = tokenizer(inputs, truncation=True)["input_ids"]
+        lengths = np.array([len(ids) for ids in token_ids])
+        unknown = np.zeros(len(inputs), dtype=np.int64)
+        return Tokens(np.concatenate(token_ids), lengths, unknown, tokenizer.pad_token_id or 0)
+
+
+def torch_ids(length: int) -> dict:
+    """The inputs of one text of so many tokens."""
+    import torch
+
+    return {
+        "input_ids": torch.zeros(1, length, dtype=torch.int64),
+        "attention_mask": torch.ones(1, length, dtype=torch.int64),
+    }
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of a text file that are not empty. Raises BadInput where there is none."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"predict.file: {file} can't be read as UTF-8 text: {error}") from None
+    texts = [line.strip() for line in lines if line.strip()]
+    if not texts:
+        raise BadInput(f"predict.file: {file} holds no text. Give it one text a line.")
+    return texts
