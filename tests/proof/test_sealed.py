@@ -32,8 +32,6 @@ def script(run_script):
     seal(RUN / "native", {"weights": models.hash_weights(state)})
     about = {"task": "text-classification", "strategy": "single", "data": "results/data"}
     (RUN / "settings.json").write_text(json.dumps(about))
-        json.dumps({"task": "text-classification", "strategy": "single", "data": "results/data"})
-    )
     code, _, said = run_script("convert", str(RUN))
     assert code == 0, said
     return run_script
