@@ -1,6 +1,6 @@
 """Prove that rows train the same model as single: hold a few steps of both side by side, and print the verdicts.
 
-Exit code 1 where a row is not proven: it is unequal, or its trial failed.
+Exit code 1 where a row is not proven: it is unequal, though not by its nature, or its trial failed.
 """
 
 from lockstep import cli
@@ -45,7 +45,11 @@ def main() -> int:
                 print(f"failed: {error}", flush=True)
         verdicts[name] = parity.read(config, config.rows[name], arguments.results)
     print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()])
-    wrong = [name for name, verdict in verdicts.items() if verdict and verdict["proof"] in ("unequal", "failed")]
+    unproven = {name: each for name, each in verdicts.items() if each and each["proof"] in ("unequal", "failed")}
+    for name, verdict in unproven.items():
+        if verdict.get("by_nature"):
+            print(f"{name} trains another model, by its nature: {verdict['by_nature']}")
+    wrong = [name for name, verdict in unproven.items() if not verdict.get("by_nature")]
     if wrong:
         print(f"not proven to train the same model as single: {', '.join(wrong)}")
     return bool(wrong) and not arguments.exit_zero

@@ -2,6 +2,7 @@
 
 from lockstep import cli, paths
 from lockstep.report import headline, page
+from lockstep.report.gallery import galleries
 from lockstep.report.summary import gather
 from lockstep.run import journal
 from lockstep.terminal import print_table
@@ -11,7 +12,7 @@ def main() -> None:
     arguments = cli.parser(__doc__).parse_args()
     config, folder = cli.configuration(arguments, finished=True), paths.report_folder(arguments.results)
     summary = gather(config, arguments.results)
-    page.write(summary, folder, paths.predictions_file(arguments.results))
+    page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
     print_table(*page.plain(summary.rows))
     for row in summary.rows:

@@ -29,6 +29,7 @@ class Settings:
     dropout: float | None = None  # for every dropout layer; None leaves them as the model has them
     profile: Profile | None = None
     config_hash: str = ""
+    order: str = ""  # in which a batch's samples are trained: as planned, reversed, or rotated by half of them
     weights_times: float = 1  # a factor for the initial weights, which only a trial's variations change
 
     @classmethod

@@ -6,6 +6,7 @@ A source yields (name, pixels, label, part): pixels are uint8 [channels, height,
 
 import gzip
 import hashlib
+import io
 import itertools
 import struct
 import zlib
@@ -299,3 +300,13 @@ def _statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
     mean = counts @ values / total
     std = np.sqrt(counts @ values**2 / total - mean**2)
     return mean.tolist(), np.where(std > 0, std, 1.0).tolist()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A stored image, uint8 [channels, height, width], as a PNG file."""
+    from PIL import Image as Picture
+
+    stream = io.BytesIO()
+    shown = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    Picture.fromarray(shown).save(stream, format="PNG", optimize=True)
+    return stream.getvalue()

@@ -13,10 +13,9 @@ import torch
 
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
-from lockstep.model import lean, own
+from lockstep.model import batch_norm, lean, own
 
 DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
-BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm  # likewise
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
@@ -150,7 +149,7 @@ def dropouts(model: torch.nn.Module) -> list[float]:
 
 def has_batch_statistics(model: torch.nn.Module) -> bool:
     """Whether what the model makes of a sample depends on the others of its batch, as batch normalisation does."""
-    return any(isinstance(module, BATCH_NORM) for module in model.modules())
+    return any(batch_norm.depends_on_batch(module) for module in model.modules())
 
 
 def has_changing_buffers(model: torch.nn.Module) -> bool:

@@ -108,7 +108,7 @@ def build(folder: Path) -> torch.nn.Module:
         cls = _class(folder / CODE, about["class"], str(folder))
     else:
         module, _, name = about["class"].partition(":")
-        if not module.startswith("lockstep.model."):
+        if not module.startswith("lockstep."):
             raise BadInput(f"{folder / ABOUT}: {about['class']} is no model of Lockstep's.")
         cls = getattr(importlib.import_module(module), name)
     model = cls(**about["arguments"])
@@ -141,7 +141,7 @@ def _class(file: Path, name: str, where: str) -> type:
     if not file.is_file():
         raise BadInput(f"{where}: {file} is no file. Name an existing one, as in my_model.py:MyModel.")
     module_name = f"lockstep_own_{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    spec = importlib.util.spec_from_file_location(module_name, file.resolve())
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # as torch and pickle look a class up by it
     try:
@@ -166,7 +166,11 @@ def _at(error: Exception, file: Path | None) -> str:
     if isinstance(error, SyntaxError):
         line = error.lineno
     elif file:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename) == file.resolve()
+        ]
         line = lines[-1] if lines else None
     said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else brief(error)}"
     return f"line {line}: {said}" if line else said

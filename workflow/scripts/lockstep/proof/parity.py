@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, Config
+from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
@@ -83,9 +83,8 @@ def _prove_reference(config: Config, trial: Row, precision: str, results: Path) 
     folder = _run(config, trial, results)
     own, start = Trained.of(folder), _start(results)
     distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
-    orders, mistakes = (
-        {name: distances[name] for name in names if name in distances} for names in (OTHER_ORDERS, MISTAKES)
-    )
+    others = REORDERED if _has_batch_statistics(results) else OTHER_ORDERS
+    orders, mistakes = ({name: distances[name] for name in names if name in distances} for names in (others, MISTAKES))
     for name in trial.variations:
         shutil.rmtree(folder / name)
     verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
@@ -130,6 +129,8 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
         verdict |= compare(row, folder, references, _start(results))
+        if verdict["proof"] == "unequal" and _has_batch_statistics(results) and (why := batches_apart(trial)):
+            verdict |= {"by_nature": why, "reason": f"{why}: {verdict['reason']}"}
         (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
     write_json(folder / paths.VERDICT, verdict)
@@ -166,6 +167,20 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
     return verdict | {"proof": proof, "reason": "; ".join(reasons)}
 
 
+def batches_apart(trial: Row) -> str:
+    """Why batch normalisation makes this row train another model than one process does, by its nature; else empty."""
+    if trial.train.accumulation > 1:
+        return "batch normalisation takes its statistics over a micro-batch"
+    if trial.hardware.devices > 1 and not trial.options.get("sync_batchnorm"):
+        mend = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
+        return f"batch normalisation takes its statistics over each device's share of the batch{mend}"
+    return ""
+
+
+def _has_batch_statistics(results: Path) -> bool:
+    return read_json(paths.data_file(results))["batch_statistics"]
+
+
 def _below_mildest(distances: Distances, measured: dict) -> float:
     """How many times further away than the row the mildest mistake is, by the kind of distance that shows it best.
 
@@ -194,7 +209,11 @@ class Trained:
 
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
         """How far `other` is from this one, the reference; both began with the weights `start`."""
-        names = [name for name in self.weights if not name.endswith(WITHOUT_GRADIENT)]
+        names = [
+            name
+            for name, weight in self.weights.items()
+            if weight.is_floating_point() and not name.endswith(WITHOUT_GRADIENT)
+        ]
         most, difference, movement = 0.0, 0.0, 0.0
         for name in names:  # one by one: three copies of a large model in float64 would not fit
             reference = self.weights[name].double()

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
-from lockstep.model import models
+from lockstep.model import batch_norm, models
 from lockstep.model.optimizer import BETAS, EPS
 from lockstep.strategies.single import Strategy
 
@@ -39,6 +39,9 @@ def check(strategy: Strategy, asked: Settings) -> dict:
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     actual |= {key: value for key, value in live["options"].items() if key in flat}
+    if models.has_batch_statistics(strategy.module) and strategy.world.size > 1:
+        wanted["sync_batchnorm"] = asked.options.get("sync_batchnorm", False)
+        actual["sync_batchnorm"] = batch_norm.is_synchronised(strategy.module)
     if "broadcast_buffers" in live["options"]:
         wanted["broadcast_buffers"] = models.has_changing_buffers(strategy.module)
         actual["broadcast_buffers"] = live["options"]["broadcast_buffers"]

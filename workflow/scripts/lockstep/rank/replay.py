@@ -49,12 +49,17 @@ class Replay:
         """This rank's share of the step, in micro-batches."""
         world = self.session.strategy.world
         parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train.accumulation)
-        for number, ids in enumerate(parts, 1):
+        for number, ids in enumerate(map(self._ordered, parts), 1):
             if self.session.profiler:
                 self.session.profiler.mark("data")
             tensors = self.session.strategy.batch(self.samples, ids, self.plan.widths[step])
             labels = tensors.pop("labels")
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
+
+    def _ordered(self, ids: np.ndarray) -> np.ndarray:
+        """The samples of a batch in the order in which the proof's reference wants them; as they are otherwise."""
+        order = self.session.settings.order
+        return ids[::-1].copy() if order == "reversed" else np.roll(ids, len(ids) // 2) if order == "rotated" else ids
 
     def loss(self, batch: Batch, outputs) -> torch.Tensor:
         """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.

@@ -163,6 +163,7 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     clock.part("model")
     plan, samples = Plan.load(Path(settings.plan_file)), session.task.load(paths.split_folder(data, "train"))
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
+    model = strategy.synchronised(model)
     strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
     clock.part("wrap")
     dev_split = DevSplit(session, plan, session.task.load(paths.split_folder(data, "dev")))

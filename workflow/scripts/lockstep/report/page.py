@@ -154,8 +154,11 @@ def published(rows: list[dict]) -> list[dict]:
     ]
 
 
-def write(summary: Summary, folder: Path, predictions: Path) -> None:
-    """Write everything into `folder`; `predictions` is the CSV file of the same texts through every model."""
+def write(summary: Summary, folder: Path, predictions: Path, galleries: list | None = None) -> None:
+    """Write everything into `folder`.
+
+    `predictions` is the CSV file of the same samples through every model; `galleries` are those of report/gallery.py.
+    """
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / paths.PLOTS)
     write_text(folder / paths.TABLE, pd.DataFrame(summary.rows, columns=COLUMNS).to_csv(index=False))
@@ -178,6 +181,7 @@ def write(summary: Summary, folder: Path, predictions: Path) -> None:
         "caption": _caption(summary),
         "made": _made(summary),
         "predictions": texts,
+        "galleries": galleries or [],
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],

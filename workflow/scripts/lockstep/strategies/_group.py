@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config.hardware import Hardware, World
+from lockstep.model import batch_norm
 from lockstep.strategies import single
 
 
@@ -27,6 +28,13 @@ class Strategy(single.Strategy):
         dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
+
+    def synchronised(self, model):
+        if not self.options.get("sync_batchnorm") or not self.joins_group():
+            return model
+        if self.world.device.type == "cuda":
+            return batch_norm.synchronised(model, torch.nn.SyncBatchNorm.convert_sync_batchnorm)
+        return batch_norm.synchronised(model, batch_norm.shared(sum_over_ranks))
 
     def all_gather(self, tensor):
         if not self.joins_group():
@@ -55,3 +63,10 @@ def own_device(hardware: Hardware, local_rank: int) -> torch.device:
     os.environ["LOCAL_RANK"] = str(device.index)
     torch.cuda.set_device(device)
     return device
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' tensors, on each; gradients are summed likewise."""
+    from torch.distributed.nn.functional import all_reduce
+
+    return all_reduce(tensor)

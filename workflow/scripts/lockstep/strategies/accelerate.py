@@ -103,7 +103,7 @@ class Strategy(ddp.Strategy):
         return load_file(folder / "model.safetensors")
 
 
-INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
+INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 OPTIONS = {
     "launcher": {
         "enum": ["accelerate", "torchrun"],

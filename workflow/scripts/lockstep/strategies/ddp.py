@@ -10,7 +10,6 @@ On a CPU: gloo in place of NCCL; it takes cycles from the cores that compute, so
 
 import contextlib
 
-import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -32,8 +31,6 @@ class Strategy(_group.Strategy):
         self.options = {name: option["default"] for name, option in OPTIONS.items()} | self.options
 
     def wrap(self):
-        if self.options["sync_batchnorm"]:
-            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.model = DistributedDataParallel(
             self.model,
             gradient_as_bucket_view=self.options["gradient_as_bucket_view"],
@@ -112,7 +109,8 @@ OPTIONS = {
     "sync_batchnorm": {
         "type": "boolean",
         "default": False,
-        "description": "convert BatchNorm layers to SyncBatchNorm, which takes its statistics over all ranks",
+        "description": "batch normalisation takes its statistics over all ranks: PyTorch's SyncBatchNorm on GPUs,"
+        " Lockstep's own on a CPU",
     },
 }
 LOSSY = [
@@ -120,7 +118,6 @@ LOSSY = [
 ]
 REFUSED = [
     ({"hook": ["bf16"], "backend": ["gloo"]}, "gloo can't sum bf16; take hook: fp16"),
-    ({"sync_batchnorm": [True], "device": ["cpu"]}, "PyTorch's SyncBatchNorm works on GPUs only"),
     ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
 ]
 

@@ -71,7 +71,7 @@ class Strategy(ddp.Strategy):
         return torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)["model"]
 
 
-INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters")
+INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 NEEDS = {"lightning": ("2.6.6", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),

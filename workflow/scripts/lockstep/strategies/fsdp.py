@@ -12,6 +12,7 @@ import contextlib
 import warnings
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
@@ -57,10 +58,17 @@ class Strategy(ddp.Strategy):
         }
 
     def state_dict(self):
+        self._share_buffers()
         state = self.model.state_dict()
         return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
 
+    def _share_buffers(self):
+        """Have every rank take rank 0's buffers, as ddp has before each step; FSDP leaves each rank its own."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, src=0)
+
     def save(self, folder):
+        self._share_buffers()
         # As safetensors, because what the writer by default says of its files is a pickle, which may run anything.
         dcp.save(self.model.state_dict(), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
@@ -75,7 +83,7 @@ class Strategy(ddp.Strategy):
         return state
 
 
-INHERITS = ("launcher",)
+INHERITS = ("launcher", "sync_batchnorm")
 OPTIONS = {
     "reshard_after_forward": {
         "type": "boolean",

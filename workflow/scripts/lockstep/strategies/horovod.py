@@ -13,6 +13,7 @@ import horovod.torch as hvd
 from torch.profiler import record_function
 
 from lockstep.config.hardware import World
+from lockstep.model import batch_norm
 from lockstep.strategies import single
 from lockstep.strategies._group import own_device
 
@@ -29,6 +30,12 @@ class Strategy(single.Strategy):
             )
         self.world = World(hvd.rank(), hvd.local_rank(), hvd.size(), device, backend)
         return self.world
+
+    def synchronised(self, model):
+        if not self.options["sync_batchnorm"]:
+            return model
+        convert = own_batch_norm if self.world.device.type == "cuda" else batch_norm.shared(sum_over_ranks)
+        return batch_norm.synchronised(model, convert)
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
@@ -89,8 +96,25 @@ OPTIONS = {
         "default": "none",
         "description": "send gradients in fp16",
     },
+    "sync_batchnorm": {
+        "type": "boolean",
+        "default": False,
+        "description": "batch normalisation takes its statistics over all ranks: Horovod's SyncBatchNorm on GPUs,"
+        " Lockstep's own on a CPU",
+    },
 }
 NEEDS = {"horovod": ("0.28.1", "make horovod")}
 LOSSY = [
     ({"compression": ["fp16"]}, "gradients are compressed on their way"),
 ]
+
+
+def sum_over_ranks(tensor):
+    """The sum of all ranks' tensors, on each; gradients are summed likewise."""
+    return hvd.allreduce(tensor, op=hvd.Sum)
+
+
+def own_batch_norm(old):
+    """Horovod's SyncBatchNorm in place of PyTorch's batch normalisation `old`."""
+    new = hvd.SyncBatchNorm(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
+    return batch_norm.take_over(old, new)

@@ -36,6 +36,10 @@ class Strategy:
         self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware.device), backend=None)
         return self.world
 
+    def synchronised(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model, before it is prepared, with batch normalisation over all ranks where that is asked for."""
+        return model
+
     def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
         """Move the model, wrap it, and make the optimizer by `make_optimizer(model)`, as its parameters are final then.
 

@@ -72,7 +72,14 @@ class Strategy(ddp.Strategy):
         return load_file(folder / "model.safetensors")
 
 
-INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "static_graph", "find_unused_parameters")
+INHERITS = (
+    "launcher",
+    "gradient_as_bucket_view",
+    "bucket_mb",
+    "static_graph",
+    "find_unused_parameters",
+    "sync_batchnorm",
+)
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),

@@ -39,6 +39,7 @@ class Task:
     UNIT = "samples"  # what people call them
     INPUT = "input"  # what they call what is predicted, and how it is given to predict.py
     EXAMPLE = ""
+    VISIBLE = False  # whether a sample is a picture, which `pictures` draws
 
     def __init__(self, train: Train | None = None):
         self.train = train
@@ -103,6 +104,10 @@ class Task:
 
     def predict(self, folder: Path, model: torch.nn.Module, inputs: list) -> list[tuple[str, float]]:
         """What the converted model in `folder` says of inputs, and by which probability."""
+        raise NotImplementedError
+
+    def pictures(self, split: Path, ids: np.ndarray) -> list[bytes]:
+        """Samples of the split stored at a folder, as PNG files."""
         raise NotImplementedError
 
     def test(self, model: torch.nn.Module, data: Path, folder: Path) -> dict:

@@ -24,6 +24,8 @@ MODELS = ("basicnet", "basicnet_bn", "resnet")
 class Task(_classification.Task):
     UNIT, INPUT, EXAMPLE = "images", "image", "as in --image my.png"
 
+    VISIBLE = True
+
     def prepare(self, config, downloads, work, made):
         from lockstep.data import prepare
 
@@ -97,6 +99,10 @@ class Task(_classification.Task):
         samples, names = self.load(split), self.columns(split)["image"]
         chosen = self.held_out(wanted, samples.labels, data)
         return [(names[at], truth, np.asarray(samples.pixels[at])) for at, truth in chosen]
+
+    def pictures(self, split, ids):
+        pixels = self.load(split).pixels
+        return [images.png(np.asarray(pixels[at])) for at in ids]
 
     def samples_of(self, folder, inputs):
         about = read_json(folder / images.ABOUT)

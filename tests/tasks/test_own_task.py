@@ -1,0 +1,118 @@
+"""docs/adding-a-task.md does what it says: a task is one file and one line, and a model may be one's own."""
+
+import re
+
+import pytest
+
+from lockstep.files import read_json
+from tests.conftest import PROJECT, copy_project
+
+SMALL = """
+data: {limit: 300}
+train: {epochs: 2, max_steps: 8, eval_every: 4}
+hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true, timeout: 120}
+repeats: 1
+retries: 0
+profile: {steps: 0}
+predict: {count: 2}
+rows: {all_threads: null, ddp_amp: null, ddp_spawn: null, trainer: null, fabric: null, accelerate: null, horovod: null}
+"""
+
+
+def blocks(language: str) -> list[str]:
+    text = (PROJECT / "docs" / "adding-a-task.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = copy_project(tmp_path_factory.mktemp("tasks"))
+    place.path("small.yaml").write_text(SMALL)
+    task, model = blocks("python")
+    place.path("workflow/scripts/lockstep/tasks/wave_classification.py").write_text(task)
+    place.path("my_model.py").write_text(model)
+    place.path("waves.yaml").write_text(blocks("yaml")[0])
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_page_s_task_goes_from_the_data_to_the_report(place):
+    finished = place.snakemake("--cores", "all", "--configfile", "waves.yaml", "small.yaml")
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = read_json(place.path("results/report/summary.json"))["rows"]
+    assert {row["row"]: row["proof"] for row in rows} == dict.fromkeys(
+        ("single", "dataparallel", "ddp", "deepspeed", "fsdp"), "equal"
+    )
+    assert all(row["accuracy"] > 0.4 for row in rows)
+
+
+ASKED = ("--config=config/config.yaml", "--config=config/digits.yaml", "--config=small.yaml", "--set=data.limit=null")
+
+
+def prepared(place, name: str):
+    return place.script("prepare", *ASKED, "--results=own", f"--set=model.name={name}")
+
+
+def test_the_page_s_model_is_trained(place):
+    finished = prepared(place, "my_model.py:MyModel")
+    assert finished.returncode == 0, finished.stderr
+    for script, *more in (("plan",), ("launch", "--row=single")):
+        finished = place.script(script, *ASKED, "--results=own", "--set=model.name=my_model.py:MyModel", *more)
+        assert finished.returncode == 0, finished.stderr
+    finished = place.script("evaluate", "own/runs/single/n1/rep1")
+    assert finished.returncode == 0, finished.stderr
+    assert place.path("own/runs/single/n1/rep1/model/model.py").read_text() == place.path("my_model.py").read_text()
+
+
+WRONG = [
+    ("import nothing_like_it\n", "can't be imported: line 1: ModuleNotFoundError"),
+    ("import torch\n\nclass MyModel(torch.nn.Module)\n    pass\n", "can't be imported: line 3: SyntaxError"),
+    (
+        "import torch\n\nclass Other(torch.nn.Module):\n    pass\n",
+        "has no class MyModel that is a torch.nn.Module; it has Oth",
+    ),
+    ("MyModel = 3\n", "has no class MyModel that is a torch.nn.Module; it has none"),
+    (
+        "import torch\n\nclass MyModel(torch.nn.Module):\n    def __init__(self, tokens): pass\n",
+        "its constructor wants tokens, and this task gives channels, height, width, classes",
+    ),
+    (
+        "import torch\n\nclass MyModel(torch.nn.Module):\n    def __init__(self):\n        raise KeyError('here')\n",
+        "can't be made: line 5: KeyError",
+    ),
+    (
+        "import torch\n\nclass MyModel(torch.nn.Module):\n    def forward(self, pixels): pass\n",
+        r"fails on a sample \(pixel_values \[1, 1, 8, 8\]\)",
+    ),
+    (
+        "import torch\n\nclass MyModel(torch.nn.Module):\n    def forward(self, pixel_values): return pixel_values\n",
+        r"returns \[1, 1, 8, 8\] for one sample, and must return the scores of 10 classes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "said"), WRONG)
+def test_a_model_that_can_t_be_used_is_refused_in_its_own_words(run_script, tmp_path, code, said):
+    (tmp_path / "own.py").write_text(code)
+    asked = [
+        *("--set", "task=image-classification", "--set", "data.labels=null"),
+        *("--set", "model.name=own.py:MyModel"),
+    ]
+    returned, _, errors = run_script("prepare", *asked)
+    assert (returned, errors.count("\n")) == (2, 1), errors
+    assert re.search(said, errors), errors
+    assert not (tmp_path / "results" / "data").exists()
+
+
+def test_a_loss_that_is_no_scalar_ends_the_run_in_words(place):
+    model = place.path("my_model.py").read_text()
+    own = "\n    def loss(self, outputs, labels):\n        return nn.functional.cross_entropy(outputs, labels{})\n"
+    name = "lossy.py:MyModel"
+    for more, code in (("", 0), (", reduction='none'", 1)):
+        place.path("lossy.py").write_text(model + own.format(more))
+        assert prepared(place, name).returncode == 0
+        for script, *words in (("plan",), ("launch", "--row=single")):
+            finished = place.script(script, *ASKED, "--results=own", f"--set=model.name={name}", *words)
+        assert finished.returncode == code, finished.stderr
+    assert "MyModel.loss must return the mean loss of the batch, a scalar; not [64]" in finished.stderr
