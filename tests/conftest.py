@@ -51,15 +51,16 @@ rows:
 PROFILED = ("--configfile", "small.yaml", "--config", "profile={steps: 3, trace: true}")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too, and would come first
 def pytest_collection_modifyitems(items):
     """What looks at the results of a whole benchmark is left to CI and `make test-slow`: that alone takes minutes.
 
     Of pytest's workers one makes that benchmark, and has all these tests; the others have each file as a whole, for the
-    fixtures that its tests share.
+    fixtures that its tests share, and for tests that follow from each other.
     """
     for item in items:
         wants_benchmark = "benchmark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("benchmark" if wants_benchmark else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group("benchmark" if wants_benchmark else item.path.stem))
         if wants_benchmark and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.ci)

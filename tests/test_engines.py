@@ -314,6 +314,12 @@ print(sum(float(batch.sum()) for batch, in loader))
 """
 
 
+def test_the_tests_run_in_the_image(compose):
+    """Which has fewer of pytest's plug-ins than `make setup` installs."""
+    finished = in_compose(compose, "test", "tests/test_terminal.py")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
 def test_shared_memory_is_large_enough_for_several_workers(compose):
     finished = compose.run(*COMPOSE, "--entrypoint", "python", "bench", "-c", LOADERS)
     assert float(finished.stdout) == 64 * 2**20, finished.stderr
