@@ -307,12 +307,18 @@ def test_every_row_is_profiled(benchmark):
         assert not (folder / "native").exists()
 
 
-def test_what_a_failure_left_untested_is_tested_for_the_report(benchmark, monkeypatch):
+def test_what_a_failure_left_untested_is_tested_for_the_report(benchmark, tmp_path, monkeypatch):
     """With `repeats: auto` runs are tested once all is decided, which a row that fails prevents."""
-    tested = benchmark.path("results/runs/single/n1/rep1/test/report.json")
+    for part in ("workflow", "results/data"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        (tmp_path / part).symlink_to(benchmark.path(part))
+    shutil.copy(benchmark.path("results/config.yaml"), tmp_path / "results")
+    run = tmp_path / "results/runs/single/n1/rep1"
+    shutil.copytree(run_folder(benchmark, "single"), run)
+    tested = run / "test" / "report.json"
     before = tested.read_text()
     shutil.rmtree(tested.parent)
-    monkeypatch.chdir(benchmark.folder)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", benchmark.environment()["PATH"])
     monkeypatch.setattr(workflow, "STAMPS", ())
     monkeypatch.setattr(workflow, "run_script", lambda *_: None)  # the report itself is another test's
