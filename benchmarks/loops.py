@@ -189,7 +189,7 @@ class BareLoop(Planned):
 
     def train(self, first: int, steps: int) -> float:
         plan = self.part(first, steps)
-        schedule = make_schedule(self.optimizer, self.settings.train, steps)
+        schedule = make_schedule(self.optimizer, self.settings.train, steps, plan.epochs)
         began = time.perf_counter()
         bare.train(self.model, self.optimizer, schedule, plan, self.tokens)
         return len(plan.ids) / (time.perf_counter() - began)

@@ -69,8 +69,9 @@ def options(known: dict) -> str:
         values = kinds if isinstance(kinds, str) else " or ".join(kinds)
         if "enum" in option:
             values = ", ".join(f"`{value}`" for value in option["enum"])
-        default = "null" if option["default"] is None else str(option["default"]).lower()
-        lines.append(f"| `{name}` | {values} | `{default}` | {option['description']} |")
+        default = "null" if option.get("default") is None else str(option["default"]).lower()
+        default = f"`{default}`" if "default" in option else "as in `train`"
+        lines.append(f"| `{name}` | {values} | {default} | {option['description']} |")
     return "\n".join(lines) + "\n"
 
 

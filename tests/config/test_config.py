@@ -221,6 +221,56 @@ def test_contradictions_are_refused_by_name(row, message):
         checked.rows["x"].refuse()
 
 
+@pytest.mark.parametrize(
+    ("train", "row", "message"),
+    [
+        (
+            {"momentum": 0.9},
+            {},
+            "train.momentum: 0.9 is for optimizer: sgd, and the optimizer is adamw. Leave",
+        ),
+        ({"optimizer": "sgd", "betas": [0.9, 0.95]}, {}, "train.betas: [0.9, 0.95] is for optimizer: adamw or adam"),
+        ({"optimizer": "sgd", "nesterov": True}, {}, "train.nesterov: Nesterov's momentum needs a momentum above 0"),
+        ({}, {"nesterov": True}, "rows.x.nesterov: True is for optimizer: sgd, and the optimizer is adamw"),
+        ({"schedule": "cosine"}, {"gamma": 0.5}, "rows.x.gamma: 0.5 is for schedule: step, and the schedule is cosine"),
+        ({"power": 2}, {}, "train.power: 2 is for schedule: polynomial, and the schedule is linear"),
+        (
+            {},
+            {"schedule": "polynomial", "learning_rate": 1e-8},
+            "rows.x.learning_rate: 1e-08 is no more than the",
+        ),
+        ({"betas": [0.9]}, {}, "[0.9]"),
+        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd"),
+        ({"gamma": 0}, {}, "train.gamma: 0 is less than or equal to the minimum of 0"),
+    ],
+)
+def test_what_another_optimizer_or_schedule_takes_is_refused(train, row, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        reading.parse(CPU | {"train": train, "rows": {"x": {"strategy": "ddp"} | row}})
+
+
+def test_a_row_with_another_optimizer_or_schedule_leaves_the_table_s_settings_alone_and_is_open():
+    train = {"optimizer": "sgd", "momentum": 0.9, "schedule": "step", "gamma": 0.5}
+    rows = {"x": {"strategy": "ddp", "optimizer": "adamw", "schedule": "linear"}, "y": {"strategy": "ddp"}}
+    rows |= {"z": {"strategy": "recipe", "optimizer": "adamw8bit"}, "r": {"strategy": "recipe"}}
+    checked = reading.parse(CPU | {"train": train, "rows": rows}).rows
+    assert {name: (row.train.optimizer, row.division) for name, row in checked.items()} == {
+        "x": ("adamw", "open"),
+        "y": ("sgd", "closed"),
+        "z": ("adamw8bit", "open"),
+        "r": ("sgd", "open"),
+    }
+
+
+def test_a_trial_has_the_table_s_optimizer_unless_the_row_s_is_its_strategy_s_own():
+    rows = {"x": {"strategy": "ddp", "optimizer": "sgd"}, "z": {"strategy": "recipe", "optimizer": "adamw8bit"}}
+    checked = reading.parse(CPU | {"train": {"optimizer": "adam"}, "rows": rows})
+    assert {name: checked.trial(row).train.optimizer for name, row in checked.rows.items()} == {
+        "x": "adam",
+        "z": "adamw8bit",
+    }
+
+
 def test_a_seed_that_no_generator_takes_is_refused():
     with pytest.raises(BadInput, match=r"train\.seed: 99999999999999999999 is greater than the maximum"):
         reading.parse({"train": {"seed": 99999999999999999999}})

@@ -1,24 +1,149 @@
-"""The optimizer that every strategy gets, and the one whose state takes fewer bits."""
+"""The optimizers and schedules that every strategy gets."""
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import get_scheduler
+from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
-from lockstep.model.optimizer import BETAS, EPS, in_8_bits, make_optimizer
+from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, remade, share_of_rate
+
+TRAIN = reading.parse({}).train
+ASKED = {
+    "adamw": {"betas": [0.8, 0.99]},
+    "adam": {"betas": [0.8, 0.99]},
+    "sgd": {"momentum": 0.9, "nesterov": True},
+}
+
+
+def asked(optimizer: str):
+    return replace(TRAIN, optimizer=optimizer, **ASKED[optimizer])
+
+
+@pytest.mark.parametrize("optimizer", ASKED)
+def test_an_optimizer_has_what_is_asked_for_in_every_group(optimizer):
+    made = make_optimizer(torch.nn.Linear(64, 64), asked(optimizer))
+    assert type(made).__name__.lower() == optimizer
+    wanted = {"momentum": 0.9, "nesterov": True, "dampening": 0} if optimizer == "sgd" else {"betas": (0.8, 0.99)}
+    for group, decay in zip(made.param_groups, (0.01, 0.0), strict=True):
+        assert group.items() >= (wanted | {"lr": 0.0015, "weight_decay": decay, "fused": True}).items()
+        assert group.items() >= hyperparameters(asked(optimizer)).items()
+
+
+def test_unless_told_otherwise_it_is_the_adamw_that_it_was():
+    made = make_optimizer(torch.nn.Linear(64, 64), TRAIN)
+    assert type(made) is torch.optim.AdamW
+    assert all(
+        group.items() >= {"betas": (0.9, 0.999), "eps": EPS, "fused": True}.items() for group in made.param_groups
+    )
+
+
+@pytest.mark.parametrize("optimizer", ASKED)
+def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
+    """As zero_redundancy does; both then train the same."""
+    models = [torch.nn.Linear(5, 5) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    whole, copied = (make_optimizer(model, asked(optimizer)) for model in models)
+    copied = remade(copied, lambda groups, optimizer_class, **settings: optimizer_class(groups, **settings))
+    assert type(copied) is type(whole)
+    for _ in range(4):
+        for model, stepping in zip(models, (whole, copied), strict=True):
+            model(torch.ones(3, 5)).square().sum().backward()
+            stepping.step()
+            stepping.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
 
 
 def test_in_8_bits_weights_groups_and_settings_are_the_same():
     pytest.importorskip("bitsandbytes")
-    train = reading.parse({"rows": {"single": {"strategy": "single"}}}).rows["single"].train
-    whole = make_optimizer(torch.nn.Linear(64, 64), train)
-    small = in_8_bits(whole)
+    model = torch.nn.Linear(64, 64)
+    whole, small = (make_optimizer(model, replace(TRAIN, optimizer=name)) for name in ("adamw", "adamw8bit"))
     for ours, theirs in zip(small.param_groups, whole.param_groups, strict=True):
         assert all(a is b for a, b in zip(ours["params"], theirs["params"], strict=True))
         assert (ours["weight_decay"], ours["lr"]) == (theirs["weight_decay"], theirs["lr"])
-        assert (tuple(ours["betas"]), ours["eps"]) == (BETAS, EPS)
+        assert (tuple(ours["betas"]), ours["eps"]) == (theirs["betas"], EPS)
     for group in small.param_groups:
         for weight in group["params"]:
             weight.grad = torch.ones_like(weight)
     small.step()
     matrix, bias = (small.state[group["params"][0]]["state1"].dtype for group in small.param_groups)
     assert (matrix, bias) == (torch.uint8, torch.float32)  # of fewer than 4096 numbers all bits are kept
+
+
+def rates(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
+    """The rate of each step, and what there is after the last."""
+    seen = []
+    for _ in range(steps):
+        seen.append(schedule.optimizer.param_groups[0]["lr"])
+        schedule.optimizer.step()
+        schedule.step()
+    return [*seen, schedule.optimizer.param_groups[0]["lr"]]
+
+
+def bare(rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+
+
+@given(
+    schedule=st.sampled_from(["constant", "linear", "cosine", "polynomial"]),
+    steps=st.integers(1, 60),
+    warmup=st.floats(0, 0.9) | st.integers(1, 20).map(float),
+    power=st.sampled_from([1.0, 0.5, 2.0, 3.7]),
+    rate=st.floats(1e-6, 1),
+)
+@example("polynomial", 5, 1.0, 2.0, 0.1)
+@example("linear", 3, 20.0, 1.0, 0.1)
+def test_schedules_are_those_of_transformers_to_the_last_bit(schedule, steps, warmup, power, rate):
+    train = replace(TRAIN, schedule=schedule, warmup=warmup, power=power, learning_rate=rate)
+    ramp = round(warmup * steps) if warmup < 1 else int(warmup)
+    if schedule == "polynomial":
+        if ramp >= steps:
+            return  # which transformers divides by zero at
+        theirs = get_polynomial_decay_schedule_with_warmup(bare(rate), ramp, steps, power=power)
+    else:
+        name = "constant_with_warmup" if schedule == "constant" else schedule
+        theirs = get_scheduler(name, bare(rate), num_warmup_steps=ramp, num_training_steps=steps)
+    assert rates(make_schedule(bare(rate), train, steps), steps) == rates(theirs, steps)
+
+
+@given(per_epoch=st.integers(1, 9), epochs=st.integers(1, 9), every=st.integers(1, 4), gamma=st.floats(0.01, 1))
+def test_step_is_pytorch_s_steplr_over_epochs(per_epoch, epochs, every, gamma):
+    of = [step // per_epoch for step in range(per_epoch * epochs)]
+    train = replace(TRAIN, schedule="step", step_epochs=every, gamma=gamma, warmup=0, learning_rate=0.1)
+    ours = rates(make_schedule(bare(0.1), train, len(of), of), len(of))[:-1]
+    theirs = rates(torch.optim.lr_scheduler.StepLR(bare(0.1), every, gamma), epochs)
+    assert ours == pytest.approx([theirs[epoch] for epoch in of])
+
+
+@given(
+    start=st.floats(0, 1),
+    warmup=st.integers(1, 20),
+    schedule=st.sampled_from(["constant", "linear", "cosine", "polynomial", "step"]),
+)
+def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, schedule):
+    train = replace(TRAIN, schedule=schedule, warmup=float(warmup), warmup_start=start, step_epochs=9)
+    share = share_of_rate(train, 40, [0] * 40)
+    assert share(0) == start
+    assert share(warmup) == pytest.approx(1, abs=1e-9)
+    for step in range(1, warmup):
+        assert share(step) - share(step - 1) == pytest.approx((1 - start) / warmup, abs=1e-9)
+
+
+@given(
+    schedule=st.sampled_from(["constant", "linear", "cosine", "polynomial", "step"]),
+    steps=st.integers(1, 50),
+    warmup=st.floats(0, 80),
+)
+def test_no_schedule_leaves_zero_to_one_or_rises_after_warm_up(schedule, steps, warmup):
+    """Also where warm-up takes all steps or more."""
+    train = replace(TRAIN, schedule=schedule, warmup=warmup)
+    epochs = [step // 7 for step in range(steps)]
+    shares = list(map(share_of_rate(train, steps, epochs), range(steps + 1)))
+    assert all(0 <= share <= 1 and math.isfinite(share) for share in shares)
+    ramp = round(warmup * steps) if warmup < 1 else int(warmup)
+    assert shares[ramp:] == sorted(shares[ramp:], reverse=True)

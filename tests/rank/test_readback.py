@@ -1,7 +1,9 @@
 """What is asked for is what is trained: whatever a framework quietly changes ends the run before its first step."""
 
 import copy
+import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lockstep.config import reading
 from lockstep.errors import RunFailed
-from lockstep.model.optimizer import make_optimizer, make_schedule
+from lockstep.model.optimizer import make_optimizer, make_schedule, share_of_rate
 from lockstep.rank import readback
 from lockstep.strategies import single
 
@@ -64,8 +66,62 @@ def test_another_optimizer(prepared):
     asked_groups = copy.copy(strategy.optimizer.param_groups)
     strategy.optimizer = torch.optim.Adam(strategy.model.parameters())
     strategy.optimizer.param_groups = asked_groups
-    with pytest.raises(RunFailed, match="optimizer: AdamW is asked for, and the live single has Adam"):
+    with pytest.raises(RunFailed, match="optimizer: adamw is asked for, and the live single has adam"):
         readback.check(strategy, asked)
+
+
+class Copied(torch.optim.Optimizer):
+    """A framework's wrapper that steps with a copy, and shows settings that it does not use."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        groups = [group | {"params": list(group["params"])} for group in optimizer.param_groups]
+        self.optimizer = type(optimizer)(groups, lr=1.0)
+
+    def step(self):
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("momentum", 0.0), ("momentum", 0.5), ("nesterov", False), ("dampening", 0.1)]
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_another_momentum(prepared, name, value, wrapped):
+    strategy, asked = prepared
+    asked = replace(asked, train=replace(asked.train, optimizer="sgd", momentum=0.9, nesterov=True))
+    strategy.optimizer = make_optimizer(strategy.module, asked.train)
+    make_schedule(strategy.optimizer, asked.train, 10)
+    if wrapped:
+        strategy.optimizer = Copied(strategy.optimizer)
+    readback.check(strategy, asked)
+    live = strategy.optimizer.optimizer if wrapped else strategy.optimizer
+    live.param_groups[1][name] = value
+    with pytest.raises(RunFailed, match=rf"group 1: {name}: .* is asked for, and the live single has {value}"):
+        readback.check(strategy, asked)
+
+
+@pytest.mark.parametrize("mistake", ["", "twice", "never", "one group", "by a copy"])
+def test_another_schedule(prepared, mistake):
+    strategy, asked = prepared
+    asked = replace(asked, train=replace(asked.train, schedule="cosine", warmup=2))
+    strategy.optimizer = make_optimizer(strategy.module, asked.train)
+    schedule, share = (make(asked.train, 10) for make in (partial(make_schedule, strategy.optimizer), share_of_rate))
+    if mistake == "by a copy":
+        strategy.optimizer = Copied(strategy.optimizer)
+    caught = {}
+    for done in range(1, 11):
+        strategy.optimizer.step()
+        for _ in range({"twice": 2, "never": 0}.get(mistake, 1)):
+            schedule.step()
+        if mistake == "one group":
+            strategy.optimizer.param_groups[1]["lr"] = 0.001
+        try:
+            readback.check_rate(strategy, asked, share, done)
+        except RunFailed as error:
+            caught[done] = str(error)
+    assert len(caught) > 7 if mistake else not caught
+    for done, reason in caught.items():
+        assert re.match(rf"learning rate after {done} steps: .*\(schedule: cosine\), and the live single has", reason)
 
 
 def test_buffers_that_change_are_sent_and_others_are_not(prepared):

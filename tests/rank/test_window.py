@@ -15,6 +15,7 @@ from benchmarks import bare
 from lockstep.config import reading, registry
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
+from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import memory, training
@@ -147,6 +148,7 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
             began = time.perf_counter()
             time.sleep(0.1)
             slept.append(time.perf_counter() - began)  # on a busy machine a sleep takes longer than was asked for
+            replay.schedule.step()
             replay.step_done(step)
         replay.end()
 
@@ -167,6 +169,26 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
     assert clock["setup"]["check"] > 0.2
+
+
+def test_a_schedule_that_is_stepped_too_often_ends_the_run(session, monkeypatch):
+    """By each rank for all of them, as Accelerate's own schedules are."""
+    step = session.strategy.step
+
+    def twice():
+        step()
+        schedule.step()
+
+    def train(replay):
+        nonlocal schedule
+        schedule = replay.schedule
+        trained(replay)
+
+    schedule, trained = None, session.strategy.train
+    monkeypatch.setattr(session.strategy, "step", twice)
+    monkeypatch.setattr(session.strategy, "train", train)
+    with pytest.raises(RunFailed, match=r"learning rate after 4 steps: .* is asked for \(schedule: linear\)"):
+        training.train(session)
 
 
 def test_memory_is_that_of_the_window(session, monkeypatch):

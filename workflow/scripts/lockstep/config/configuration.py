@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import dataclass, replace
 
+from lockstep.config import schema
 from lockstep.config.row import Row, read_row
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.files import hash_text
@@ -105,7 +106,8 @@ class Config:
     def trial(self, row: Row) -> Row:
         """The row's run for the proof: few steps, on several devices where there are.
 
-        Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven.
+        Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven,
+        and by the table's optimizer, unless the row's is the strategy's own.
         """
         return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
 
@@ -113,9 +115,11 @@ class Config:
         most = min(TRIAL_PROCESSES, row.hardware.devices)
         if row.hardware.device == "cpu":
             most = max(2, most)  # on one core too: nothing is timed
+        shared = schema.of_configuration()["properties"]["train"]["properties"]["optimizer"]["enum"]
         train = replace(
             self.train,
             precision=row.train.precision,
+            optimizer=self.train.optimizer if row.train.optimizer in shared else row.train.optimizer,
             accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
             global_batch=TRIAL_BATCH,
             max_steps=TRIAL_STEPS,

@@ -7,7 +7,7 @@ import yaml
 
 from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
-from lockstep.config.row import read_row
+from lockstep.config.row import read_row, refuse_foreign
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.errors import BadInput
 
@@ -64,6 +64,9 @@ def parse(raw: dict, where: str = "config") -> Config:
             f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
         )
     base = Base(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
+    known = schema.of_configuration()["properties"]["train"]["properties"]
+    asked = {key: value for key, value in values["train"].items() if value != known[key]["default"]}
+    refuse_foreign(base.train, asked, f"{where}: train")
     return Config(
         task=values["task"],
         data=Data(**data),

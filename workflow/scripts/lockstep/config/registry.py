@@ -4,7 +4,8 @@ A strategy file defines a class `Strategy`, and may hold literals that are read 
 without importing torch or its framework):
 
     OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
-                   configuration's train or hardware section here narrows it for this strategy
+                   configuration's train or hardware section here narrows it for this strategy, or widens it;
+                   without a default, such a key keeps that of the section
     INHERITS       which options it takes over from the strategy that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
     ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own

@@ -31,6 +31,17 @@ RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # ends with.
 CLOSED_KEYS = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
 CLOSED_KEYS += ("clip", "class_weights", "label_smoothing", "seed")
+CLOSED_KEYS += ("optimizer", "betas", "momentum", "nesterov", "power", "step_epochs", "gamma", "warmup_start")
+# Keys of `train` that only some choices of another key take.
+TAKEN_BY = {
+    "betas": ("optimizer", ("adamw", "adam", "adamw8bit")),
+    "momentum": ("optimizer", ("sgd",)),
+    "nesterov": ("optimizer", ("sgd",)),
+    "power": ("schedule", ("polynomial",)),
+    "step_epochs": ("schedule", ("step",)),
+    "gamma": ("schedule", ("step",)),
+}
+LAST_RATE = 1e-7  # where a polynomial schedule ends, as transformers has it
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe")
 
@@ -141,8 +152,9 @@ class Row:
     @property
     def unavailable(self) -> str:
         """Why the row's strategy can't run here, and what mends it; empty if it can."""
+        has = asdict(self.train) | self.options
         for need in registry.needs(self.strategy):
-            if not all(self.options[key] in allowed for key, allowed in need.only.items()):
+            if not all(has[key] in allowed for key, allowed in need.only.items()):
                 continue
             if need.installed is None:
                 return f"{need.package} {need.version} is not installed; to install it: {need.command}"
@@ -199,8 +211,10 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
             raise BadInput(f"{where}.{key}: {strategy} has no such option; {', '.join(owners)} would have it.")
     given = schema.coerce(raw, allowed)
     schema.check(given, allowed, where)
-    own = {key: option.get("default") for key, option in registry.literals(strategy)["OPTIONS"].items()} | given
+    known = registry.literals(strategy)["OPTIONS"].items()
+    own = {key: option["default"] for key, option in known if "default" in option} | given
     train = _override(base.train, own)
+    refuse_foreign(train, given, where)
     if train.checkpoint == "best" and not train.eval_every:
         raise BadInput(f"{where}: checkpoint: best needs eval_every above 0; set checkpoint to last, or eval_every.")
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
@@ -209,6 +223,25 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
         options["config_file"] = os.path.expanduser(options["config_file"])
         options["config_file_sha256"] = accelerate_file.digest(options["config_file"])
     return Row(name, strategy, options, train, _override(base.hardware, own), base)
+
+
+def refuse_foreign(train: Train, given: dict, where: str) -> None:
+    """Raises BadInput where `given`, keys that were asked for, hold what only another optimizer or schedule takes."""
+    for key, (chooser, takers) in TAKEN_BY.items():
+        if key in given and getattr(train, chooser) not in takers:
+            raise BadInput(
+                f"{where}.{key}: {given[key]} is for {chooser}: {' or '.join(takers)}, and the {chooser} is"
+                f" {getattr(train, chooser)}. Leave {key} out, or change {chooser}."
+            )
+    if train.nesterov and not train.momentum and {"nesterov", "momentum"} & given.keys():
+        raise BadInput(
+            f"{where}.nesterov: Nesterov's momentum needs a momentum above 0; set momentum, to 0.9 for example."
+        )
+    if train.schedule == "polynomial" and train.learning_rate <= LAST_RATE:
+        raise BadInput(
+            f"{where}.learning_rate: {train.learning_rate:g} is no more than the {LAST_RATE:g} that schedule:"
+            " polynomial falls to. Raise it, or take another schedule."
+        )
 
 
 def _override(section, given: dict):

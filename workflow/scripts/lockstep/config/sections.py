@@ -60,10 +60,18 @@ class Train:
     global_batch: int
     accumulation: int
     batching: str
+    optimizer: str
+    betas: list[float]
+    momentum: float
+    nesterov: bool
     learning_rate: float
     weight_decay: float
     schedule: str
+    power: float
+    step_epochs: int
+    gamma: float
     warmup: float
+    warmup_start: float
     clip: float
     class_weights: list[float] | str | None
     label_smoothing: float

@@ -1,39 +1,86 @@
-"""The optimizer and its learning-rate schedule, as every strategy gets them; and the same optimizer with less state."""
+"""The optimizer and its learning-rate schedule, as every strategy gets them."""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
+from lockstep.config.row import LAST_RATE
 from lockstep.config.sections import Train
-from lockstep.model import lean
 
-BETAS, EPS = (0.9, 0.999), 1e-8  # of AdamW
+EPS = 1e-8  # of Adam and AdamW
 
 
-def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: biases and normalisation weights (one dimension) have none."""
+def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimizer:
+    """`train.optimizer`, with weight decay on matrices, not on biases and normalisation weights (one dimension).
+
+    AdamW decays weights beside the update; Adam and SGD add the decay to the gradient, as PyTorch's do. adamw8bit is
+    bitsandbytes' AdamW, whose state takes 8 bits a number, not 32, of tensors of 4096 numbers or more (Dettmers et al.
+    2021, arXiv:2110.02861).
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=BETAS, eps=EPS, fused=True)
+    own = hyperparameters(train)
+    if train.optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit  # which takes long, and most rows do without
+
+        return AdamW8bit(groups, lr=train.learning_rate, **own)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[train.optimizer]
+    return kind(groups, lr=train.learning_rate, **own, fused=True)
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, train: Train, steps: int):
-    """The learning rate at each of `steps` optimizer steps, by transformers' schedules; step it after each one."""
-    with lean.imports():
-        from transformers import get_scheduler
-
-    name = "constant_with_warmup" if train.schedule == "constant" else train.schedule
-    warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=steps)
+def hyperparameters(train: Train) -> dict:
+    """What the row's optimizer is told besides rate and weight decay; all of its groups have it."""
+    if train.optimizer == "sgd":
+        return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
+    return {"betas": tuple(train.betas), "eps": EPS}
 
 
-def in_8_bits(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """bitsandbytes' AdamW with the groups and settings of `optimizer`, whose state takes 8 bits a number, not 32.
-
-    Of tensors of 4096 numbers or more (Dettmers et al. 2021, arXiv:2110.02861).
-    """
-    from bitsandbytes.optim import AdamW8bit  # which takes long, and most rows do without
-
+def remade(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """What `wrapper`, told the class, makes of an optimizer that has taken no step: the same groups and settings."""
+    known = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
-    return AdamW8bit(groups, **{name: optimizer.defaults[name] for name in ("lr", "betas", "eps")})
+    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return wrapper(groups, optimizer_class=type(optimizer), **settings)
+
+
+def make_schedule(
+    optimizer: torch.optim.Optimizer, train: Train, steps: int, epochs: Sequence[int] = ()
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """The learning rate at each of `steps` optimizer steps; step it after each one.
+
+    `epochs` is the epoch, from 0, that each step belongs to; only the schedule `step` asks for it.
+    """
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(train, steps, epochs))
+
+
+def share_of_rate(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:
+    """`train.schedule` as a function: what share of `train.learning_rate` the step has that comes after so many.
+
+    Warm-up rises in a line from `warmup_start`. The rest is, to the last bit, what transformers' schedules of the same
+    names are; `step` is PyTorch's StepLR over epochs.
+    """
+    warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
+    left = max(1, steps - warmup)
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return train.warmup_start + (1 - train.warmup_start) * (step / warmup)
+        if train.schedule == "linear":
+            return max(0.0, (steps - step) / left)
+        if train.schedule == "cosine":
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * 0.5 * 2.0 * ((step - warmup) / left))))
+        if train.schedule == "polynomial":
+            remaining = max(0.0, 1 - (step - warmup) / left)
+            falls = train.learning_rate - LAST_RATE
+            return (falls * remaining**train.power + LAST_RATE) / train.learning_rate
+        if train.schedule == "step":
+            epoch = int(epochs[min(step, steps - 1)])  # after the last step there is no other
+            return train.gamma ** (epoch // train.step_epochs)
+        return 1.0
+
+    return share

@@ -215,8 +215,9 @@ def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
     return {name: pair for name, pair in both.items() if None not in pair and pair[0] != pair[1]}
 
 
-def _shape(group: dict) -> tuple:
-    return (tuple(group["betas"]), group["eps"], group["weight_decay"])
+def _shape(group: dict) -> dict:
+    """What a group's optimizer is told besides its rate, as betas or momentum, and its weight decay."""
+    return {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")}
 
 
 def _began(run: dict) -> float:

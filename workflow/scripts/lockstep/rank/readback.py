@@ -3,6 +3,7 @@
 A framework that quietly uses another setting would otherwise be compared under a wrong name.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
@@ -10,10 +11,12 @@ import torch
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.model import batch_norm, models
-from lockstep.model.optimizer import BETAS, EPS
+from lockstep.model.optimizer import hyperparameters
 from lockstep.strategies.single import Strategy
 
 COMPUTING = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+# Of an optimizer's groups, whichever of them it has.
+SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "weight_decay")
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -23,17 +26,17 @@ def check(strategy: Strategy, asked: Settings) -> dict:
     The precision shows in the first forward pass only: this leaves a hook there, which raises then.
     """
     live = read(strategy)
-    wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads, "optimizer": "AdamW"}
-    wanted |= {"device": asked.hardware.device}
-    actual = {name: live[name] for name in ("world_size", "threads", "optimizer")}
-    actual |= {"device": strategy.world.device.type}
+    wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads}
+    wanted |= {"optimizer": asked.train.optimizer, "device": asked.hardware.device}
+    actual = {name: live[name] for name in ("world_size", "threads")}
+    actual |= {"optimizer": live["optimizer"].lower(), "device": strategy.world.device.type}
     if asked.dropout is not None:
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
-        expected = {"initial_lr": asked.train.learning_rate, "betas": BETAS, "eps": EPS}
+        expected = {"initial_lr": asked.train.learning_rate} | hyperparameters(asked.train)
         wanted |= {f"{name}: {key}": value for key, value in expected.items()}
-        actual |= {f"{name}: {key}": group[key] for key in expected}
+        actual |= {f"{name}: {key}": group.get(key) for key in expected}
     wanted["weight decay"] = sorted({0.0, asked.train.weight_decay})
     actual["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
@@ -54,9 +57,7 @@ def check(strategy: Strategy, asked: Settings) -> dict:
 
 def read(strategy: Strategy) -> dict:
     optimizer, world = strategy.optimizer, strategy.world
-    inner = optimizer
-    while hasattr(inner, "optimizer") or hasattr(inner, "optim"):  # frameworks wrap it, some twice
-        inner = getattr(inner, "optimizer", None) or inner.optim
+    inner = _innermost(optimizer)
     return {
         "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
         "model": type(strategy.model).__name__,
@@ -67,9 +68,10 @@ def read(strategy: Strategy) -> dict:
             group.get("fused") for group in inner.param_groups
         ),  # what steps; a wrapper has defaults of its own
         "groups": [
-            {name: group[name] for name in ("initial_lr", "betas", "eps", "weight_decay")}
+            {"initial_lr": group["initial_lr"]}
+            | {name: stepping[name] for name in SETTINGS if name in stepping}
             | {"parameters": sum(parameter.numel() for parameter in group["params"])}
-            for group in optimizer.param_groups
+            for group, stepping in zip(optimizer.param_groups, inner.param_groups, strict=True)
         ],
         "precision": strategy.precision,
         "matmul": torch.get_float32_matmul_precision(),
@@ -81,6 +83,28 @@ def read(strategy: Strategy) -> dict:
         "interop_threads": torch.get_num_interop_threads(),
         "options": strategy.live(),
     }
+
+
+def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float], done: int) -> None:
+    """Raises RunFailed unless the live learning rate is that of the schedule after `done` steps.
+
+    What steps may learn of it in the next step only, as in ZeroRedundancyOptimizer, and has that of the last step.
+    """
+    rate, before = (asked.train.learning_rate * share(step) for step in (done, max(0, done - 1)))
+    for optimizer, allowed in ((strategy.optimizer, (rate,)), (_innermost(strategy.optimizer), (rate, before))):
+        for group in optimizer.param_groups:
+            if group["lr"] not in allowed:
+                raise RunFailed(
+                    f"learning rate after {done} steps: {rate:.6g} is asked for (schedule: {asked.train.schedule}),"
+                    f" and the live {asked.strategy} has {group['lr']:.6g}"
+                )
+
+
+def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What steps: frameworks wrap it, some twice."""
+    while hasattr(optimizer, "optimizer") or hasattr(optimizer, "optim"):
+        optimizer = getattr(optimizer, "optimizer", None) or optimizer.optim
+    return optimizer
 
 
 def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:

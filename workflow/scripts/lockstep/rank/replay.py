@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lockstep.data.plan import Plan
-from lockstep.model.optimizer import make_schedule
+from lockstep.model.optimizer import make_schedule, share_of_rate
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
@@ -40,7 +40,8 @@ class Replay:
         self.session, self.plan, self.samples, self.dev_split = session, plan, samples, dev_split
         self.weights = session.task.weights(samples)  # what each sample counts in the mean loss
         self.steps = plan.steps
-        self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps)
+        self.done = 0  # steps
+        self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps, plan.epochs)
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
@@ -93,6 +94,7 @@ class Replay:
     def step_done(self, step: int) -> None:
         """Weights and learning rate are updated: the clock ticks, and the dev split is evaluated where that is due."""
         self.session.clock.tick()
+        self.done += 1
         self.session.progress.step()
         if self.session.profiler:
             self.session.profiler.step_done(step)
@@ -102,12 +104,14 @@ class Replay:
             self._open()
 
     def end(self) -> None:
-        """The timed window closes."""
+        """The timed window closes. Raises RunFailed where the learning rate is not that of the schedule."""
         self.session.clock.close()
         if self.session.meter:
             self.session.meter.stop()
         if self.session.gauge:
             self.session.gauge.stop()
+        share = share_of_rate(self.session.train, self.steps, self.plan.epochs)
+        readback.check_rate(self.session.strategy, self.session.settings, share, self.done)
 
     def _open(self) -> None:
         strategy = self.session.strategy

@@ -75,6 +75,7 @@ class Strategy(ddp.Strategy):
             "zero_optimization": zero,
             # Offloaded too, the optimizer stays PyTorch's fused one, which every row has; else DeepSpeed refuses it.
             "zero_force_ds_cpu_optimizer": False,
+            "zero_allow_untested_optimizer": True,  # SGD is none that DeepSpeed has tested; the proof tests it
         }
         if self.precision != "fp32":
             if self.options["native_precision"]:

@@ -36,6 +36,12 @@ class Strategy(ddp.Strategy):
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)  # in place: the optimizer will be that of the shards
 
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        if isinstance(self.optimizer, torch.optim.SGD):  # PyTorch 2.13 has no fused one for sharded tensors
+            for group in self.optimizer.param_groups:
+                group |= {"fused": False, "foreach": True}
+
     def autocast(self):
         if self.options["mixed_precision"] == "policy":
             return torch.autocast(self.world.device.type, enabled=False)

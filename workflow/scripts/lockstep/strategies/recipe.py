@@ -32,7 +32,6 @@ from lockstep.data import packing
 from lockstep.data.resident import ResidentTokens
 from lockstep.model import compiling, lora, models
 from lockstep.model.master_weights import MasterWeights
-from lockstep.model.optimizer import in_8_bits
 from lockstep.strategies import ddp, single
 from lockstep.strategies._hooks import average_in_fp32
 
@@ -50,8 +49,6 @@ class Strategy(ddp.Strategy):
             self.adapted = lora.adapted(model, self.options["lora"])
             model = self.adapted.get_base_model()
         super().prepare(model, lambda _: make_optimizer(self.trained))
-        if self.options["optimizer"] == "adamw8bit":
-            self.optimizer = in_8_bits(self.optimizer)
         if self.options["weights"] == "bf16":
             self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
 
@@ -106,13 +103,11 @@ class Strategy(ddp.Strategy):
 
     def live(self):
         bf16 = next(self.module.parameters()).dtype == torch.bfloat16
-        optimizer = self.optimizer.optimizer if isinstance(self.optimizer, MasterWeights) else self.optimizer
         own = {
             "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
             "weights": "bf16" if bf16 else "fp32",
             "tf32": torch.get_float32_matmul_precision() == "high",
             "lora": lora.rank_of(self.module),
-            "optimizer": type(optimizer).__name__.lower(),
         }
         return super().live() | own if self.joins_group() else own
 
@@ -161,9 +156,8 @@ OPTIONS = {
         "description": "train low-rank updates of this rank, and the head; 0: all weights",
     },
     "optimizer": {
-        "enum": ["adamw", "adamw8bit"],
-        "default": "adamw",
-        "description": "AdamW with its state in 32 bits, or in 8",
+        "enum": ["adamw", "adam", "sgd", "adamw8bit"],
+        "description": "as in train, or AdamW with its state in 8 bits",
     },
 }
 INHERITS = [

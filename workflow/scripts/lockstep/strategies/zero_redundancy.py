@@ -2,20 +2,18 @@
 
 Each rank updates its share of the parameters and sends them to the others (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-Advantages: each rank keeps a share of AdamW's state only, which is twice the model; nothing else changes.
+Advantages: each rank keeps a share of the optimizer's state only, of AdamW's twice the model; nothing else changes.
 Limits: updated parameters are sent in each step, besides the gradients.
 On a CPU: works through gloo; what it saves is the machine's own memory, what it costs is time.
 """
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from lockstep.model.optimizer import remade
 from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
-        whole = self.optimizer
-        groups = [{name: group[name] for name in ("params", "weight_decay")} for group in whole.param_groups]
-        settings = {name: whole.defaults[name] for name in ("lr", "betas", "eps", "fused")}
-        self.optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=type(whole), **settings)
+        self.optimizer = remade(self.optimizer, ZeroRedundancyOptimizer)
