@@ -5,12 +5,17 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.config import configuration, reading, schema
 from lockstep.config.hardware import selection
+from lockstep.data import plan
 from lockstep.errors import BadInput
+from lockstep.run import staleness
 from tests.conftest import PROJECT
 
 DEFAULT = PROJECT / "config" / "config.yaml"
@@ -269,6 +274,85 @@ def test_a_trial_has_the_table_s_optimizer_unless_the_row_s_is_its_strategy_s_ow
         "x": "adam",
         "z": "adamw8bit",
     }
+
+
+BATCHED = {
+    "single": {"strategy": "single"},
+    "ddp": {"strategy": "ddp"},
+    "twice": {"strategy": "ddp", "accumulation": 2},
+    "half": {"strategy": "ddp", "accumulation": 2, "device_batch": 8},
+    "whole": {"strategy": "single", "device_batch": None},
+    "own": {"strategy": "single", "global_batch": 48},
+}
+
+
+def test_a_device_s_batch_makes_each_row_s_global_batch():
+    train = {"device_batch": 16, "global_batch": None}
+    checked = reading.parse(CPU | {"train": train, "rows": BATCHED})
+    assert checked.train.global_batch == 32
+    assert {name: (row.train.global_batch, row.division) for name, row in checked.rows.items()} == {
+        "single": (16, "open"),
+        "ddp": (32, "closed"),
+        "twice": (64, "open"),
+        "half": (32, "closed"),
+        "whole": (32, "closed"),
+        "own": (48, "open"),
+    }
+    assert [row.train.device_batch for row in checked.rows.values()] == [16, 16, 16, 8, None, None]
+    assert checked.rows["single"].plan_name.startswith("bucketed-b16-")
+    again = reading.parse(checked.source)
+    assert again.rows == checked.rows
+    assert checked.tried("t", {"strategy": "recipe", "processes": 1}).train.global_batch == 32
+    assert {checked.trial(row).plan_name for row in checked.rows.values()} == {checked.reference("fp32").plan_name}
+
+
+@given(
+    device_batch=st.integers(1, 40),
+    processes=st.integers(1, 5),
+    accumulation=st.integers(1, 4),
+    strategy=st.sampled_from(["single", "ddp", "dataparallel", "fsdp"]),
+)
+def test_every_device_has_that_batch_in_every_micro_batch(device_batch, processes, accumulation, strategy):
+    row = {"strategy": strategy, "device_batch": device_batch, "accumulation": accumulation, "processes": processes}
+    made = reading.parse(CPU | {"rows": {"x": row}}).rows["x"]
+    made.refuse()
+    made_plan = plan.make(np.full(1000, 5), global_batch=made.train.global_batch, epochs=1, seed=0, batching="plain")
+    world = made.hardware.devices
+    for rank in range(world):
+        assert [len(ids) for ids in made_plan.micro_batches(0, rank, world, accumulation)] == [
+            device_batch
+        ] * accumulation
+
+
+@pytest.mark.parametrize(
+    ("train", "row", "message"),
+    [
+        ({"device_batch": 8}, {}, "train.device_batch: 8, and global_batch is 64: one follows from the other. Set"),
+        ({}, {"device_batch": 8, "global_batch": 16}, "rows.x.device_batch: 8, and global_batch is 16: one follows"),
+        ({"global_batch": None}, {}, "train.global_batch: it is null, and device_batch too. Set one of them."),
+        ({}, {"global_batch": None}, "rows.x.global_batch: it is null, and device_batch too. Set one of them."),
+        ({}, {"device_batch": 0}, "rows.x: device_batch: 0 is less than the minimum of 1"),
+    ],
+)
+def test_a_batch_is_said_in_one_way(train, row, message):
+    with pytest.raises(BadInput, match=re.escape(message)) as caught:
+        reading.parse(CPU | {"train": train, "rows": {"x": {"strategy": "ddp"} | row}})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
+    ours, theirs = ({"device_batch": 32, "global_batch": None}, {"global_batch": 64})
+    said = [reading.parse(CPU | {"train": train, "rows": {"x": {"strategy": "ddp"}}}) for train in (ours, theirs)]
+    rows = [config.rows["x"] for config in said]
+    assert rows[0].deciding() == rows[1].deciding()
+    asked = [row.settings().of_row() | {"dropout": None} for row in rows]
+    for config in said:
+        for made in asked:
+            assert staleness.written(config, {"row": "x", "repeat": 1, "asked": made}) == ""
+    more = reading.parse(
+        CPU | {"train": {"device_batch": 16, "global_batch": None}, "rows": {"x": {"strategy": "ddp"}}}
+    )
+    assert "train.device_batch 32, now 16" in staleness.written(more, {"row": "x", "repeat": 1, "asked": asked[0]})
 
 
 def test_a_seed_that_no_generator_takes_is_refused():

@@ -122,6 +122,7 @@ class Config:
             optimizer=self.train.optimizer if row.train.optimizer in shared else row.train.optimizer,
             accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
             global_batch=TRIAL_BATCH,
+            device_batch=None,
             max_steps=TRIAL_STEPS,
             epochs=TRIAL_STEPS,  # an epoch has one step at least
             learning_rate=TRIAL_RATE,
@@ -141,7 +142,7 @@ class Config:
     def tried(self, name: str, recipe: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
-        base = replace(self.train, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
+        base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
         row = read_row(name, recipe, Base(self.task, base, self.hardware), "tune")
         return replace(row, kind=TUNE)
 

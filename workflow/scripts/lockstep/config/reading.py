@@ -1,13 +1,15 @@
 """Reading the configuration: files over each other, then overrides; checked, and turned into dataclasses."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
-from lockstep.config.row import read_row, refuse_foreign
+from lockstep.config.hardware import resolve
+from lockstep.config.row import read_row, refuse_foreign, with_batch
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.errors import BadInput
 
@@ -67,6 +69,9 @@ def parse(raw: dict, where: str = "config") -> Config:
     known = schema.of_configuration()["properties"]["train"]["properties"]
     asked = {key: value for key, value in values["train"].items() if value != known[key]["default"]}
     refuse_foreign(base.train, asked, f"{where}: train")
+    base = replace(
+        base, train=with_batch(base.train, values["train"], lambda: resolve(base.hardware), f"{where}: train")
+    )
     return Config(
         task=values["task"],
         data=Data(**data),

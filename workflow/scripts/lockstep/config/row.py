@@ -1,6 +1,7 @@
 """A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
@@ -125,6 +126,7 @@ class Row:
             del settings[label]
         for key in NOT_DECIDING:
             del settings["hardware"][key]
+        del settings["train"]["device_batch"]  # what it comes to is the global batch
         return settings
 
     def refuse(self) -> None:
@@ -222,7 +224,8 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
     if options.get("config_file"):  # a run that was made with another content is not of this row
         options["config_file"] = os.path.expanduser(options["config_file"])
         options["config_file_sha256"] = accelerate_file.digest(options["config_file"])
-    return Row(name, strategy, options, train, _override(base.hardware, own), base)
+    row = Row(name, strategy, options, train, _override(base.hardware, own), base)
+    return replace(row, train=with_batch(train, given, lambda: row.hardware, where))
 
 
 def refuse_foreign(train: Train, given: dict, where: str) -> None:
@@ -242,6 +245,26 @@ def refuse_foreign(train: Train, given: dict, where: str) -> None:
             f"{where}.learning_rate: {train.learning_rate:g} is no more than the {LAST_RATE:g} that schedule:"
             " polynomial falls to. Raise it, or take another schedule."
         )
+
+
+def with_batch(train: Train, given: dict, hardware: Callable[[], Hardware], where: str) -> Train:
+    """`train` with the global batch that its `device_batch` comes to, where the keys that are `given` ask for that.
+
+    Only then the hardware is asked for. Raises BadInput where both are given, or neither is left.
+    """
+    asked = [key for key in ("global_batch", "device_batch") if given.get(key) is not None]
+    if len(asked) == 2:
+        raise BadInput(
+            f"{where}.device_batch: {train.device_batch}, and global_batch is {train.global_batch}: one follows from"
+            " the other. Set global_batch to null, or leave device_batch out."
+        )
+    if asked == ["global_batch"]:
+        return replace(train, device_batch=None)
+    if train.device_batch:
+        return replace(train, global_batch=train.device_batch * hardware().devices * train.accumulation)
+    if train.global_batch is None:
+        raise BadInput(f"{where}.global_batch: it is null, and device_batch too. Set one of them.")
+    return train
 
 
 def _override(section, given: dict):

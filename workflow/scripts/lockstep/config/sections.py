@@ -57,7 +57,8 @@ class Model:
 class Train:
     epochs: int
     max_steps: int | None
-    global_batch: int
+    global_batch: int | None  # in a row, and in its table, always a number: with device_batch what that comes to
+    device_batch: int | None
     accumulation: int
     batching: str
     optimizer: str

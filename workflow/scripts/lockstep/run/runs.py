@@ -113,7 +113,9 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
 
 
 def _before(row: Row, others: list[dict]) -> list[str]:
-    """What a reader must know of a run's GPUs before it starts; also said at once. `others` are processes on them.
+    """What a reader must know of a run before it starts: its GPUs, which is also said at once, and its batch.
+
+    `others` are processes on its GPUs.
 
     A run beside others is not refused, no more than one on busy cores: they may end before it is timed. Where they do
     not, the watcher says that it was disturbed.
@@ -129,6 +131,11 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         notes.append("its GPUs are AMD's: processes of others, clocks, utilisation and energy are not told of")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
+    if row.train.device_batch:
+        size = f"{row.train.device_batch} x {row.hardware.devices} devices x {row.train.accumulation} micro-batches"
+        theirs = row.base.train.global_batch
+        beside = "" if row.train.global_batch == theirs else f", where the table's is {theirs}"
+        notes.append(f"its global batch is {row.train.global_batch}: {size}{beside}")
     return notes
 
 

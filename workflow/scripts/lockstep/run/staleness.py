@@ -33,7 +33,11 @@ def written(config: Config, record: dict) -> str:
     hardware = {
         key: value for key, value in asdict(row.asked).items() if value not in ("auto", "all") and key not in left
     }
-    now = {"strategy": row.strategy, "options": row.options, "train": asdict(row.train), "hardware": hardware}
+    # The global batch is by the number of devices, and so by the machine, where a device's is what was asked for.
+    train = asdict(row.train)
+    by_device = row.train.device_batch and record["asked"]["train"].get("device_batch")
+    del train["global_batch" if by_device else "device_batch"]
+    now = {"strategy": row.strategy, "options": row.options, "train": train, "hardware": hardware}
     return _told(differences(record["asked"], now | {"dropout": config.model.dropout}))
 
 
