@@ -36,7 +36,8 @@ def test_every_figure_of_a_run(time):
         clock.tick()
     time.now += 0.5  # what the device still had to do
     clock.close()
-    time.now += 30.0  # evaluation: in no figure but the total
+    time.now += 30.0  # evaluation, and saving: in no figure of training
+    clock.evaluation += 20.0
     clock.open()
     for seconds in (1.0, 1.0, 3.0):
         time.now += seconds
@@ -52,6 +53,7 @@ def test_every_figure_of_a_run(time):
         "stall_seconds": 0.0,
         "step_seconds_median": 1.0,  # of the steps after the third: 1, 1, 1, 3
         "step_seconds_quartiles": [1.0, 1.5],
+        "evaluation_seconds": 20.0,
         "total_seconds": 70.5,
         "window": [106.0, 153.5],
     }

@@ -168,6 +168,7 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
+    assert 0 < clock["evaluation_seconds"] < clock["total_seconds"] - sum(slept) - 3 * 0.3
     assert clock["setup"]["check"] > 0.2
 
 

@@ -41,6 +41,7 @@ TAKEN_BY = {
     "power": ("schedule", ("polynomial",)),
     "step_epochs": ("schedule", ("step",)),
     "gamma": ("schedule", ("step",)),
+    "best": ("checkpoint", ("best",)),
 }
 LAST_RATE = 1e-7  # where a polynomial schedule ends, as transformers has it
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.

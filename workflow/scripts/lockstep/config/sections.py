@@ -78,7 +78,9 @@ class Train:
     label_smoothing: float
     precision: str
     eval_every: int
+    eval_samples: int | None
     checkpoint: str
+    best: str
     seed: int
 
     @property

@@ -148,6 +148,8 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield "its clocks contradict each other"
     if not clock["step_seconds_median"] <= seconds <= total:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
+    if seconds + clock.get("evaluation_seconds", 0) > total:
+        yield "its training and its evaluation took longer than the whole run"
     if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work over its training time"
     ranks = [rank["clock"] for rank in record.read_ranks(folder, run["asked"]["hardware"]["processes"])]

@@ -5,6 +5,7 @@ so its manifest.json, written last, holds the sha256 of each file, and of the li
 conversion (proof/conversion.py) is held against both, and sealed the same way.
 """
 
+import math
 import shutil
 from pathlib import Path
 
@@ -14,18 +15,23 @@ from lockstep.model import models
 from lockstep.paths import CHECKPOINT
 from lockstep.rank.session import Session
 
+LOWER_IS_BETTER = ("loss",)  # of the figures that `train.best` may name
+
 
 class Kept:
-    """The checkpoint that a run keeps, by `train.checkpoint`: of the best weights on the dev split, or of the last."""
+    """The checkpoint that a run keeps, by `train.checkpoint`: of the best weights by `train.best`, or of the last."""
 
     def __init__(self, session: Session, plan: Plan):
-        self.session, self.plan, self.best = session, plan, -1.0
+        self.session, self.plan, self.best = session, plan, -math.inf
 
-    def evaluated(self, step: int, macro_f1: float) -> None:
-        """The weights after `step` steps came to this on the dev split. Every rank knows it, so all decide alike."""
-        if self.session.train.checkpoint == "best" and macro_f1 > self.best:
-            self.best = macro_f1
-            self._save(step)
+    def evaluated(self, step: int, scores: dict[str, float]) -> None:
+        """The weights after `step` steps came to these on the dev split. Every rank knows them, so all decide alike."""
+        train = self.session.train
+        if train.checkpoint == "best":
+            value = -scores[train.best] if train.best in LOWER_IS_BETTER else scores[train.best]
+            if value > self.best:
+                self.best = value
+                self._save(step)
 
     def trained(self, step: int) -> None:
         """The last of `step` steps is done."""

@@ -25,7 +25,7 @@ class Clock:
         self.launched = float(os.environ.get(LAUNCHED, now()))
         self.setup: dict[str, float] = {}  # seconds by part, in order
         self.device: torch.device | None = None
-        self.excluded = 0.0  # seconds of evaluation and saving inside the training
+        self.evaluation = 0.0  # seconds of evaluating, outside the windows; those of saving are neither's
         self._last = self.launched
         self._ticks: list[float | torch.cuda.Event] = []  # the start of each window, and the end of each step
         self._windows: list[int] = []  # where in _ticks each window starts
@@ -91,6 +91,7 @@ class Clock:
             "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
             "step_seconds_median": median,
             "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
+            "evaluation_seconds": self.evaluation,
             "total_seconds": self.now() - self.launched,
             "window": [self._opened[0], self._closed],  # by the machine's clock: when what is timed began and ended
         }

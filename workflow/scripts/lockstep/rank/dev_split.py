@@ -11,12 +11,15 @@ from lockstep.rank import checkpoint
 from lockstep.rank.session import Session
 from lockstep.tasks._task import Samples
 
+SEED = 0  # of the choice of `eval_samples`
+
 
 class DevSplit:
     """When the dev split is evaluated, and what came of it."""
 
     def __init__(self, session: Session, plan: Plan, samples: Samples):
-        self.session, self.plan, self.samples = session, plan, samples
+        self.session, self.plan = session, plan
+        self.samples = chosen(samples, session.train.eval_samples)
         self.every, self.kept = session.train.eval_every, checkpoint.Kept(session, plan)
         self.history: list[dict] = []
 
@@ -30,15 +33,43 @@ class DevSplit:
         self.kept.trained(self.plan.steps)
 
     def evaluate(self, step: int) -> None:
+        clock = self.session.clock
+        checkpoint.barrier(self.session.strategy)  # no rank's waiting for another one is evaluation
+        began = clock.now()
         results = gather_results(self.session, self.samples)
         figures = self.session.task.scores(results, self.samples)
+        clock.evaluation += clock.now() - began
         scores = {"step": step, "support": len(results)} | figures
         self.history.append(scores)
         self.session.files.event("eval", scores)
         if self.session.strategy.world.rank == 0:
             numbers = ", ".join(f"dev {name} {figure:.4f}" for name, figure in figures.items())
             print(f"step {step}/{self.plan.steps}: {numbers}", flush=True)
-        self.kept.evaluated(step, scores["macro_f1"])
+        self.kept.evaluated(step, figures)
+
+
+class Chosen:
+    """Some samples of a split, numbered anew; `ids`: their positions in it, int64 [n]."""
+
+    def __init__(self, samples: Samples, ids: np.ndarray):
+        self.samples, self.ids = samples, ids
+        self.lengths, self.labels = samples.lengths[ids], samples.labels[ids]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
+        return self.samples.batch(self.ids[ids], width)
+
+    def batches(self, size: int) -> list[np.ndarray]:
+        return np.array_split(np.argsort(self.lengths, kind="stable"), range(size, len(self), size))
+
+
+def chosen(samples: Samples, most: int | None) -> Samples:
+    """`most` samples at random, or all where there are no more; the same ones in every run, whatever its seed."""
+    if most is None or most >= len(samples):
+        return samples
+    return Chosen(samples, np.sort(np.random.default_rng(SEED).permutation(len(samples))[:most]))
 
 
 def gather_results(session: Session, samples: Samples) -> torch.Tensor:

@@ -31,6 +31,8 @@ SHOWN = (
     ("mfu", 1, ()),
     ("startup_seconds", 1, ()),
     ("total_seconds", 1, ()),
+    ("evaluation_seconds", 2, ()),
+    ("evaluation_samples_per_second", 0, ()),
     ("peak_memory_mb", 0, ()),
     ("proportional_memory_mb", 0, ()),
     ("memory_by_gpu_mb", None, ()),

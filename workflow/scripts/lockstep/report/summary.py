@@ -74,6 +74,8 @@ COLUMNS = [
     "nvml_memory_by_gpu_mb",
     "utilisation_by_gpu",
     "sm_mhz_by_gpu",
+    "evaluation_seconds",
+    "evaluation_samples_per_second",
 ]
 
 
@@ -335,8 +337,9 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
     measured = [_figures(row, run, peak) for run in good]
     seconds = stats.spread([figures["train_seconds"] for figures in measured])
     medians = {
-        name: stats.spread([figures[name] for figures in measured]).median if measured[0][name] is not None else None
+        name: stats.spread(values).median if None not in values else None
         for name in measured[0]
+        for values in [[figures[name] for figures in measured]]
     }
     return (
         line
@@ -371,6 +374,7 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
     """What one run measured, by column. None where a device does not tell."""
     seconds, work, memory = run["clock"]["train_seconds"], run["work"], run["memory"]
     devices, per_device = _peak(row, run, peak)
+    evaluation = run.get("evaluation")
     energy = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
     return {
         "train_seconds": seconds,
@@ -379,6 +383,8 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
         "tokens_per_second": run["throughput"]["tokens_per_second"],
         "startup_seconds": run["clock"]["first_step_seconds"],
         "total_seconds": run["clock"]["total_seconds"],
+        "evaluation_seconds": evaluation["seconds"] if evaluation else None,
+        "evaluation_samples_per_second": evaluation["samples_per_second"] if evaluation else None,
         "accuracy": run["test"]["accuracy"],
         "macro_f1": run["test"]["macro_f1"],
         "final_loss": run["losses"][-1],

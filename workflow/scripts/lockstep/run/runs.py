@@ -256,12 +256,21 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
             "flops_per_second": work["flops"] / seconds,
             "padded_flops_per_second": work["padded_flops"] / seconds,
         },
+        "evaluation": _evaluation(ranks[0]["dev"], largest.get("evaluation_seconds", 0.0)),
         "memory": _total([rank["memory"] for rank in ranks]),
         "memory_by_gpu": _sums(by_gpu),
         "reserved_by_gpu": _sums([rank["reserved_by_gpu"] for rank in ranks]),
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
+
+
+def _evaluation(dev: list[dict], seconds: float) -> dict | None:
+    """How long all evaluations on the dev split took, and how many samples a second they had; None without any."""
+    samples = sum(scores["support"] for scores in dev)
+    if not samples or not seconds:
+        return None
+    return {"seconds": seconds, "samples": samples, "samples_per_second": samples / seconds}
 
 
 def _total(ranks: list[dict]) -> dict:
