@@ -1,6 +1,9 @@
 """docs/adding-a-task.md does what it says: a task is one file and one line, and a model may be one's own."""
 
+import hashlib
+import json
 import re
+import shutil
 
 import pytest
 
@@ -116,3 +119,19 @@ def test_a_loss_that_is_no_scalar_ends_the_run_in_words(place):
             finished = place.script(script, *ASKED, "--results=own", f"--set=model.name={name}", *words)
         assert finished.returncode == code, finished.stderr
     assert "MyModel.loss must return the mean loss of the batch, a scalar; not [64]" in finished.stderr
+
+
+def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):
+    """A folder that came from elsewhere: all its hashes are right, and nobody here has named its file."""
+    assert prepared(place, "my_model.py:MyModel").returncode == 0
+    foreign = place.path("foreign")
+    shutil.copytree(place.path("own/data/weights"), foreign)
+    code = (foreign / "model.py").read_text() + "\nfrom pathlib import Path\nPath('ran').touch()\n"
+    (foreign / "model.py").write_text(code)
+    about = json.loads((foreign / "model.json").read_text())
+    about["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    (foreign / "model.json").write_text(json.dumps(about))
+    finished = place.script("predict", "--model", "foreign", "--image", "any.png")
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
+    assert "is code that this project was never told to run" in finished.stderr
+    assert not place.path("ran").exists()

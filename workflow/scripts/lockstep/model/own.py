@@ -2,7 +2,8 @@
 
 Stored, such a model is model.safetensors beside model.json, which names its class, what it was made with and the labels
 that it tells apart; and beside a copy of the file, if it is one's own. That file is run, as its user asked for by
-naming it; files that come with a model of the hub never are.
+naming it. The copy is run only where this project has run the same file by that name: a results folder or a model of
+somebody else's runs nothing.
 """
 
 import hashlib
@@ -20,8 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from lockstep.config.sections import OWN
 from lockstep.errors import BadInput, brief
-from lockstep.files import read_json, write_json
+from lockstep.files import hash_file, read_json, write_json
+from lockstep.paths import PROJECT
 
+TRUSTED = PROJECT / ".snakemake" / "lockstep-trusted"  # sha256 of each file that was named; not of what travels
 ABOUT, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
 
 
@@ -34,6 +37,7 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     file, cls = None, None
     if match := OWN.fullmatch(name):
         file = Path(match["file"])
+        _trust(file)
         cls = _class(file, match["name"], f"model.name: {name}")
     else:
         module, _, class_name = name.partition(":")
@@ -105,12 +109,19 @@ def build(folder: Path) -> torch.nn.Module:
         code = (folder / CODE).read_text(encoding="utf-8")
         if hashlib.sha256(code.encode()).hexdigest() != about["code_sha256"]:
             raise BadInput(f"{folder / CODE} has changed since the model was stored. Prepare the data again.")
+        if about["code_sha256"] not in _trusted():
+            raise BadInput(
+                f"{folder / CODE} is code that this project was never told to run, so it is not. Read it; to trust it,"
+                f" put its sha256 into {TRUSTED}."
+            )
         cls = _class(folder / CODE, about["class"], str(folder))
     else:
         module, _, name = about["class"].partition(":")
         if not module.startswith("lockstep."):
             raise BadInput(f"{folder / ABOUT}: {about['class']} is no model of Lockstep's.")
         cls = getattr(importlib.import_module(module), name)
+        if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+            raise BadInput(f"{folder / ABOUT}: {about['class']} is no model.")
     model = cls(**about["arguments"])
     model.lockstep = {key: about[key] for key in ("class", "arguments", "labels") if key in about}
     if code is not None:
@@ -134,6 +145,18 @@ def is_stored(folder: Path) -> bool:
 
 def labels(folder: Path) -> list[str] | None:
     return json.loads((folder / ABOUT).read_text(encoding="utf-8")).get("labels")
+
+
+def _trusted() -> set[str]:
+    return set(TRUSTED.read_text(encoding="utf-8").split()) if TRUSTED.is_file() else set()
+
+
+def _trust(file: Path) -> None:
+    """Note that the user has named this file."""
+    if file.is_file() and (digest := hash_file(file)) not in _trusted():
+        TRUSTED.parent.mkdir(parents=True, exist_ok=True)
+        with TRUSTED.open("a", encoding="utf-8") as stream:
+            stream.write(f"{digest}\n")
 
 
 def _class(file: Path, name: str, where: str) -> type:
