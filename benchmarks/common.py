@@ -19,17 +19,20 @@ LARGER = {"model.layers": 4, "model.hidden_size": 256, "model.heads": 4}
 
 
 def command(script: str, results: Path, keys: dict, *more: str) -> list[str]:
+    """A script's command; `more` may name configuration files: --config=FILE."""
     overrides = [f"--set={key}={value}" for key, value in (COMMON | keys).items()]
     return [sys.executable, str(SCRIPTS / f"{script}.py"), "--results", str(results), *overrides, *more]
 
 
-def run(script: str, results: Path, keys: dict) -> None:
-    subprocess.run(command(script, results, keys), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
+def run(script: str, results: Path, keys: dict, configs: tuple[str, ...] = ()) -> None:
+    files = [f"--config={file}" for file in configs]
+    subprocess.run(command(script, results, keys, *files), check=True, cwd=PROJECT, stdout=subprocess.DEVNULL)
 
 
-def prepared(folder: Path, keys: dict) -> Path:
+def prepared(folder: Path, keys: dict, configs: tuple[str, ...] = ()) -> Path:
+    """A results folder with data and plans, by configuration files (the default one without any) and `keys`."""
     for script in ("prepare", "plan"):
-        run(script, folder, keys)
+        run(script, folder, keys, configs)
     return folder
 
 

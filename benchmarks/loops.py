@@ -49,10 +49,12 @@ def on_one_core(row: Row) -> Settings:
 class Loop:
     """A model of its own, and `train`, which returns samples per second."""
 
+    row = ROW
+
     def __init__(self, results: Path):
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.results, self.settings = results, on_one_core(ROW)
+        self.results, self.settings = results, on_one_core(self.row)
         models.keep_masks()
         self.model = models.load(paths.data_folder(results) / paths.WEIGHTS).train()
         self.prepare()
@@ -101,8 +103,13 @@ class TrainerLoop(Loop):
         self.dataset = tokenised(self.results)
         self.tokenizer = AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
 
+    def collator(self):
+        from transformers import DataCollatorWithPadding
+
+        return DataCollatorWithPadding(self.tokenizer)
+
     def train(self, first: int, steps: int) -> float:
-        from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+        from transformers import Trainer, TrainingArguments
 
         arguments = TrainingArguments(
             str(self.results / "trainer"),
@@ -116,8 +123,7 @@ class TrainerLoop(Loop):
             report_to="none",
             disable_tqdm=True,
         )
-        collator = DataCollatorWithPadding(self.tokenizer)
-        trainer = Trainer(self.model, arguments, data_collator=collator, train_dataset=self.dataset)
+        trainer = Trainer(self.model, arguments, data_collator=self.collator(), train_dataset=self.dataset)
         began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):  # its summary of each part
             trainer.train()
@@ -168,8 +174,11 @@ class Planned(Loop):
 
     def prepare(self):
         super().prepare()
-        self.whole = Plan.load(paths.plan_file(self.results, ROW.plan_name))
-        self.tokens = Tokens.load(paths.split_folder(paths.data_folder(self.results), "train"))
+        self.whole = Plan.load(paths.plan_file(self.results, self.row.plan_name))
+        self.samples = self.load(paths.split_folder(paths.data_folder(self.results), "train"))
+
+    def load(self, split: Path):
+        return Tokens.load(split)
 
     def part(self, first: int, steps: int) -> Plan:
         """`steps` steps of the plan from step `first` on, and on from the beginning where it ends."""
@@ -191,7 +200,7 @@ class BareLoop(Planned):
         plan = self.part(first, steps)
         schedule = make_schedule(self.optimizer, self.settings.train, steps, plan.epochs)
         began = time.perf_counter()
-        bare.train(self.model, self.optimizer, schedule, plan, self.tokens)
+        bare.train(self.model, self.optimizer, schedule, plan, self.samples)
         return len(plan.ids) / (time.perf_counter() - began)
 
 
@@ -212,7 +221,7 @@ class PlannedLoop(Planned):
     def train(self, first: int, steps: int) -> float:
         plan, clock, files = self.part(first, steps), Clock(), RankFiles(self.results, 0)
         session = Session(self.strategy, self.task, self.settings, self.results, clock, files, self.progress)
-        self.strategy.train(Replay(session, plan, self.tokens, DevSplit(session, plan, self.tokens)))
+        self.strategy.train(Replay(session, plan, self.samples, DevSplit(session, plan, self.samples)))
         return len(plan.ids) / clock.reading()["train_seconds"]
 
     def batching(self, first: int, steps: int) -> float:
@@ -221,7 +230,7 @@ class PlannedLoop(Planned):
         seconds = len(plan.ids) / self.train(first, steps)
         began = time.perf_counter()
         for step in range(steps):
-            self.strategy.batch(self.tokens, plan.step_ids(step), plan.widths[step])
+            self.strategy.batch(self.samples, plan.step_ids(step), plan.widths[step])
         return (time.perf_counter() - began) / seconds
 
 
@@ -230,9 +239,7 @@ class TunedLoop(PlannedLoop):
 
     strategy_class = recipe.Strategy
 
-    def prepare(self):
-        self.settings = on_one_core(TUNED)
-        super().prepare()
+    row = TUNED
 
 
 class SameWidths(PlannedLoop):

@@ -57,6 +57,21 @@ def harness(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     ]
 
 
+def images(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
+    from benchmarks.images import BareImages, PlannedImages, TrainerImages, write_images
+
+    configs = ("config/config.yaml", "config/mnist.yaml")
+    results = prepared(folder / "images", {"data.path": write_images(folder / "idx")}, configs)
+    return [
+        line(f"single over {name} on images, samples/s (BasicNet, 28 x 28)", ratios, target)
+        for name, loop, steps, target in (
+            ("a bare loop", BareImages, 20, "at least 0.97"),
+            ("transformers.Trainer's documented loop", TrainerImages, 20, "at least 1.0"),
+        )
+        for ratios in [in_turns(PlannedImages(results), 20, loop(results), steps, 2 * rounds)]
+    ]
+
+
 def in_turns(ours, our_steps: int, theirs, their_steps: int, rounds: int) -> list[float]:
     """Ratios of samples per second, each of two measurements side by side; who is first changes from round to round."""
     ratios = []
