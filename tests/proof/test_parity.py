@@ -227,6 +227,35 @@ def test_every_mistake_is_caught(prove, mistake):
         assert verdict["above_floor"] > 30 * 10
 
 
+FORGOTTEN = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        groups = [{name: group[name] for name in ("params", "weight_decay")} for group in self.optimizer.param_groups]
+        kind, rate = type(self.optimizer), self.optimizer.defaults["lr"]
+        self.optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=rate)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "key", "asked", "live"),
+    [("sgd", "momentum", "0.9", "0"), ("adam", "betas", "[0.8,0.9]", "(0.9, 0.999)")],
+)
+def test_a_strategy_that_forgets_what_its_optimizer_was_told_is_caught(prove, benchmark, optimizer, key, asked, live):
+    """Before its first step, and by name."""
+    benchmark.path("workflow/scripts/lockstep/strategies/wrong_forgotten.py").write_text(FORGOTTEN)
+    benchmark.path("forgotten.yaml").write_text("rows: {wrong_forgotten: {strategy: wrong_forgotten}}")
+    files = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "forgotten.yaml")]
+    changed = ["--set", f"train.optimizer={optimizer}", "--set", f"train.{key}={asked}"]
+    finished = benchmark.script("parity", *files, *changed, "--row", "wrong_forgotten")
+    assert finished.returncode == 1
+    assert f"optimizer group 0: {key}: " in finished.stderr
+    assert f"the live wrong_forgotten has {live}" in finished.stderr
+
+
 # Shapes that name their dropouts, share their layers, or mix their tokens in another way than BERT does.
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SHAPES = {
