@@ -45,6 +45,7 @@ class Task(_classification.Task):
             "image",
             written.tests if written.tests.any() else None,
         )
+        summary["synthetic"] = False  # scikit-learn's digits were written by people
         with atomic_folder(made / paths.DATASET) as temporary:
             summary |= images.store(written, numbers, parts, config.data, temporary)
         channels, height, width = written.shape
