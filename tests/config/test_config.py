@@ -205,7 +205,6 @@ def test_a_row_overrides_and_keeps_the_rest():
             "{strategy: trainer, precision: fp16}",
             "rows.x: precision: fp16, device: cpu: Trainer silently trains in fp32",
         ),
-        ("{strategy: ddp, sync_batchnorm: true}", "rows.x: sync_batchnorm: True, device: cpu: PyTorch's SyncBatchNorm"),
         ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
         ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
         (
@@ -372,7 +371,7 @@ def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
     ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
     assert ddp_amp == ddp | {"rendezvous"}
     assert checked.rows["ddp_amp"].options["launcher"] == "spawn"
-    assert fsdp == {"launcher", "reshard_after_forward", "mixed_precision"}
+    assert fsdp == {"launcher", "sync_batchnorm", "reshard_after_forward", "mixed_precision"}
 
 
 def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkeypatch):
