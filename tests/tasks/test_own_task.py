@@ -108,17 +108,39 @@ def test_a_model_that_can_t_be_used_is_refused_in_its_own_words(run_script, tmp_
     assert not (tmp_path / "results" / "data").exists()
 
 
-def test_a_loss_that_is_no_scalar_ends_the_run_in_words(place):
+def launched(place, name: str, row: str, *more: str):
+    return place.script("launch", *ASKED, "--results=own", f"--set=model.name={name}", f"--row={row}", *more)
+
+
+def test_a_model_brings_its_own_loss_which_must_be_a_scalar(place):
     model = place.path("my_model.py").read_text()
     own = "\n    def loss(self, outputs, labels):\n        return nn.functional.cross_entropy(outputs, labels{})\n"
-    name = "lossy.py:MyModel"
-    for more, code in (("", 0), (", reduction='none'", 1)):
-        place.path("lossy.py").write_text(model + own.format(more))
+    name, losses = "lossy.py:MyModel", []
+    for written in (model, model + own.format("")):
+        place.path("lossy.py").write_text(written)
         assert prepared(place, name).returncode == 0
-        for script, *words in (("plan",), ("launch", "--row=single")):
-            finished = place.script(script, *ASKED, "--results=own", f"--set=model.name={name}", *words)
-        assert finished.returncode == code, finished.stderr
-    assert "MyModel.loss must return the mean loss of the batch, a scalar; not [64]" in finished.stderr
+        assert place.script("plan", *ASKED, "--results=own", f"--set=model.name={name}").returncode == 0
+        finished = launched(place, name, "single")
+        assert finished.returncode == 0, finished.stderr
+        losses.append(read_json(place.path("own/runs/single/n1/rep1/record.json"))["losses"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    place.path("lossy.py").write_text(model + own.format(", reduction='none'"))
+    finished = prepared(place, name)
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
+    assert "MyModel.loss must return the mean loss of the batch, a scalar; not [1]" in finished.stderr
+
+
+def test_parameters_that_no_step_uses_are_named_where_ranks_would_wait_for_them(place):
+    model, name = place.path("my_model.py").read_text(), "unused.py:MyModel"
+    spare = model.replace("super().__init__()", "super().__init__()\n        self.spare = nn.Linear(7, 7)")
+    place.path("unused.py").write_text(spare)
+    assert prepared(place, name).returncode == 0
+    assert place.script("plan", *ASKED, "--results=own", f"--set=model.name={name}").returncode == 0
+    refused = launched(place, name, "ddp")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "rows.ddp: the model's spare.weight (and 1 more) gets no gradient" in refused.stderr
+    finished = launched(place, name, "ddp", "--set=rows.ddp.find_unused_parameters=true")
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):

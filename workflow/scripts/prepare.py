@@ -28,7 +28,8 @@ def main() -> None:
         made = Path(work) / "data"
         summary = task.prepare(config, paths.download_folder(arguments.results), Path(work), made)
         files.write_json(made / paths.ABOUT_DATA, summary)  # which a split's reader looks into
-        np.save(paths.lengths_file(made), task.load(paths.split_folder(made, "train")).lengths)
+        samples = task.load(paths.split_folder(made, "train"))
+        np.save(paths.lengths_file(made), samples.lengths)
         model = models.load(made / paths.WEIGHTS)
         parts = [part for part in PARTS if (made / part).is_dir()]
         summary |= {
@@ -38,6 +39,7 @@ def main() -> None:
             "parameters": models.count_parameters(model),
             "batch_statistics": models.has_batch_statistics(model),
             "weights": models.hash_weights(model.state_dict()),
+            "unused_parameters": task.unused_parameters(model, samples),
             "asked": config.data_settings,
             "files": files.inventory(made, parts),
         }

@@ -52,6 +52,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
     plan = Plan.load(planned)
     refuse_to_start(row)
+    refuse_unused_parameters(row, about.get("unused_parameters", []))
     disturbed: list[dict] = []
     with lifetime.hold(folder):
         while True:
@@ -162,6 +163,16 @@ def refuse_to_start(row: Row) -> None:
     row.refuse()
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
+
+
+def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
+    """Raises BadInput where DistributedDataParallel would wait for gradients that never come."""
+    if unused and row.options.get("find_unused_parameters") is False and row.hardware.processes > 1:
+        others = f" (and {len(unused) - 1} more)" if unused[1:] else ""
+        raise BadInput(
+            f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, which {row.strategy} must be told of."
+            " Set find_unused_parameters: true in the row, or leave the parameter out of the model."
+        )
 
 
 def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strangers: list[int]) -> dict:

@@ -13,6 +13,7 @@ import torch
 
 from lockstep import paths
 from lockstep.config.sections import Predict, Train
+from lockstep.errors import BadInput, RunFailed
 from lockstep.model import models
 
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
@@ -53,6 +54,21 @@ class Task:
         Downloads are kept in `downloads`; `work` is for what is not. Returns the summary of data.json. Raises BadInput.
         """
         raise NotImplementedError
+
+    def unused_parameters(self, model: torch.nn.Module, samples: Samples) -> list[str]:
+        """The parameters that get no gradient of the first sample's loss. Raises BadInput where that can't be had."""
+        batch = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
+        inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+        labels = inputs.pop("labels")
+        model.eval()  # which draws no random number, and takes a single sample where there is batch normalisation
+        try:
+            self.loss(model, model(**inputs), labels, torch.float32).backward()
+        except RunFailed as error:
+            raise BadInput(f"model.name: {error}.") from None
+        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        model.zero_grad()
+        model.train()
+        return unused
 
     # In every rank.
 
