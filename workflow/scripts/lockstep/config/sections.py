@@ -19,6 +19,8 @@ class Data:
     split: str
     format: str
     text: str | int
+    prompt: str | int | None
+    completion: str | int | None
     image: str
     image_size: int | None
     mean: list[float] | None

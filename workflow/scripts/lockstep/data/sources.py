@@ -1,4 +1,4 @@
-"""Rows of text and label, from a local file, an https address, a Hugging Face data set, or the embedded corpus.
+"""Rows of texts, from a local file, an https address, a Hugging Face data set, or the embedded corpus.
 
 Every reader yields (row number, row): numbers from 1 as an editor counts them, rows as lists or mappings.
 """
@@ -27,6 +27,7 @@ LOOK = 100  # rows that tell a file's separator, and whether its first line is a
 BLOCK = 2**16  # bytes of a download at a time; what has come of one is lost with the connection
 MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+ENDINGS |= {".txt": "text"}
 
 
 def read(data: Data, downloads: Path, notes: list[str] | None = None) -> tuple[str, Iterator[tuple[str, object]]]:
@@ -36,6 +37,12 @@ def read(data: Data, downloads: Path, notes: list[str] | None = None) -> tuple[s
     reader of the results must know of the source is added to `notes`, at the latest with the first row.
     """
     notes = [] if notes is None else notes
+    name, rows = records(data, downloads, notes)
+    return name, _columns(rows, data, name)
+
+
+def records(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[tuple[int, object]]]:
+    """The source's name, and its rows as they stand there with their numbers, at most `data.limit` of them."""
     if data.embedded:
         name, rows = "the embedded synthetic corpus", enumerate(corpus.generate(data.seed), 1)
     elif data.hub and not data.path and not data.url:
@@ -43,27 +50,35 @@ def read(data: Data, downloads: Path, notes: list[str] | None = None) -> tuple[s
     else:
         file = Path(data.path) if data.path else download(data.url, data.sha256, downloads)
         name, rows = str(data.path or data.url), _file(file, data, notes)
-    return name, _columns(itertools.islice(rows, data.limit), data, name)
+    return name, itertools.islice(rows, data.limit)
 
 
 def _columns(rows, data: Data, name: str) -> Iterator[tuple[str, object, int]]:
     for number, row in rows:
         where = f"{name}, row {number}"
-        text, label = _column(row, data.text, 0, "text", where), _column(row, data.label, 1, "label", where)
-        if not isinstance(text, str):
-            raise BadInput(f"{where}: the text is {text!r}; expected a string.")
+        text, label = text_of(row, data.text, 0, "text", where, data), _column(row, data.label, 1, "label", where)
         if isinstance(label, float) and label.is_integer():  # a column of numbers with gaps is read as floats
             label = int(label)
         if isinstance(label, str):
             label = label.strip()
         if not isinstance(label, (str, int)) or label == "":
             raise BadInput(f"{where}: the label is {label!r}; expected a name or a whole number.")
-        cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
-        if not cleaned:
-            raise BadInput(f"{where}: the text is empty. Remove the row.")
-        if HALF.search(f"{cleaned}{label}"):
-            raise BadInput(f"{where}: the text or label holds half a character (a lone surrogate). Mend the row.")
-        yield cleaned, label, number
+        if HALF.search(str(label)):
+            raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Mend the row.")
+        yield text, label, number
+
+
+def text_of(row, column: str | int, position: int, key: str, where: str, data: Data) -> str:
+    """A row's cleaned text in one column, which `data.key` names. Raises BadInput where it is none, or empty."""
+    text = _column(row, column, position, key, where)
+    if not isinstance(text, str):
+        raise BadInput(f"{where}: the {key} is {text!r}; expected a string.")
+    cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
+    if not cleaned:
+        raise BadInput(f"{where}: the {key} is empty. Remove the row.")
+    if HALF.search(cleaned):
+        raise BadInput(f"{where}: the {key} holds half a character (a lone surrogate). Mend the row.")
+    return cleaned
 
 
 def _column(row, column: str | int, position: int, key: str, where: str):
@@ -90,12 +105,14 @@ def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, objec
     ending = Path(file.stem).suffix if packed(file) else file.suffix
     kind = ENDINGS.get(ending.lower()) if data.format == "auto" else data.format
     if kind is None:
-        raise BadInput(f"data.format: can't tell it from {file.name}; set it to json, jsonl, csv, tsv or parquet.")
+        raise BadInput(
+            f"data.format: can't tell it from {file.name}; set it to {', '.join(sorted({*ENDINGS.values()}))}."
+        )
     if kind == "parquet" and packed(file):
         raise BadInput(f"data.path: {file} is a packed Parquet file. Unpack it: gunzip --keep {file}")
     if not file.is_file():
         raise BadInput(f"data.path: {file} is no file. Name an existing one.{containers.outside(str(file))}")
-    reader = {"json": _json, "jsonl": _json_lines, "csv": _csv, "tsv": _csv, "parquet": _parquet}[kind]
+    reader = {"json": _json, "jsonl": _json_lines, "csv": _csv, "tsv": _csv, "parquet": _parquet, "text": _text}[kind]
     try:
         yield from reader(file, data, kind, notes)
     except UnicodeDecodeError as error:
@@ -242,6 +259,15 @@ def _parquet(file: Path, data: Data, kind: str, notes: list[str]):
     except pyarrow.ArrowInvalid as error:
         raise BadInput(f"{file}: is no Parquet file: {error}.") from None
     yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
+
+
+def _text(file: Path, data: Data, kind: str, notes: list[str]):
+    """What stands between empty lines of a plain text file is a row of one column, numbered by its first line."""
+    with _open(file) as lines:
+        for filled, group in itertools.groupby(enumerate(lines, 1), lambda numbered: bool(numbered[1].strip())):
+            if filled:
+                block = list(group)
+                yield block[0][0], ["".join(line for _, line in block)]
 
 
 def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:

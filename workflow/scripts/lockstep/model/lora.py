@@ -1,6 +1,6 @@
 """LoRA: a model's queries and values are changed by products of two thin matrices, and those are trained, by peft.
 
-The head is trained too; all other weights stay as they are (Hu et al. 2021, arXiv:2106.09685).
+A classifier's head is trained too; all other weights stay as they are (Hu et al. 2021, arXiv:2106.09685).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lockstep.errors import RunFailed
+from lockstep.model.models import is_causal_name
 
 if TYPE_CHECKING:  # importing it takes long, and most rows do without
     from peft import PeftModel
@@ -27,11 +28,12 @@ def adapted(model: torch.nn.Module, rank: int) -> PeftModel:
     import peft
 
     ends = {name.split(".")[-1] for name, _ in model.named_modules()}
+    causal = is_causal_name(type(model).__name__)
     asked = peft.LoraConfig(
-        task_type=peft.TaskType.SEQ_CLS,
+        task_type=peft.TaskType.CAUSAL_LM if causal else peft.TaskType.SEQ_CLS,
         r=rank,
         lora_alpha=rank,  # updates count once, at any rank
-        modules_to_save=sorted(ends & HEAD),
+        modules_to_save=sorted(ends & HEAD) or None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is

@@ -48,6 +48,15 @@ class Shape:
         return Shape(encoder, sum(weights.values()) - encoder, config.num_hidden_layers, config.hidden_size)
 
     @staticmethod
+    def of_decoder(model) -> "Shape":
+        """The shape of a causal language model of transformers', whose head sees every token."""
+        from torch.nn import Linear
+        from transformers.pytorch_utils import Conv1D  # the products of GPT-2 and its like
+
+        products = sum(module.weight.numel() for module in model.modules() if isinstance(module, (Linear, Conv1D)))
+        return Shape(products, 0, model.config.num_hidden_layers, model.config.hidden_size)
+
+    @staticmethod
     def counted(model, inputs: dict, tokens: int = 0) -> "Shape":
         """The shape of any model, by what PyTorch counts in a forward pass over the `inputs` of one sample.
 

@@ -76,12 +76,9 @@ def is_stored(folder: Path) -> bool:
     return own.is_stored(folder) or (folder / "config.json").is_file()
 
 
-ENDINGS = {
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-    "ForCausalLM": "language-modelling",
-    "LMHeadModel": "language-modelling",
-}
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # how transformers' names of causal language models end
+ENDINGS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
+ENDINGS |= dict.fromkeys(CAUSAL, "language-modelling")
 
 
 def task_name(folder: Path) -> str | None:
@@ -95,6 +92,11 @@ def task_name(folder: Path) -> str | None:
         return None
     names = read_json(folder / "config.json").get("architectures") or [""]
     return next((task for ending, task in ENDINGS.items() if names[0].endswith(ending)), None)
+
+
+def is_causal_name(name: str) -> bool:
+    """Whether transformers' class of this name is a causal language model."""
+    return name.endswith(CAUSAL)
 
 
 def labels(folder: Path) -> list[str]:
@@ -111,20 +113,25 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 @contextlib.contextmanager
 def kept_wide():
-    """Have `Tensor.float` leave float64 as it is: models call it to widen bf16, and would narrow float64 by it.
+    """Have `Tensor.float`, and `Tensor.to` float32, leave float64 as it is: models widen bf16 so, and would narrow it.
 
-    ModernBERT does so in its rotary embedding: a rounding to float32, which a difference of 1e-16 tips now and then.
+    ModernBERT does so in its rotary embedding, and Llama in its norms: a rounding to float32, which a difference of
+    1e-16 tips now and then.
     """
-    narrow = torch.Tensor.float
+    narrow, to = torch.Tensor.float, torch.Tensor.to
 
     def float_(tensor, *arguments, **options):
         return tensor if tensor.dtype == torch.float64 else narrow(tensor, *arguments, **options)
 
-    torch.Tensor.float = float_
+    def to_(tensor, *arguments, **options):
+        narrows = torch.float32 in arguments or options.get("dtype") is torch.float32
+        return tensor if tensor.dtype == torch.float64 and narrows else to(tensor, *arguments, **options)
+
+    torch.Tensor.float, torch.Tensor.to = float_, to_
     try:
         yield
     finally:
-        torch.Tensor.float = narrow
+        torch.Tensor.float, torch.Tensor.to = narrow, to
 
 
 def _dropout_keys(config) -> list[str]:
@@ -155,6 +162,21 @@ def has_batch_statistics(model: torch.nn.Module) -> bool:
 def has_changing_buffers(model: torch.nn.Module) -> bool:
     """Whether DDP must send buffers in every forward pass, as it does by default. BERT's are position numbers."""
     return any(buffer.is_floating_point() for buffer in model.buffers())
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Parameters that are another one under a second name, as an output layer may be the embedding: name -> the first.
+
+    safetensors keeps each only once, so what some strategies save lacks them.
+    """
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
+
+
+def with_tied(state: dict[str, torch.Tensor], tied: dict[str, str]) -> dict[str, torch.Tensor]:
+    """A state dict in which the second names (`tied_names`) are there too."""
+    return state | {name: state[first] for name, first in tied.items() if first in state}
 
 
 def keep_masks() -> None:

@@ -46,6 +46,9 @@ def load(auto: type, model: Model, notes: list[str] | None, labels: list[str] | 
     others = {name: shape for name, shape, _ in report["mismatched_keys"]}
     if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
         raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+    if others and labels is None:
+        name = next(iter(others))
+        raise BadInput(f"model.name: {model.name}: {name} has another shape than its config.json says.")
     _require_body(pretrained, report["missing_keys"], model.name, notes)
     if others and labels is not None and notes is not None:
         classes = next(iter(others.values()))[0]

@@ -25,6 +25,7 @@ def read(run: Path) -> dict:
         raise RunFailed(f"{run}: {strategy} is not installed here ({error}). Convert it where it is.") from None
     except Exception as error:  # each framework has its own for a file that is not its own
         raise RunFailed(f"{checkpoint}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
+    state = models.with_tied(state, manifest.get("tied", {}))
     _must_be(models.hash_weights(state), manifest, run)
     return state
 

@@ -29,6 +29,7 @@ from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import read_json, read_object, write_json
+from lockstep.model import models
 from lockstep.proof import conversion
 from lockstep.run import journal, lifetime, record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
@@ -251,7 +252,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
 
 
 def _start(results: Path) -> dict[str, torch.Tensor]:
-    return load_file(paths.data_folder(results) / paths.WEIGHTS / "model.safetensors")
+    return models.load(paths.data_folder(results) / paths.WEIGHTS).state_dict()
 
 
 def _reference(config: Config, precision: str, results: Path) -> Path:

@@ -56,10 +56,11 @@ def save(strategy, folder: Path, about: dict) -> None:
         temporary.mkdir()
     barrier(strategy)
     strategy.save(temporary)
-    live = strategy.state_dict()
+    tied = models.tied_names(strategy.module)
+    live = models.with_tied(strategy.state_dict(), tied)
     barrier(strategy)
     if main:
-        seal(temporary, about | {"weights": models.hash_weights(live)})
+        seal(temporary, about | {"weights": models.hash_weights(live), "tied": tied})
         shutil.rmtree(final, ignore_errors=True)
         temporary.replace(final)
     barrier(strategy)

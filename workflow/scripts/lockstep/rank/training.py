@@ -133,7 +133,8 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
     replay, _ = _prepare(Session(strategy, _task(settings), settings, folder, Clock(), files, progress))
     _train_steps(replay)
-    weights = strategy.state_dict()  # called on every rank, as each may have a share only
+    # Called on every rank, as each may have a share only.
+    weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
     if strategy.world.rank == 0:
         whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
         save_file(whole, folder / paths.FINAL_WEIGHTS)

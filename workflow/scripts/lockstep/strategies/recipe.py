@@ -10,8 +10,8 @@ weights     bf16: the model computes and communicates in bf16 throughout, the op
             those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
 tf32        fp32 matrices are multiplied in TensorFloat-32, with 10 bits of precision
 resident    all token ids lie on the device from the start, and batches are put together there (data/resident.py)
-lora        queries and values are changed by products of two thin matrices; those and the head are trained, the rest
-            keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft (model/lora.py)
+lora        queries and values are changed by products of two thin matrices; those and a classifier's head are trained,
+            the rest keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft (model/lora.py)
 optimizer   adamw8bit: AdamW keeps its state in 8 bits, of tensors of 4096 numbers or more (Dettmers et al. 2021,
             arXiv:2110.02861), by bitsandbytes (model/optimizer.py)
 
@@ -153,7 +153,7 @@ OPTIONS = {
         "type": "integer",
         "enum": [0, 4, 8, 16, 32, 64],
         "default": 0,
-        "description": "train low-rank updates of this rank, and the head; 0: all weights",
+        "description": "train low-rank updates of this rank, and a classifier's head; 0: all weights",
     },
     "optimizer": {
         "enum": ["adamw", "adam", "sgd", "adamw8bit"],
@@ -181,6 +181,8 @@ REFUSED = [
     ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "its gradients are bf16 already"),
     ({"tf32": [True], "device": ["cpu"]}, "TensorFloat-32 is a GPU's; on a CPU take precision: bf16"),
     ({"resident": [True], "device": ["cpu"]}, "the token ids are where they are needed"),
+    ({"packed": [True], "task": ["language-modelling"]}, "this task's sequences hold no padding"),
+    ({"resident": [True], "task": ["language-modelling"]}, "this task's batches are put together on the host"),
     ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
     (

@@ -1,0 +1,155 @@
+"""Causal language models: their tokenizers, a small one from scratch, and what a pretrained one must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from lockstep.errors import BadInput, brief
+from lockstep.model import encoders, pretrained
+from lockstep.model.models import LOCAL, is_causal_name
+
+if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+    from lockstep.config.sections import Model
+
+VOCABULARY = 1024  # tokens of a new tokenizer, 256 of which are the bytes
+PAD, BEGIN, END = "<pad>", "<s>", "</s>"
+
+
+def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
+    """The pretrained tokenizer; for a scratch model a new one, learnt from `texts`, those of the training split."""
+    if model.name != "scratch":
+        return encoders.make_tokenizer(model, (), max_length)
+    return byte_pairs(texts, max_length)
+
+
+def byte_pairs(texts: Iterable[str], max_length: int):
+    """A tokenizer of bytes and of those that often stand together (Sennrich et al. 2016, arXiv:1508.07909).
+
+    It can write any text, and what it decodes is the text again. The same texts give the same one.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=[PAD, BEGIN, END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[str]) -> torch.nn.Module:
+    """The model with its initial weights: the pretrained ones, or those of a small new Llama.
+
+    Raises BadInput where a pretrained one can't be had, is no causal language model, or does not fit the tokenizer.
+    """
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    if model.name != "scratch":
+        _require_causal(model)
+        decoder = pretrained.load(AutoModelForCausalLM, model, notes)
+        _require_fit(decoder, model, len(tokenizer), max_length)
+    else:
+        if model.hidden_size % (2 * model.heads):
+            raise BadInput(
+                f"model.heads: {model.heads} heads of an even width don't make up a hidden_size of {model.hidden_size}."
+            )
+        decoder = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=model.hidden_size,
+                # Of three matrices a layer, as many weights as two of 4 * hidden_size have (Shazeer 2020,
+                # arXiv:2002.05202), rounded up to 16s.
+                intermediate_size=-(-8 * model.hidden_size // 48) * 16,
+                num_hidden_layers=model.layers,
+                num_attention_heads=model.heads,
+                num_key_value_heads=model.heads,
+                max_position_embeddings=max_length,
+                initializer_range=0.02 * (768 / model.hidden_size) ** 0.5,  # 0.02 is for a width of 768
+                tie_word_embeddings=False,
+                pad_token_id=tokenizer.pad_token_id,
+                bos_token_id=tokenizer.bos_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+            )
+        )
+    decoder.config.use_cache = False  # keys and values of the past, which training has no use for
+    return decoder
+
+
+def _require_causal(model: Model) -> None:
+    """Raises BadInput where config.json names another kind of model: transformers would give it a new head."""
+    from transformers import AutoConfig
+
+    with pretrained.explained(model):
+        config = AutoConfig.from_pretrained(pretrained.folder_of(model, pretrained.SMALL), **LOCAL)
+    name = (config.architectures or ["model without a name"])[0]
+    if not is_causal_name(name) or config.is_encoder_decoder:
+        raise BadInput(
+            f"model.name: {model.name} is a {name}, which is no causal language model. Name one that was saved as such"
+            " (as LlamaForCausalLM, say)."
+        )
+
+
+def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
+    """Raises BadInput where a model can't take its tokenizer's tokens, such sequences, or documents that share one."""
+    have = decoder.get_input_embeddings().num_embeddings
+    if have < tokens:
+        raise BadInput(
+            f"model.name: {model.name}: has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its"
+            " own tokenizer."
+        )
+    window = getattr(decoder.config, "sliding_window", None)
+    if window and window < max_length:
+        raise BadInput(
+            f"model.name: {model.name}: attends to {window} tokens only. Lower data.max_length from {max_length}."
+        )
+    decoder.eval()
+    try:
+        with torch.no_grad():
+            decoder(input_ids=torch.zeros(1, max_length, dtype=torch.int64), use_cache=False)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise BadInput(
+            f"model.name: {model.name}: can't take a sequence of {max_length} tokens ({brief(error)}). Lower"
+            " data.max_length."
+        ) from None
+    try:
+        kept_apart = keeps_apart(decoder, tokens)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        kept_apart = False
+    if not kept_apart:
+        raise BadInput(
+            f"model.name: {model.name}: documents that share a sequence can't be kept apart in it, as it does not heed"
+            " a mask of [sequences, 1, tokens, tokens] and position_ids. Name another model."
+        )
+    decoder.train()
+
+
+def keeps_apart(decoder: torch.nn.Module, tokens: int) -> bool:
+    """Whether the model makes of a document behind another one, under a mask, what it makes of it alone; and of a
+    token's logits, the same whatever follows it."""
+    ids = torch.arange(7)[None] % tokens
+    documents = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    mask = (documents[:, None] == documents) & torch.ones(7, 7, dtype=torch.bool).tril()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    with torch.no_grad():
+        together = decoder(input_ids=ids, attention_mask=mask[None, None], position_ids=positions, use_cache=False)
+        alone = decoder(input_ids=ids[:, 3:], use_cache=False)
+        shorter = decoder(input_ids=ids[:, 3:5], use_cache=False)
+    scale = 1e-3 * alone.logits.std().item()
+    return torch.allclose(together.logits[:, 3:], alone.logits, rtol=0, atol=scale) and torch.allclose(
+        shorter.logits, alone.logits[:, :2], rtol=0, atol=scale
+    )

@@ -1,0 +1,201 @@
+"""language-modelling: the next token of a text. A small new Llama, or a pretrained causal model.
+
+Documents are laid end to end in sequences of data.max_length tokens, and none attends across its border; or, with
+data.prompt and data.completion, each row is a sequence of which only the completion is learnt. Such a model takes
+input_ids and position_ids, int64 [n, tokens], and attention_mask, bool [n, 1, tokens, tokens], and returns logits,
+float [n, tokens, vocabulary]. A loss is the mean over the targets of the whole global batch, not of a sequence's.
+"""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from lockstep import paths
+from lockstep.data import documents
+from lockstep.data.documents import NO_TARGET
+from lockstep.errors import BadInput
+from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
+from lockstep.model import models
+from lockstep.tasks import _task
+
+EMBEDDED = ("resources/corpus.yaml",)
+QUALITY = "perplexity"
+BATCH_TOKENS = 4096  # of a test: logits of so many are in memory at once
+CONTINUED = 32  # tokens that are predicted of a text
+
+
+class Task(_task.Task):
+    UNIT, INPUT, EXAMPLE = "sequences", "text", 'as in --text "今天"'
+    METRICS = ("perplexity", "loss")
+
+    def prepare(self, config, downloads, work, made):
+        from lockstep.model import decoders, metrics
+
+        if config.train.class_weights is not None:
+            raise BadInput("train.class_weights: a language model has no classes. Leave it out.")
+        if config.model.file:
+            raise BadInput("model.name: this task takes scratch, or a causal model of transformers', not a class.")
+        notes: list[str] = []
+        longest = config.data.max_length
+        source, rows = documents.read(config.data, downloads, notes)
+        parts, summary = documents.divide(rows, config.data, source, notes)
+        tokenizer = decoders.make_tokenizer(config.model, (text for row in parts["train"] for text in row), longest)
+        model = decoders.initialise(config.model, tokenizer, longest, config.train.seed, notes)
+        ends = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        pad_id = next((number for number in ends if number is not None), 0)
+        with atomic_folder(made / paths.DATASET) as temporary:
+            summary |= documents.store(parts, tokenizer, longest, source, notes, temporary)
+        with atomic_folder(made / paths.TOKENIZER) as temporary:
+            tokenizer.save_pretrained(temporary)
+        with atomic_folder(made / paths.WEIGHTS) as temporary:
+            models.save(model, temporary)
+        inputs = f"{len(tokenizer):,} tokens in the vocabulary, sequences of {longest}"
+        shape = metrics.Shape.of_decoder(model)
+        return summary | {"pad_id": pad_id, "vocabulary": len(tokenizer), "shape": asdict(shape), "inputs": inputs}
+
+    def load(self, split):
+        return documents.Sequences.load(split)
+
+    def weights(self, samples):
+        return samples.targets.astype(np.float64)
+
+    def loss(self, module, outputs, labels, dtype):
+        logits = outputs.logits.flatten(0, 1).to(dtype)
+        smoothing = self.train.label_smoothing if self.train else 0.0
+        return cross_entropy(
+            logits, labels.flatten(), ignore_index=NO_TARGET, reduction="sum", label_smoothing=smoothing
+        )
+
+    def results(self, outputs, labels):
+        """Each sequence's summed negative log-likelihood, in nats, and its number of targets: float32 [n, 2]."""
+        lost = cross_entropy(outputs.logits.float().transpose(1, 2), labels, ignore_index=NO_TARGET, reduction="none")
+        return torch.stack([lost.sum(dim=1), (labels != NO_TARGET).sum(dim=1).float()], dim=1)
+
+    def scores(self, results, samples):
+        lost, targets = results.double().sum(dim=0).tolist()
+        return {"loss": lost / targets, "perplexity": perplexity(lost / targets)}
+
+    def convert(self, state, data, folder):
+        from transformers import AutoTokenizer
+
+        super().convert(state, data, folder)
+        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(folder)
+
+    def given(self, inputs):
+        if any(not text.strip() for text in inputs):
+            raise BadInput("--text: the text is empty.")
+        return [(text, "", text) for text in inputs]
+
+    def choose(self, wanted, data):
+        from transformers import AutoTokenizer
+
+        from lockstep.tasks.text_classification import lines_of
+
+        if wanted.label is not None:
+            raise BadInput("predict.label: texts have no labels in this task. Set it to null.")
+        if wanted.file:
+            return [(text, "", text) for text in lines_of(Path(wanted.file))]
+        if wanted.texts:
+            return [(text, "", text) for text in wanted.texts]
+        tokenizer = AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL)
+        test = self.load(paths.split_folder(data, "test"))
+        pieces = [
+            (begin, middle, end) for begin, end in test.pieces() if (middle := _middle(test, begin, end)) is not None
+        ]
+        order = np.random.default_rng(wanted.seed).permutation(len(pieces))[: wanted.count]
+        chosen = []
+        for begin, middle, end in (pieces[at] for at in order):
+            rest = test.labels[middle:end]
+            known, rest = (
+                tokenizer.decode(ids, skip_special_tokens=True)
+                for ids in (test.input_ids[begin : middle + 1], rest[rest != NO_TARGET])
+            )
+            chosen.append((known, rest, known))
+        return chosen
+
+    def predict(self, folder, model, inputs):
+        """Each text's most likely continuation, token by token, until its end or CONTINUED tokens."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, **models.LOCAL)
+        begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        longest = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+        device, said = next(model.parameters()).device, []
+        for text in inputs:
+            ids = begin + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            known = len(ids)
+            while len(ids) < known + CONTINUED:
+                with torch.inference_mode():
+                    logits = model(input_ids=torch.tensor([ids[-longest:]], device=device)).logits
+                ids.append(int(logits[0, -1].argmax()))
+                if ids[-1] == tokenizer.eos_token_id:
+                    break
+            said.append((tokenizer.decode(ids[known:], skip_special_tokens=True), None))
+        return said
+
+    def test(self, model, data, folder):
+        from transformers import AutoTokenizer
+
+        samples = self.load(paths.split_folder(data, "test"))
+        results, device = np.zeros((len(samples), 2)), next(model.parameters()).device
+        with torch.inference_mode():
+            for ids in samples.batches(max(1, BATCH_TOKENS // int(samples.lengths.max()))):
+                batch = {
+                    name: torch.from_numpy(array).to(device)
+                    for name, array in samples.batch(ids, int(samples.lengths[ids].max())).items()
+                }
+                labels = batch.pop("labels")
+                results[ids] = self.results(model(**batch), labels).cpu().numpy()
+        lost, targets = results.sum(axis=0)
+        train = self.load(paths.split_folder(data, "train"))
+        vocabulary = read_json(paths.about_split(paths.split_folder(data, "test")))["vocabulary"]
+        trigram = documents.trigram_perplexity(train, samples, vocabulary)
+        scores = {
+            "support": int(targets),
+            "sequences": len(samples),
+            "loss": lost / targets,
+            "perplexity": perplexity(lost / targets),
+            "trigram_perplexity": trigram,
+        }
+        lines = [("model", scores["loss"], scores["perplexity"]), ("3-gram, add-one", math.log(trigram), trigram)]
+        table = "".join(f"{name:<16}{loss:>12.4f}{each:>14.2f}\n" for name, loss, each in lines)
+        heading = f"{'':<16}{'loss (nats)':>12}{'perplexity':>14}\n"
+        write_text(folder / paths.TEST_TEXT, f"{heading}{table}\nover {int(targets):,} tokens of the test split\n")
+        tokenizer = AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL)
+        write_csv(
+            folder / paths.TEST_PREDICTIONS,
+            ["sequence", "tokens", "loss", "perplexity", "text"],
+            (
+                [number, int(count), *_figures(nats, count), tokenizer.decode(np.asarray(samples.input_ids[at]))]
+                for number, (nats, count) in enumerate(results.tolist())
+                for at in [slice(samples.starts[number], samples.starts[number] + samples.lengths[number])]
+            ),
+        )
+        write_json(folder / paths.TEST_REPORT, scores)
+        return scores
+
+
+def perplexity(loss: float) -> float:
+    """e to the mean loss in nats, or to 700, above which floats end."""
+    return math.exp(min(loss, 700))
+
+
+def _figures(nats: float, count: float) -> list[str]:
+    if not count:
+        return ["", ""]
+    return [f"{nats / count:.6f}", f"{perplexity(nats / count):.4f}"]
+
+
+def _middle(samples: documents.Sequences, begin: int, end: int) -> int | None:
+    """The place of the last token that is shown of a document, to foretell the others; None where it is too short.
+
+    Of a prompt and its completion it is the prompt's last one; of a document's tokens half are shown.
+    """
+    learnt = begin + np.flatnonzero(np.asarray(samples.labels[begin:end]) != NO_TARGET)
+    if len(learnt) < 2:
+        return None
+    return int(learnt[0]) if learnt[0] > begin else int(learnt[len(learnt) // 2])
