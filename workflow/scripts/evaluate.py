@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from lockstep import cli, paths
+from lockstep.config import registry
 from lockstep.config.hardware import selection
 from lockstep.errors import RunFailed
 from lockstep.files import MANIFEST, atomic_folder, read_json, verify, write_json
@@ -27,7 +28,7 @@ def main() -> None:
         raise
     (run / paths.UNTESTED).unlink(missing_ok=True)
     journal.note_test(run)
-    print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
+    print(registry.told(scores))
 
 
 def evaluate(run: Path) -> dict:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from lockstep import cli, paths
+from lockstep.config import registry
 from lockstep.report import evaluation
 from lockstep.run import journal
 
@@ -15,7 +16,7 @@ def main() -> None:
     scores = evaluation.test(arguments.run)
     journal.note_test(arguments.run)
     print((arguments.run / paths.TEST_TEXT).read_text(encoding="utf-8"))
-    print(f"{scores['support']} texts, accuracy {scores['accuracy']:.4f}, macro-F1 {scores['macro_f1']:.4f}")
+    print(registry.told(scores))
 
 
 if __name__ == "__main__":

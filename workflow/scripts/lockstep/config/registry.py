@@ -20,6 +20,7 @@ A task file defines a class `Task` (tasks/_task.py has what it must answer), and
 
     MODELS         the names of the models that it can make by itself, besides scratch
     EMBEDDED       the files, from the project's folder, that it reads where no data is named
+    QUALITY        the columns of the table that say how good its models are; the last one is what rows are compared by
 """
 
 import ast
@@ -98,9 +99,20 @@ def task_path(name: str) -> Path:
 @cache
 def task_literals(name: str) -> dict:
     """The literals of a task, read from its source."""
-    values = {"MODELS": (), "EMBEDDED": ()}
+    values = {"MODELS": (), "EMBEDDED": (), "QUALITY": ("accuracy", "macro_f1")}
     _read_literals(ast.parse(task_path(name).read_text(encoding="utf-8")).body, values)
     return values
+
+
+def qualities() -> list[str]:
+    """The columns of the table that say how good models are, of all tasks; a task has some of them."""
+    return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
+
+
+def told(scores: dict) -> str:
+    """What a test came to, in a line."""
+    figures = (f"{name} {scores[name]:.4f}" for name in qualities() if name in scores)
+    return f"support {scores['support']}, {', '.join(figures)}"
 
 
 def _read_literals(statements: list[ast.stmt], values: dict) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths
-from lockstep.config import configuration, reading
+from lockstep.config import configuration, reading, registry
 from lockstep.config.hardware import busy_cores
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
@@ -317,10 +317,11 @@ def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         if line["train_seconds"] is None or not good:
             continue
         tests = [read_json(folder / paths.TEST_REPORT) for folder in good]
+        told = [name for name in registry.qualities() if all(name in test for test in tests)]
         medians = {
             "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
             "final_loss": [run["losses"][-1] for run in good.values()],
-            **{name: [test[name] for test in tests] for name in ("accuracy", "macro_f1")},
+            **{name: [test[name] for test in tests] for name in told},
         }
         for name, values in medians.items():
             if not math.isclose(line[name], float(np.median(values)), rel_tol=1e-9):

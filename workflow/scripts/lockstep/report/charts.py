@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import matplotlib
 import numpy as np
 
+from lockstep.config import registry
 from lockstep.report import headline
 from lockstep.report.summary import Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
@@ -171,13 +172,14 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
 
 
 def quality(done: list[dict], summary: Summary) -> Drawing:
+    name = registry.task_literals(summary.config["task"])["QUALITY"][-1]
     figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
     tips = {}
     for place, row in enumerate(done):
         gid = f"quality-{row['row']}"
         axes.plot(
             row["train_seconds"],
-            row["macro_f1"],
+            row[name],
             MARKERS[place % len(MARKERS)],
             color=COLOURS[place % len(COLOURS)],
             markersize=8,
@@ -185,14 +187,15 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
             label=row["row"],
             gid=gid,
         )
-        tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, macro-F1 {row['macro_f1']:.4f}"
+        tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, {say(name).en} {row[name]:.4f}"
     axes.set_xlabel(say("axis_train").en)
-    axes.set_ylabel(say("axis_f1").en)
+    axes.set_ylabel(say(f"axis_{name}").en)
     axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
-    table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row['macro_f1']:.4f}"] for row in done]
-    header = [say("row"), say("train_seconds"), say("macro_f1")]
-    return Drawing(figure, say("picture_quality"), say("picture_quality_note"), header, table, tips)
+    table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row[name]:.4f}"] for row in done]
+    header = [say("row"), say("train_seconds"), say(name)]
+    title = say("picture_quality_down" if name == "perplexity" else "picture_quality")
+    return Drawing(figure, title, say("picture_quality_note", figure=say(name)), header, table, tips)
 
 
 def memory(done: list[dict], summary: Summary) -> Drawing:

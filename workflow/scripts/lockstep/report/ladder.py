@@ -1,11 +1,12 @@
 """The open division: what each row gains over the closed one, what its cold start costs, and whether it is as good.
 
 Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
-Quality is macro-F1 on the test split, held against the base row's of the same repetition, which has the same seed. As
-good is a row of which it is shown, by a one-sided t test, that it is not worse by MARGIN or more (a test for
-non-inferiority: Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is
-of other seeds, not of other texts: all runs are tested on the same. That nothing was shown is no proof of quality,
-nor is it one that two models are alike which have both learnt nothing.
+Quality is macro-F1 on the test split, or minus the loss of a language model (the logarithm of its perplexity), held
+against the base row's of the same repetition, which has the same seed. As good is a row of which it is shown, by a
+one-sided t test, that it is not worse by MARGIN or more (a test for non-inferiority: Walker & Nowacki 2011,
+doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is of other seeds, not of other texts: all
+runs are tested on the same. That nothing was shown is no proof of quality, nor is it one that two models are alike
+which have both learnt nothing.
 """
 
 import math
@@ -14,10 +15,11 @@ import numpy as np
 from scipy.special import ndtr, stdtr, stdtrit
 
 from lockstep import stats
+from lockstep.config import registry
 from lockstep.config.configuration import Config
 
 BASE = "single"  # the strategy of the row that all others are held against
-MARGIN = 0.02  # of macro-F1
+MARGIN = 0.02  # of macro-F1; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
 ENOUGH = 5  # repetitions, each with a seed of its own
 POWER, MOST_SEEDS = 0.8, 99
@@ -43,7 +45,15 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
     good = [rung for rung in sure if rung["quality"] == "as_good"]
     best = max(good, key=lambda rung: rung["gain"], default=None)
-    return {"base": base, "rungs": rungs, "best": best["row"] if best else None, "margin": MARGIN}
+    figure = registry.task_literals(config.task)["QUALITY"][-1]
+    return {
+        "base": base,
+        "rungs": rungs,
+        "best": best["row"] if best else None,
+        "margin": MARGIN,
+        "figure": figure,
+        "figure_of": "log_perplexity" if figure == "perplexity" else figure,
+    }
 
 
 def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict:
@@ -74,7 +84,10 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
 
 
 def quality(differences: list[float], seeds: int) -> dict:
-    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences."""
+    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences.
+
+    Of a language model they are of minus its loss; their names stay, as users script against them.
+    """
     paired = np.array(differences)
     mean = float(paired.mean()) if differences else None
     spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
@@ -123,15 +136,25 @@ def choose(rungs: list[dict]) -> None:
 
 
 def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
-    """What a row's macro-F1 is above the base's in each repetition that both have, and over how many seeds that is."""
-    bases = {run["repeat"]: run["test"]["macro_f1"] for run in theirs}
+    """What a row's quality is above the base's in each repetition that both have, and over how many seeds that is."""
+    bases = {run["repeat"]: _quality(run["test"]) for run in theirs}
     both = [run for run in ours if run["repeat"] in bases]
-    differences = [run["test"]["macro_f1"] - bases[run["repeat"]] for run in both]
+    differences = [_quality(run["test"]) - bases[run["repeat"]] for run in both]
     return differences, len({run["asked"]["train"]["seed"] for run in both})
 
 
+def _quality(test: dict) -> float:
+    """What is compared of a test, and is better the larger it is."""
+    return test["macro_f1"] if "macro_f1" in test else -test["loss"]
+
+
 def _learnt(runs: list[dict]) -> bool:
-    """Whether macro-F1 is above what a model has that always names the most frequent label, by more than MARGIN."""
+    """Whether macro-F1 is above what a model has that always names the most frequent label, by more than MARGIN.
+
+    Or perplexity is below a 3-gram model's.
+    """
+    if "macro_f1" not in runs[0]["test"]:
+        return float(np.median([run["test"]["perplexity"] for run in runs])) < runs[0]["test"]["trigram_perplexity"]
     truths = np.array(runs[0]["test"]["confusion_matrix"]).sum(axis=1)
     most = truths.max() / truths.sum()
     guessed = 2 * most / (1 + most) / len(truths)

@@ -43,6 +43,7 @@ SHOWN = (
     ("energy_joules", 0, ()),
     ("accuracy", 4, ()),
     ("macro_f1", 4, ()),
+    ("perplexity", 2, ()),
     ("world_size", 0, ()),
     ("precision", None, ()),
     ("repeats", 0, ()),
@@ -53,7 +54,7 @@ SHOWN = (
 # Of these, what fits a terminal.
 TERMINAL = (
     *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
-    *("accuracy", "macro_f1", "precision", "repeats", "status"),
+    *("accuracy", "macro_f1", "perplexity", "precision", "repeats", "status"),
 )
 PERCENT = ("mfu",)
 WORDS = ("proof", "status")  # columns whose values have words of their own

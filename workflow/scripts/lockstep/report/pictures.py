@@ -46,7 +46,8 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
             pictures.append(
                 Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
             )
-    if done := summary.finished_rows:
+    done = summary.finished_rows
+    if done and done[0]["macro_f1"] is not None:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
     return pictures

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths, stats
+from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
@@ -25,10 +26,7 @@ MOST_STEPS = 100_000  # beyond which a window counts as one without end
 # What is read of files that others may have changed.
 PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
 PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
-TEST, ENVIRONMENT = (
-    ("accuracy", "macro_f1", "support", "confusion_matrix", "labels"),
-    ("cpu", "cores", "gpus", "packages", "image"),
-)
+ENVIRONMENT = ("cpu", "cores", "gpus", "packages", "image")
 DATA = ("hash", "weights", "splits", "labels")
 # summary.csv: users script against these names, so add freely and rename never.
 COLUMNS = [
@@ -76,6 +74,7 @@ COLUMNS = [
     "sm_mhz_by_gpu",
     "evaluation_seconds",
     "evaluation_samples_per_second",
+    "perplexity",
 ]
 
 
@@ -290,13 +289,20 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
                     "reason": read_object(folder / paths.UNTESTED, ("reason",))["reason"],
                 }
             return run | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
-        run["test"] = read_object(tested, TEST)
+        run["test"] = read_object(tested, _tested(config.task))
         run["test"]["text"] = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
         run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
     elif run["status"] == "failed" and Path(run["log"]).is_file():
         log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
         run["log_end"] = log.splitlines()[-LOG_LINES:]
     return run
+
+
+def _tested(task: str) -> tuple[str, ...]:
+    """What is read of a task's report on the test split."""
+    names = registry.task_literals(task)["QUALITY"]
+    of_kind = ("confusion_matrix", "labels") if "macro_f1" in names else ("loss", "trigram_perplexity")
+    return (*names, "support", *of_kind)
 
 
 def good_runs(runs: list[dict]) -> list[dict]:
@@ -385,8 +391,7 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
         "total_seconds": run["clock"]["total_seconds"],
         "evaluation_seconds": evaluation["seconds"] if evaluation else None,
         "evaluation_samples_per_second": evaluation["samples_per_second"] if evaluation else None,
-        "accuracy": run["test"]["accuracy"],
-        "macro_f1": run["test"]["macro_f1"],
+        **{name: run["test"].get(name) for name in registry.qualities()},
         "final_loss": run["losses"][-1],
         "peak_memory_mb": memory["peak_mb"],
         "memory_before_mb": memory.get("before_mb"),

@@ -23,7 +23,7 @@ from lockstep.model import models
 from lockstep.tasks import _task
 
 EMBEDDED = ("resources/corpus.yaml",)
-QUALITY = "perplexity"
+QUALITY = ("perplexity",)
 BATCH_TOKENS = 4096  # of a test: logits of so many are in memory at once
 CONTINUED = 32  # tokens that are predicted of a text
 
