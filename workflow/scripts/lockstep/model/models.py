@@ -175,8 +175,15 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def with_tied(state: dict[str, torch.Tensor], tied: dict[str, str]) -> dict[str, torch.Tensor]:
-    """A state dict in which the second names (`tied_names`) are there too."""
-    return state | {name: state[first] for name, first in tied.items() if first in state}
+    """A state dict in which the second names (`tied_names`) are there too, with tensors of their own.
+
+    One that holds other values than its first name stays so, which its hash then shows.
+    """
+    seconds = {}
+    for name, first in tied.items():
+        own = state.get(name)  # at DeepSpeed's stage 3 it is there, and empty
+        seconds[name] = (own if own is not None and own.shape == state[first].shape else state[first]).clone()
+    return state | seconds
 
 
 def keep_masks() -> None:

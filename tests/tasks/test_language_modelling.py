@@ -1,0 +1,499 @@
+"""Language models: documents laid end to end that know nothing of each other, what can be wrong with texts and models,
+and every strategy on them."""
+
+import csv
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from lockstep.config import reading
+from lockstep.data import corpus, documents
+from lockstep.data.documents import NO_TARGET, Sequences
+from lockstep.errors import BadInput
+from lockstep.files import read_json
+from lockstep.model import decoders, lora, models
+from lockstep.tasks.language_modelling import Task
+from tests.conftest import copy_project
+
+SMALL = """
+data: {limit: 700, max_length: 24}
+model: {hidden_size: 32, layers: 1, heads: 2}
+train: {epochs: 2, max_steps: 40, eval_every: 20}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+predict: {count: 2}
+profile: {steps: 2}
+repeats: 1
+retries: 0
+rows:
+  all_threads: null
+  lora: {strategy: recipe, lora: 4}
+  twice: {strategy: trainer, accumulation: 2}
+"""
+WORDS = ["雨", "花", "今天", "很好", "走", "在家", "看书", "跑步", "朋友", "来"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return decoders.byte_pairs((row["text"] for row in corpus.generate(1, 300)), 32)
+
+
+def llama(vocabulary: int, tied: bool = False, **more) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=tied, use_cache=False, **sizes, **more)
+    ).eval()
+
+
+def gpt2(vocabulary: int) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=1, n_head=2, n_positions=32, use_cache=False)
+    return GPT2LMHeadModel(config).eval()
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    random = np.random.default_rng(seed)
+    return ["".join(random.choice(WORDS, random.integers(2, 9))) for _ in range(count)]
+
+
+def packed(rows, tokenizer, length: int) -> Sequences:
+    arrays = documents._packed([(row,) for row in rows], tokenizer, length)
+    return Sequences(*(arrays[name] for name in documents.ARRAYS), pad_id=0)
+
+
+def tensors(samples: Sequences, ids, width: int) -> tuple[dict, torch.Tensor]:
+    batch = {name: torch.from_numpy(array) for name, array in samples.batch(np.array(ids), width).items()}
+    labels = batch.pop("labels")
+    return batch, labels
+
+
+# Packing.
+
+
+def test_every_token_but_a_documents_first_is_a_target_once(tokenizer):
+    rows = texts(40)
+    samples = packed(rows, tokenizer, 16)
+    wanted = [[*tokenizer.encode(row, add_special_tokens=False), tokenizer.eos_token_id] for row in rows]
+    labels = np.concatenate([samples.batch(np.array([at]), 16)["labels"][0] for at in range(len(samples))])
+    assert labels[labels != NO_TARGET].tolist() == [token for row in wanted for token in row]
+    assert samples.lengths[:-1].tolist() == [16] * (len(samples) - 1)
+    assert 0 < samples.lengths[-1] <= 16
+    assert samples.targets.sum() == sum(map(len, wanted))
+
+
+def test_positions_begin_anew_in_each_document_and_sequence(tokenizer):
+    samples = packed(texts(40), tokenizer, 16)
+    batch = samples.batch(np.arange(len(samples)), 16)
+    starts = batch["input_ids"] == tokenizer.bos_token_id
+    starts[:, 0] = True
+    expected = np.zeros_like(batch["position_ids"])
+    for column in range(1, 16):
+        expected[:, column] = np.where(starts[:, column], 0, expected[:, column - 1] + 1)
+    whole = samples.lengths == 16
+    assert np.array_equal(batch["position_ids"][whole], expected[whole])
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_documents_logits_do_not_change_with_its_neighbours(tokenizer, make):
+    model = make(len(tokenizer))
+    document = "今天很好看书"
+    alone = packed([document], tokenizer, 32)
+    own, _ = tensors(alone, [0], int(alone.lengths[0]))
+    with torch.no_grad():
+        wanted = model(**own).logits[0]
+        plain = model(input_ids=own["input_ids"]).logits[0]  # no mask, and positions as transformers counts them
+        assert torch.allclose(wanted, plain, atol=1e-5)
+        for seed in range(3):
+            before, behind = texts(1, seed), texts(1, seed + 9)
+            together = packed([*before, document, *behind], tokenizer, 32)
+            begin = len(tokenizer.encode(before[0], add_special_tokens=False)) + 2
+            assert begin + len(wanted) <= 32
+            batch, _ = tensors(together, [0, 0], 40)  # padded beyond its length
+            assert torch.allclose(model(**batch).logits[0, begin : begin + len(wanted)], wanted, atol=1e-5)
+    assert decoders.keeps_apart(model, len(tokenizer))
+
+
+def test_a_model_that_heeds_no_mask_is_found_out(tokenizer):
+    class Deaf(LlamaForCausalLM):
+        def forward(self, attention_mask=None, position_ids=None, **others):
+            return super().forward(**others)
+
+    model = Deaf(llama(len(tokenizer)).config).eval()
+    assert not decoders.keeps_apart(model, len(tokenizer))
+
+
+def test_padding_has_no_target_and_changes_nothing(tokenizer):
+    samples, model, task = packed(texts(12), tokenizer, 16), llama(len(tokenizer)), Task()
+    last = len(samples) - 1
+    results = []
+    for width in (int(samples.lengths[last]), 24):
+        batch, labels = tensors(samples, [last], width)
+        with torch.no_grad():
+            results.append(task.results(model(**batch), labels))
+    assert torch.allclose(*results, rtol=1e-5)
+    assert results[0][0, 1] == samples.targets[last]
+
+
+# The loss.
+
+
+def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(tokenizer):
+    """Sequences have unequal numbers of targets: a mean of their means is another one."""
+    samples, model, task = packed(texts(40), tokenizer, 16), llama(len(tokenizer)), Task()
+    ids = list(range(len(samples) - 5, len(samples)))
+    batch, labels = tensors(samples, ids, 16)
+    with torch.no_grad():
+        logits = model(**batch).logits.double()
+    chances = logits.log_softmax(dim=-1)
+    lost = [-chances[row, at, labels[row, at]] for row, at in (labels != NO_TARGET).nonzero().tolist()]
+    wanted = torch.stack(lost).mean().item()
+    per_sequence = task.results(type("Outputs", (), {"logits": logits.float()}), labels)
+    weights = task.weights(samples)[ids]
+    assert weights.tolist() == per_sequence[:, 1].tolist()
+    assert per_sequence[:, 0].sum().item() / weights.sum() == pytest.approx(wanted, rel=1e-5)
+    parts = []
+    for share in ([0, 1, 2], [3, 4]):  # of two ranks, as Replay.loss makes them
+        inputs, its = tensors(samples, [ids[at] for at in share], 16)
+        with torch.no_grad():
+            total = task.loss(model, model(**inputs), its, torch.float64)
+        parts.append(total * (2 / weights.sum()))
+    assert torch.stack(parts).mean().item() == pytest.approx(wanted, rel=1e-6)
+    means = per_sequence[:, 0] / per_sequence[:, 1]
+    assert abs(means.mean().item() - wanted) > 1e-4
+
+
+def test_scores_weigh_each_token_alike():
+    scores = Task().scores(torch.tensor([[10.0, 2.0], [1.0, 8.0]]), None)
+    assert scores == {"loss": pytest.approx(1.1), "perplexity": pytest.approx(math.exp(1.1))}
+    assert Task().scores(torch.tensor([[1e6, 2.0]]), None)["perplexity"] < math.inf
+
+
+# Prompts and their completions.
+
+
+def pairs(rows, tokenizer, length: int) -> tuple[Sequences, int]:
+    arrays, cut = documents._pairs(rows, tokenizer, length)
+    return Sequences(*(arrays[name] for name in documents.ARRAYS), pad_id=0), cut
+
+
+def test_of_a_pair_only_the_completion_is_learnt(tokenizer):
+    rows = [("今天", "很好"), ("朋友来看书", "在家"), ("雨", "走")]
+    samples, cut = pairs(rows, tokenizer, 32)
+    assert (len(samples), cut) == (3, 0)
+    for at, (prompt, completion) in enumerate(rows):
+        width = int(samples.lengths[at])
+        batch = samples.batch(np.array([at]), width)
+        given = [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
+        learnt = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
+        assert batch["input_ids"][0].tolist() == (given + learnt)[:-1]
+        assert batch["labels"][0].tolist() == [NO_TARGET] * (len(given) - 1) + learnt
+        assert samples.targets[at] == len(learnt)
+
+
+def test_a_pair_that_is_too_long_keeps_the_prompts_end_and_the_completion(tokenizer):
+    samples, cut = pairs([("雨花" * 20, "很好"), ("雨", "今天" * 30)], tokenizer, 12)
+    assert cut == 2
+    assert samples.lengths.max() <= 12
+    labels = samples.batch(np.array([0]), 12)["labels"][0]
+    wanted = [*tokenizer.encode("很好", add_special_tokens=False), tokenizer.eos_token_id]
+    assert labels[labels != NO_TARGET].tolist() == wanted
+    first = samples.batch(np.array([0]), 12)["input_ids"][0]
+    assert first[0] == tokenizer.bos_token_id
+
+
+# The tokenizer, and the 3-gram model.
+
+
+def test_a_new_tokenizer_writes_any_text_and_is_the_same_again(tokenizer):
+    again = decoders.byte_pairs((row["text"] for row in corpus.generate(1, 300)), 32)
+    assert again.get_vocab() == tokenizer.get_vocab()
+    for text in ("今天 真开心！", "Two  blanks,\n\tand a tab", "🎉 naïve — Ω", "鑫龘"):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_the_3_gram_model_is_the_one_that_counting_gives():
+    def of(documents_):
+        flat = np.array([token for row in documents_ for token in row], dtype=np.int32)
+        labels = np.concatenate([[*row[1:], NO_TARGET] for row in documents_]).astype(np.int32)
+        positions = np.concatenate([np.arange(len(row)) for row in documents_]).astype(np.int32)
+        return Sequences(flat, labels, positions, np.array([len(flat)]), 0)
+
+    random = np.random.default_rng(3)
+    train, test = ([random.integers(0, 6, random.integers(2, 9)).tolist() for _ in range(n)] for n in (30, 10))
+    context, followed = Counter(), Counter()
+    for row in train:
+        for at in range(1, len(row)):
+            two = (row[at - 2] if at > 1 else None, row[at - 1])
+            context[two] += 1
+            followed[(*two, row[at])] += 1
+    lost = []
+    for row in test:
+        for at in range(1, len(row)):
+            two = (row[at - 2] if at > 1 else None, row[at - 1])
+            lost.append(-math.log((followed[(*two, row[at])] + 1) / (context[two] + 6)))
+    assert documents.trigram_perplexity(of(train), of(test), 6) == pytest.approx(math.exp(np.mean(lost)))
+
+
+# Bad input.
+
+
+def saved(folder, model, tokenizer):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def prepared(run_script, *words):
+    data = ["--set", "data.labels=null", "--set", "data.max_length=24"]
+    sizes = [word for key in ("hidden_size=16", "layers=1") for word in ("--set", f"model.{key}")]
+    return run_script("prepare", "--set", "task=language-modelling", *data, *sizes, *words)
+
+
+def of(**data) -> list[str]:
+    return [word for key, value in data.items() for word in ("--set", f"data.{key}={value}")]
+
+
+def write_lines(file, rows):
+    file.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+
+
+PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("write", "words", "said"),
+    [
+        (lambda file: file.write_text("雨\n花\n"), of(path="own.txt"), "holds 1 different texts, and each of train"),
+        (lambda file: file.write_text(""), of(path="own.txt"), "holds 0 different texts"),
+        (
+            lambda file: write_lines(file, [*PAIRS, {"question": "x", "answer": "  "}]),
+            of(path="own.txt", format="jsonl", prompt="question", completion="answer"),
+            "own.txt, row 21: the completion is empty. Remove the row",
+        ),
+        (
+            lambda file: write_lines(file, PAIRS),
+            of(path="own.txt", format="jsonl", prompt="question"),
+            "data.prompt, data.completion: one of them is set",
+        ),
+        (
+            lambda file: write_lines(file, PAIRS),
+            of(path="own.txt", format="jsonl"),
+            "row 1: has no column 'text' (it has 'question', 'answer')",
+        ),
+        (lambda file: None, ["--set", "train.class_weights=balanced"], "a language model has no classes"),
+        (
+            lambda file: None,
+            ["--set", "model.hidden_size=18", "--set", "model.heads=2"],
+            "2 heads of an even width don't make up a hidden_size of 18",
+        ),
+        (
+            lambda file: (file.parent / "my.py").write_text("class Model: pass"),
+            ["--set", "model.name=my.py:Model"],
+            "takes scratch, or a causal model of transformers'",
+        ),
+    ],
+)
+def test_wrong_texts_are_one_message(run_script, tmp_path, write, words, said):
+    write(tmp_path / "own.txt")
+    code, _, errors = prepared(run_script, *words)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert said in errors
+    assert not (tmp_path / "results" / "data" / "data.json").exists()
+
+
+def test_texts_shorter_than_a_sequence_together_are_one_message(run_script, tmp_path):
+    (tmp_path / "own.txt").write_text("雨\n\n花\n\n走", encoding="utf-8")
+    code, _, errors = prepared(run_script, *of(path="own.txt"))
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "all texts to train on have" in errors
+    assert "one sequence has 24 (data.max_length). Give more text, or lower it" in errors
+
+
+def bert(tokenizer, cls=BertForMaskedLM):
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return cls(BertConfig(vocab_size=len(tokenizer), **size))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda tokenizer: bert(tokenizer), "is a BertForMaskedLM, which is no causal language model"),
+        (lambda tokenizer: bert(tokenizer, BertLMHeadModel), "can't be kept apart"),
+        (lambda tokenizer: llama(len(tokenizer) - 5), "has embeddings for"),
+        (lambda tokenizer: llama(len(tokenizer)).model, "is a LlamaModel, which is no causal language model"),
+        (
+            lambda tokenizer: GPT2LMHeadModel(
+                GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=8)
+            ),
+            "can't take a sequence of 24 tokens",
+        ),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_message(run_script, tmp_path, tokenizer, make, said):
+    saved(tmp_path / "other", make(tokenizer), tokenizer)
+    code, _, errors = prepared(run_script, "--set", "data.limit=200", "--set", "model.name=other")
+    assert (code, errors.strip().count("\n")) == (2, 0), errors
+    assert "model.name: other" in errors
+    assert said in errors
+
+
+def test_texts_need_no_labels_whatever_the_file(run_script, tmp_path):
+    rows, hashes = texts(60), set()
+    (tmp_path / "a.txt").write_text("\n\n".join(rows), encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps([[row] for row in rows]), encoding="utf-8")
+    write_lines(tmp_path / "a.jsonl", [{"text": row} for row in rows])
+    with (tmp_path / "a.csv").open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([["text"], *([row] for row in rows)])
+    for name in ("a.txt", "a.json", "a.jsonl", "a.csv"):
+        code, _, errors = prepared(run_script, *of(path=name))
+        assert code == 0, errors
+        hashes.add(read_json(tmp_path / "results" / "data" / "data.json")["hash"])
+    assert len(hashes) == 1
+
+
+def test_splits_hold_each_text_once():
+    rows = [(text,) for text in texts(200)]
+    data = reading.parse({"task": "language-modelling"}).data
+    parts, summary = documents.divide(rows, data, "own", [])
+    placed = [row for part in parts.values() for row in part]
+    assert sorted(placed) == sorted(set(rows))
+    assert summary["duplicates_removed"] == 200 - len(placed)
+    again, _ = documents.divide(rows, data, "own", [])
+    assert again == parts
+
+
+# Models: tied weights, LoRA, predictions.
+
+
+@pytest.mark.parametrize("make", [gpt2, lambda vocabulary: llama(vocabulary, tied=True)])
+def test_tied_weights_are_named_and_come_back(tmp_path, tokenizer, make):
+    from safetensors.torch import load_file
+
+    model = make(len(tokenizer))
+    tied = models.tied_names(model)
+    assert list(tied) == ["lm_head.weight"]
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    whole = models.with_tied(stored, tied)
+    assert models.hash_weights(whole) == models.hash_weights(model.state_dict())
+    assert models.tied_names(llama(len(tokenizer))) == {}
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_merged_updates_say_what_the_adapters_say(tokenizer, make):
+    pytest.importorskip("peft")
+    wrapper = lora.adapted(make(len(tokenizer)), 4)
+    adapted = wrapper.get_base_model()
+    trained = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.add_(torch.randn_like(weight) / 10)
+    batch, _ = tensors(packed(texts(20), tokenizer, 24), [0, 1, 2], 24)
+    plain = make(len(tokenizer))
+    with torch.no_grad():
+        before, wanted = plain(**batch).logits, adapted.eval()(**batch).logits
+        plain.load_state_dict(lora.merged(wrapper), strict=True)
+        assert torch.allclose(plain(**batch).logits, wanted, atol=1e-5)
+    assert not torch.allclose(before, wanted, atol=1e-3)
+
+
+def test_a_continuation_is_the_most_likely_one_token_by_token(tmp_path, tokenizer):
+    model = llama(len(tokenizer), max_position_embeddings=32)
+    saved(tmp_path, model, tokenizer)
+    ((said, chance),) = Task().predict(tmp_path, model, ["今天很好"])
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("今天很好", add_special_tokens=False)]])
+    wanted = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=20,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    assert said.startswith(tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True).rstrip("�"))
+    assert chance is None
+
+
+# The whole of it.
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The project after its whole workflow over the corpus, on two processes."""
+    place = copy_project(tmp_path_factory.mktemp("language"))
+    place.path("small.yaml").write_text(SMALL, encoding="utf-8")
+    place.first_run = place.snakemake("--cores", "all", "--configfile", "config/language.yaml", "small.yaml")
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_every_strategy_trains_a_language_model_and_is_proven(place):
+    assert place.first_run.returncode == 0, place.first_run.stderr[-3000:]
+    summary = read_json(place.path("results/report/summary.json"))
+    proofs = {row["row"]: row["proof"] for row in summary["rows"]}
+    assert set(proofs) > {"single", "ddp", "horovod", "deepspeed", "accelerate", "trainer", "fabric", "fsdp", "twice"}
+    near = {"ddp_amp", "lora"}
+    assert {proof for row, proof in proofs.items() if row not in near} == {"equal"}
+    assert {proofs[row] for row in near} == {"within-tolerance"}
+    assert all(row["status"] == "ok" for row in summary["rows"])
+    assert all(row["macro_f1"] is None and row["perplexity"] > 1 for row in summary["rows"])
+    assert all(row["tokens_per_second"] > 0 for row in summary["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_report_says_perplexity_beside_a_3_gram_models(place):
+    run = place.path("results/runs/ddp/n2/rep1")
+    scores = read_json(run / "test" / "report.json")
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    with (run / "test" / "predictions.csv").open(encoding="utf-8-sig") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len(lines) == scores["sequences"]
+    assert sum(int(line["tokens"]) for line in lines) == scores["support"]
+    lost = sum(float(line["loss"]) * int(line["tokens"]) for line in lines if line["loss"])
+    assert lost / scores["support"] == pytest.approx(scores["loss"], rel=1e-5)
+    page = place.path("results/report/report.html").read_text(encoding="utf-8")
+    assert f"a 3-gram model&#39;s is {scores['trigram_perplexity']:.2f}" in page
+    assert not place.path("results/report/plots/confusion.svg").exists()
+    assert place.path("results/report/plots/quality.svg").is_file()
+    assert place.script("check", "results").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_text_is_continued_by_a_trained_model(place):
+    model = "results/runs/fsdp/n2/rep1/model"
+    said = place.script("predict", "--model", model, "--text", "今天")
+    assert said.returncode == 0, said.stderr
+    assert "今天" in said.stdout
+    loaded = AutoModelForCausalLM.from_pretrained(place.path(model))  # by transformers alone
+    assert AutoTokenizer.from_pretrained(place.path(model)).bos_token_id == loaded.config.bos_token_id
+
+
+def test_the_head_of_another_size_is_refused(tmp_path, tokenizer):
+    saved(tmp_path / "other", llama(len(tokenizer)), tokenizer)
+    config = read_json(tmp_path / "other" / "config.json")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer) + 3}))
+    model = reading.parse({"task": "language-modelling", "model": {"name": str(tmp_path / "other")}}).model
+    with pytest.raises(BadInput, match="has another shape than its config"):
+        decoders.initialise(model, tokenizer, 24, 0, [])
