@@ -220,6 +220,9 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
     refuse_foreign(train, given, where)
     if train.checkpoint == "best" and not train.eval_every:
         raise BadInput(f"{where}: checkpoint: best needs eval_every above 0; set checkpoint to last, or eval_every.")
+    figures = (*registry.task_literals(base.task)["QUALITY"], "loss")
+    if train.checkpoint == "best" and train.best not in figures:
+        raise BadInput(f"{where}: train.best: {base.task} has no {train.best}. Set it to one of: {', '.join(figures)}.")
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
     if options.get("config_file"):  # a run that was made with another content is not of this row

@@ -15,7 +15,7 @@ from lockstep.model import models
 from lockstep.paths import CHECKPOINT
 from lockstep.rank.session import Session
 
-LOWER_IS_BETTER = ("loss",)  # of the figures that `train.best` may name
+LOWER_IS_BETTER = ("loss", "perplexity")  # of the figures that `train.best` may name
 
 
 class Kept:
