@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from lockstep.model import models
 from lockstep.strategies import ddp
 
 
@@ -75,8 +76,11 @@ class Strategy(ddp.Strategy):
 
     def save(self, folder):
         self._share_buffers()
-        # As safetensors, because what the writer by default says of its files is a pickle, which may run anything.
-        dcp.save(self.model.state_dict(), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        # As safetensors, because what the writer by default says of its files is a pickle, which may run anything. It
+        # takes no tensor twice, as tied weights are.
+        tied = models.tied_names(self.model)
+        state = {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     @staticmethod
     def to_state_dict(folder):
