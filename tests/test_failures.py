@@ -160,7 +160,7 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
         ("evaluate", ["results/runs/x"], "results/runs/x: is no folder of a run"),
         ("test", ["results/runs/x"], "results/runs/x/model: is no model folder"),
         ("predict", ["--model", "x", "--text", "好"], "x: is no model folder"),
-        ("predict", ["--model", "x"], "--model needs a text too"),
+        ("predict", ["--model", "x"], "--model needs a text or an image too"),
         ("predict", ["--model", "x", "--text", " "], "--text: the text is empty"),
         ("report", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
     ],

@@ -1,12 +1,10 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
-import numpy as np
-
 from lockstep import cli
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import data_file, data_folder, lengths_file, plan_file, plan_summary_file, require
+from lockstep.paths import data_file, data_folder, plan_file, plan_summary_file, require
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -25,7 +23,7 @@ def main() -> None:
     wanted = {row.plan_name: row for row in rows}
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
-    lengths = np.load(lengths_file(data_folder(arguments.results)))
+    lengths = plan.load_lengths(data_folder(arguments.results))
     for name, row in wanted.items():
         if arguments.plan in (None, name):
             train = row.train

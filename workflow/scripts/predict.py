@@ -25,10 +25,12 @@ def main() -> None:
     kind = "image" if arguments.image else "text"
     if arguments.text and arguments.image:
         raise BadInput("--text and --image: give one of them; a model takes texts or images.")
+    if any(not text.strip() for text in arguments.text or ()):
+        raise BadInput("--text: the text is empty.")
     if arguments.model:
-        task = evaluation.task_of(arguments.model)
         if not given:
-            raise BadInput(f"--model needs an input too, {task.EXAMPLE}.")
+            raise BadInput('--model needs a text or an image too, as in --text "今天真开心" or --image my.png')
+        task = evaluation.task_of(arguments.model)
         chosen = _given(task, given, kind)
         answers = evaluation.predict(arguments.model, [thing for *_, thing in chosen], task)
         lines = [

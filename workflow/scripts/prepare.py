@@ -7,10 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from lockstep import cli, files, paths
 from lockstep.config import registry
+from lockstep.data import plan
 from lockstep.model import models
 from lockstep.run import journal
 
@@ -29,7 +28,7 @@ def main() -> None:
         summary = task.prepare(config, paths.download_folder(arguments.results), Path(work), made)
         files.write_json(made / paths.ABOUT_DATA, summary)  # which a split's reader looks into
         samples = task.load(paths.split_folder(made, "train"))
-        np.save(paths.lengths_file(made), samples.lengths)
+        plan.save_lengths(made, samples.lengths)
         model = models.load(made / paths.WEIGHTS)
         parts = [part for part in PARTS if (made / part).is_dir()]
         summary |= {

@@ -217,9 +217,9 @@ def code_files(script: str, strategy: str | None = None, task: str | None = None
     """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
     todo, files = [Path(script)], set()
     if strategy:
-        todo += [SCRIPTS / "train.py", registry.path(strategy)]
+        todo += [SCRIPTS / "train.py", SCRIPTS / registry.path(strategy).relative_to(paths.SCRIPTS)]
     if task:
-        todo.append(registry.task_path(task))
+        todo.append(SCRIPTS / registry.task_path(task).relative_to(paths.SCRIPTS))
     while todo:
         file = todo.pop()
         if file not in files:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.errors import BadInput
 from lockstep.files import atomic_file, hash_arrays
+from lockstep.paths import lengths_file
 
 # Batches whose texts are sorted by length together. More leaves less padding, fewer mixes lengths more over time.
 POOL = 100
@@ -73,6 +74,16 @@ class Plan:
     def load(path: Path) -> "Plan":
         with np.load(path, allow_pickle=False) as arrays:
             return Plan(**arrays)
+
+
+def save_lengths(data: Path, lengths: np.ndarray) -> None:
+    """Write how long each sample of the training split is, by which plans are made, into a folder of prepared data."""
+    np.save(lengths_file(data), lengths)
+
+
+def load_lengths(data: Path) -> np.ndarray:
+    """What `save_lengths` wrote: int64 [n]."""
+    return np.load(lengths_file(data), allow_pickle=False)
 
 
 def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:

@@ -17,12 +17,16 @@ def load_model(folder: Path) -> torch.nn.Module:
 
     Raises RunFailed where it has changed since it was converted. A folder that Lockstep did not make has no seal.
     """
-    if not models.is_stored(folder):
-        raise BadInput(f"{folder}: is no model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model.")
+    _must_be_model(folder)
     if (folder / MANIFEST).is_file() or (folder.parent / paths.SETTINGS).is_file():
         verify(folder, f"Make it again: python workflow/scripts/convert.py {folder.parent}")
     with readable(folder):
         return models.load(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _must_be_model(folder: Path) -> None:
+    if not models.is_stored(folder):
+        raise BadInput(f"{folder}: is no model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model.")
 
 
 @contextlib.contextmanager
@@ -38,9 +42,9 @@ def readable(folder: Path):
 
 def test(run: Path) -> dict:
     """Predict the whole test split with a run's converted model, and write test/report.txt, .json, predictions.csv."""
+    model = load_model(run / paths.MODEL)
     settings = read_json(run / paths.SETTINGS)
-    task = registry.load_task(settings["task"])()
-    return task.test(load_model(run / paths.MODEL), Path(settings["data"]), run)
+    return registry.load_task(settings["task"])().test(model, Path(settings["data"]), run)
 
 
 def predict(folder: Path, inputs: list, task) -> list[tuple[str, float]]:
@@ -51,7 +55,8 @@ def predict(folder: Path, inputs: list, task) -> list[tuple[str, float]]:
 
 
 def task_of(folder: Path):
-    """The task of a converted model, by the run that it is of, or by its own files."""
+    """The task of a converted model, by the run that it is of, or by its own files. Raises BadInput."""
+    _must_be_model(folder)
     settings = folder.parent / paths.SETTINGS
     name = read_json(settings)["task"] if settings.is_file() else models.task_name(folder)
     if name not in registry.tasks():

@@ -9,13 +9,11 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
 from lockstep import nvml, paths
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selection, training_gpus
 from lockstep.config.row import Row
-from lockstep.data.plan import Plan
+from lockstep.data.plan import Plan, load_lengths
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import hash_text, lacking, read_json, write_json
 from lockstep.model import metrics
@@ -243,7 +241,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
     about = read_json(data_file(results))
-    work = metrics.work(plan, np.load(paths.lengths_file(data_folder(results))), metrics.Shape(**about["shape"]))
+    work = metrics.work(plan, load_lengths(data_folder(results)), metrics.Shape(**about["shape"]))
     seconds = largest["train_seconds"]
     by_gpu = [rank["memory_by_gpu"] for rank in ranks]
     return {

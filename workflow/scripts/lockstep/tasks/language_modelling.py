@@ -86,8 +86,6 @@ class Task(_task.Task):
         AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(folder)
 
     def given(self, inputs):
-        if any(not text.strip() for text in inputs):
-            raise BadInput("--text: the text is empty.")
         return [(text, "", text) for text in inputs]
 
     def choose(self, wanted, data):
