@@ -503,3 +503,17 @@ def test_the_head_of_another_size_is_refused(tmp_path, tokenizer):
     model = reading.parse({"model": {"name": str(tmp_path / "other")}}).model
     with pytest.raises(BadInput, match="has another shape than its config"):
         decoders.initialise(model, tokenizer, 24, 0, [])
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_default_size_foretells_better_than_a_3_gram_model(place):
+    asked = ["--config", "config/language.yaml", "--results", "default", "--set", "hardware.device=cpu"]
+    for script, *more in (("prepare",), ("plan",), ("launch", "--row=single")):
+        finished = place.script(script, *asked, *more)
+        assert finished.returncode == 0, finished.stderr
+    (run,) = place.path("default/runs/single").glob("n*/rep1")
+    finished = place.script("evaluate", str(run.relative_to(place.folder)))
+    assert finished.returncode == 0, finished.stderr
+    scores = read_json(run / "test" / "report.json")
+    assert scores["perplexity"] < scores["trigram_perplexity"] / 10
