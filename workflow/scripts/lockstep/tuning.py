@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, RunFailed, RunStopped
-from lockstep.paths import data_folder, lengths_file
+from lockstep.files import read_json
+from lockstep.paths import data_file
 from lockstep.run import runs
 
 START = {"strategy": "recipe", "processes": 1}
@@ -84,7 +83,8 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
 
 def _all_samples(config: Config, results: Path) -> int:
     """How many samples the configured training takes."""
-    train, samples = config.train, len(np.load(lengths_file(data_folder(results))))
+    train, about = config.train, read_json(data_file(results))
+    samples = about.get("sequences", {}).get("train", about["splits"]["train"]["texts"])  # several texts may share one
     steps = samples // train.global_batch * train.epochs
     return train.global_batch * min(steps, train.max_steps or steps)
 
