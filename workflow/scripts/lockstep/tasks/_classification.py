@@ -17,8 +17,6 @@ BATCH = 64  # of a test
 
 
 class Task(_task.Task):
-    METRICS = ("macro_f1", "accuracy", "loss")
-
     class_weights: np.ndarray | None = None  # float64 [labels], where not all count alike
 
     def weights(self, samples):

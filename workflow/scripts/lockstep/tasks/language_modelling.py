@@ -30,7 +30,6 @@ CONTINUED = 32  # tokens that are predicted of a text
 
 class Task(_task.Task):
     UNIT, INPUT, EXAMPLE = "sequences", "text", 'as in --text "今天"'
-    METRICS = ("perplexity", "loss")
 
     def prepare(self, config, downloads, work, made):
         from lockstep.model import decoders, metrics
