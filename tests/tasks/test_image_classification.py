@@ -1,21 +1,26 @@
 """Images: from idx files and folders to batches, what can be wrong with them, and every strategy on them."""
 
+import dataclasses
 import gzip
+import hashlib
 import json
 import struct
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
 
 from lockstep.config import reading, registry
 from lockstep.data import images, prepare
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from tests.conftest import PROJECT, copy_project
+from tests.data.test_sources import https_server, line  # noqa: F401 - fixtures
 
 MNIST = PROJECT.parent / "shared" / "data" / "mnist"
 SMALL = """
@@ -218,6 +223,63 @@ def test_every_image_is_counted_once_in_evaluation():
     """180 images over 7 in a batch: all batches together hold each image once."""
     samples = images.Images(np.zeros((180, 1, 2, 2), np.uint8), np.zeros(180, np.int64), [0], [1])
     assert np.array_equal(np.sort(np.concatenate(samples.batches(7))), np.arange(180))
+
+
+def digest(file) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_files_come_from_the_first_mirror_that_has_them(tmp_path, https_server):  # noqa: F811
+    www = tmp_path / "www" / "second"
+    www.mkdir()
+    pixels, labels = write_idx(www, "t10k", 30)
+    files = {file.name: digest(file) for file in www.iterdir()}
+    mirrors = [f"{https_server}/first", f"{https_server}/second/"]
+    data = dataclasses.replace(rows("own"), path=None, mirrors=mirrors, files=files)
+    _, read = images.read(data, tmp_path / "kept", [])
+    read = list(read)
+    assert np.array_equal(np.stack([image[0] for _, image, _, _ in read]), pixels)
+    assert [label for _, _, label, _ in read] == labels.tolist()
+    other = dataclasses.replace(data, files=dict.fromkeys(files, "0" * 64))
+    with pytest.raises(BadInput, match=r"first/t10k-.*can't be fetched.*; .*second/t10k-.* has sha256"):
+        list(images.read(other, tmp_path / "others", [])[1])
+    assert list((tmp_path / "others").glob("*")) == []
+
+
+def test_a_data_set_of_images_is_read_by_its_columns(tmp_path):
+    """As the hub's are: a folder that holds one is named in place of an id."""
+    pictures = [np.full((8, 8), 9 * number, np.uint8) for number in range(4)]
+    table = Dataset.from_dict({"digit": [Image.fromarray(each) for each in pictures], "what": [0, 1, 0, 1]})
+    (tmp_path / "set").mkdir()
+    table.to_parquet(tmp_path / "set" / "train.parquet")
+    asked = {"hub": str(tmp_path / "set"), "revision": "main", "image": "digit", "label": "what", "path": None}
+    data = dataclasses.replace(rows("own"), **asked)
+    read = list(images.read(data, tmp_path, [])[1])
+    assert [label for _, _, label, _ in read] == [0, 1, 0, 1]
+    assert all(np.array_equal(image[0], each) for (_, image, _, _), each in zip(read, pictures, strict=True))
+    with pytest.raises(BadInput, match=r"row 1: has no column 'image'; it has 'digit', 'what'"):
+        list(images.read(dataclasses.replace(data, image="image"), tmp_path, [])[1])
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_model_of_transformers_takes_images(place):
+    """A small vision transformer in a folder, as save_pretrained leaves it, with a head for other classes."""
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    shape = {"image_size": 8, "patch_size": 4, "num_channels": 1}
+    ViTForImageClassification(ViTConfig(num_labels=3, **size, **shape)).save_pretrained(place.path("vit"))
+    asked = ["--config=config/config.yaml", "--config=config/digits.yaml", "--config=small.yaml", "--results=vits"]
+    asked += ["--set=model.name=vit", "--set=hardware.processes=2"]
+    prepare_, _, *launched = [
+        place.script(script, *asked, *more)
+        for script, *more in (("prepare",), ("plan",), ("launch", "--row=single"), ("launch", "--row=fsdp"))
+    ]
+    assert prepare_.returncode == 0, prepare_.stderr
+    assert "ends in a head of 3 classes, and the data has 10: a new head replaces it" in prepare_.stdout
+    assert [finished.returncode for finished in launched] == [0, 0], launched[-1].stderr
+    for run in ("single/n1", "fsdp/n2"):
+        finished = place.script("evaluate", f"vits/runs/{run}/rep1")
+        assert finished.returncode == 0, finished.stderr
 
 
 @pytest.fixture(scope="module")
