@@ -264,7 +264,10 @@ def test_a_data_set_of_images_is_read_by_its_columns(tmp_path):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_model_of_transformers_takes_images(place):
-    """A small vision transformer in a folder, as save_pretrained leaves it, with a head for other classes."""
+    """A small vision transformer in a folder, as save_pretrained leaves it, with a head for other classes.
+
+    Its weights have other names in a file than in the live model, as Trainer's checkpoint shows.
+    """
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     shape = {"image_size": 8, "patch_size": 4, "num_channels": 1}
     ViTForImageClassification(ViTConfig(num_labels=3, **size, **shape)).save_pretrained(place.path("vit"))
@@ -272,12 +275,12 @@ def test_a_model_of_transformers_takes_images(place):
     asked += ["--set=model.name=vit", "--set=hardware.processes=2"]
     prepare_, _, *launched = [
         place.script(script, *asked, *more)
-        for script, *more in (("prepare",), ("plan",), ("launch", "--row=single"), ("launch", "--row=fsdp"))
+        for script, *more in (("prepare",), ("plan",), ("launch", "--row=single"), ("launch", "--row=trainer"))
     ]
     assert prepare_.returncode == 0, prepare_.stderr
     assert "ends in a head of 3 classes, and the data has 10: a new head replaces it" in prepare_.stdout
     assert [finished.returncode for finished in launched] == [0, 0], launched[-1].stderr
-    for run in ("single/n1", "fsdp/n2"):
+    for run in ("single/n1", "trainer/n2"):
         finished = place.script("evaluate", f"vits/runs/{run}/rep1")
         assert finished.returncode == 0, finished.stderr
 

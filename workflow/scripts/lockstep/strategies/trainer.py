@@ -69,6 +69,8 @@ class Strategy(ddp.Strategy):
 
     @staticmethod
     def to_state_dict(folder):
+        if models.is_stored(folder):  # in transformers' own files some weights have other names than in the live model
+            return models.load(folder).state_dict()
         return load_file(folder / "model.safetensors")
 
 
