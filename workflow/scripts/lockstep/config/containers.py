@@ -3,22 +3,27 @@
 Imports nothing heavy: the Snakefile asks before anything is trained.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from lockstep import provenance
 from lockstep.config import registry
-from lockstep.config.configuration import Config
 from lockstep.config.hardware import VARIABLES
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
 from lockstep.paths import IMAGES
+
+if TYPE_CHECKING:  # ranks import this module, and start sooner without a schema's checker
+    from lockstep.config.configuration import Config
 
 # Each family of strategies has an image; `torch` is the one for all that need no other.
 FAMILIES = tuple(yaml.safe_load(IMAGES.read_text(encoding="utf-8"))["families"])

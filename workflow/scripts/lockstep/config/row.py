@@ -8,7 +8,7 @@ from functools import cached_property
 from lockstep import paths, provenance
 from lockstep.config import accelerate_file, registry, schema
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
-from lockstep.config.sections import AskedHardware, Base, Train
+from lockstep.config.sections import LAST_RATE, AskedHardware, Base, Train
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput
 
@@ -43,7 +43,6 @@ TAKEN_BY = {
     "gamma": ("schedule", ("step",)),
     "best": ("checkpoint", ("best",)),
 }
-LAST_RATE = 1e-7  # where a polynomial schedule ends, as transformers has it
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lockstep.config.row import LAST_RATE
-from lockstep.config.sections import Train
+from lockstep.config.sections import LAST_RATE, Train
 
 EPS = 1e-8  # of Adam and AdamW
 
