@@ -26,7 +26,8 @@ def test_starting_a_run_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "more"), [("single", {"datasets", "pandas", "jsonschema"}), ("recipe", {"datasets"}), ("trainer", set())]
+    ("strategy", "more"),
+    [("single", {"datasets", "pandas", "jsonschema"}), ("recipe", {"datasets"}), ("trainer", set())],
 )
 def test_a_strategy_imports_no_framework_that_it_does_not_use(strategy, more):
     code = (
