@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lockstep.config import reading
-from lockstep.data import plan
+from lockstep.data import plan, prepared
 from lockstep.files import read_json, write_json
 from lockstep.run import runs
 from tests.conftest import Workplace
@@ -39,7 +39,7 @@ def test_a_lost_file_is_made_again_and_no_row_is_trained_for_it(place, part):
     configs = [f"--config={file}" for file in ("small.yaml", "more.yaml")]
     refused = place.script("launch", *configs, "--row", "single_fp16")
     assert refused.returncode == 2
-    assert refused.stderr == f"error: {name} is gone or changed. {runs.MAKE_DATA}\n"
+    assert refused.stderr == f"error: {name} is gone or changed. {prepared.MAKE_DATA}\n"
     assert jobs(place.snakemake("-n", "ddp", *CONFIGURED)) == {"prepare": 1, "plan": 1, "ddp": 1}
     made = place.snakemake("ddp", *CONFIGURED)
     assert made.returncode == 0, made.stderr
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_told_before_anything_starts(place):
     assert place.path("results/runs/single/n1/rep1/record.json").is_file()
     planned = place.script("plan", "--config=small.yaml")
     assert (planned.returncode, planned.stderr.count("\n")) == (2, 1)
-    assert "is damaged" in planned.stderr
+    assert "is gone or changed. Remove it" in planned.stderr
 
 
 def test_what_a_failure_reported_is_made_again_when_all_is_well(place):

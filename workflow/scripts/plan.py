@@ -1,10 +1,10 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
 from lockstep import cli
-from lockstep.data import plan
+from lockstep.data import plan, prepared
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import data_file, data_folder, plan_file, plan_summary_file, require
+from lockstep.paths import data_folder, plan_file, plan_summary_file
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("--plan", help="make only the plan of this name; without it those of all rows", default=None)
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
-    require(data_file(arguments.results), "prepare.py")
+    prepared.require(arguments.results)
     rows = [
         *(row for row, _ in config.order),
         config.reference("fp32"),

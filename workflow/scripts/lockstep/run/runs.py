@@ -13,16 +13,16 @@ from lockstep import nvml, paths
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selection, training_gpus
 from lockstep.config.row import Row
+from lockstep.data import prepared
 from lockstep.data.plan import Plan, load_lengths
 from lockstep.errors import BadInput, RunFailed, RunStopped
-from lockstep.files import hash_text, lacking, read_json, write_json
+from lockstep.files import hash_text, read_json, write_json
 from lockstep.model import metrics
 from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
 from lockstep.run import journal, launchers, lifetime, record, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, supervise
 
-MAKE_DATA = "Remove it: Snakemake makes it again, or by hand prepare.py and plan.py with the same configuration."
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
@@ -42,12 +42,8 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     """
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
-    folder, data = results / row.folder(repeat), data_folder(results)
-    about = read_json(require(data_file(results), "prepare.py"))
+    folder, about = results / row.folder(repeat), prepared.require(results)
     planned = require(plan_file(results, row.plan_name), "plan.py")
-    if gone := lacking(data, about.get("files", {})):
-        more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-        raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
     plan = Plan.load(planned)
     refuse_to_start(row)
     refuse_unused_parameters(row, about.get("unused_parameters", []))
