@@ -179,7 +179,7 @@ class Strategy(ddp.Strategy):
         return torch.load(file, map_location="cpu", weights_only=True)["module"]
 
 
-INHERITS = ()
+INHERITS = ("sync_batchnorm",)
 OPTIONS = {
     "launcher": {
         "enum": ["deepspeed", "torchrun"],
