@@ -24,7 +24,7 @@ SCRIPTS = PROJECT / "workflow" / "scripts"
 LONG = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
-train: {epochs: 400, max_steps: 1500, global_batch: 31, eval_every: 0, checkpoint: last}
+train: {epochs: 8000, max_steps: 30000, global_batch: 31, eval_every: 0, checkpoint: last}
 hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
 profile: {steps: 0}
 repeats: 1
