@@ -6,6 +6,7 @@ padding   `single` against the loop that pads to 128 and tokenises in collate, i
 libraries `single` against transformers.Trainer and accelerate as their documentation starts them, likewise
 harness   `single` with all that is noted of it against a bare loop over the same plan, likewise
 images    the same for images of MNIST's size; and against Trainer as its documentation starts it
+language  the same for packed sequences, by a small Llama
 tuned     the open division's recipe (bf16 throughout, fp32 optimizer) against padding and Trainer, likewise
 ddp       `ddp` with two processes against `single`, as real runs in turns; and against what two processes reach that do
           the same work without talking to each other, which is as much as this machine has to give
@@ -23,12 +24,12 @@ from pathlib import Path
 from benchmarks.common import PROJECT, between_marks, markdown
 from benchmarks.growth import growth
 from benchmarks.processes import ddp, memory, start
-from benchmarks.turns import harness, images, libraries, padding, tuned
+from benchmarks.turns import harness, images, language, libraries, padding, tuned
 from benchmarks.workflow import workflow
 from lockstep.rank import environment
 from lockstep.terminal import print_table
 
-ALL = (padding, libraries, harness, images, tuned, ddp, memory, start, growth, workflow)
+ALL = (padding, libraries, harness, images, language, tuned, ddp, memory, start, growth, workflow)
 REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
 PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make benchmark: begin -->", "<!-- make benchmark: end -->")

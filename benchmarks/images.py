@@ -16,8 +16,10 @@ from lockstep.data.images import Images
 from lockstep.model.optimizer import make_schedule
 
 COUNT = 4000
-FILES = [PROJECT / "config" / name for name in ("config.yaml", "mnist.yaml")]
-ROW = reading.read(FILES, ["train.eval_every=0", "train.checkpoint=last", "hardware.device=cpu"]).rows["single"]
+CONFIGS = ("config/config.yaml", "config/mnist.yaml")
+ROW = reading.read(
+    [PROJECT / name for name in CONFIGS], ["train.eval_every=0", "train.checkpoint=last", "hardware.device=cpu"]
+).rows["single"]
 
 
 def write_images(folder: Path) -> Path:

@@ -113,7 +113,7 @@ class TrainerLoop(Loop):
 
         arguments = TrainingArguments(
             str(self.results / "trainer"),
-            per_device_train_batch_size=BATCH,
+            per_device_train_batch_size=self.settings.train.global_batch,
             learning_rate=self.settings.train.learning_rate,
             weight_decay=self.settings.train.weight_decay,
             max_steps=steps,
@@ -127,7 +127,7 @@ class TrainerLoop(Loop):
         began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):  # its summary of each part
             trainer.train()
-        return steps * BATCH / (time.perf_counter() - began)
+        return steps * self.settings.train.global_batch / (time.perf_counter() - began)
 
 
 class AccelerateLoop(Loop):

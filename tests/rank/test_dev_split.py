@@ -1,5 +1,7 @@
 """Evaluation on the dev split: on which samples, and how long it took."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
 
 from lockstep.data.tokens import Tokens
+from lockstep.errors import RunFailed
+from lockstep.rank import dev_split
 from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import Chosen, DevSplit, chosen, gather_results
 
@@ -99,3 +104,43 @@ def test_evaluation_is_timed_by_itself(capsys, most, support, batches):
     assert [scores["support"] for scores in dev_split.history] == [support] * 2
     assert made.clock.evaluation == 2 * batches  # neither saving, nor waiting for others before it
     assert "step 4/4: dev loss" in capsys.readouterr().out
+
+
+def on_ranks(world_size: int, samples: Tokens) -> list[torch.Tensor]:
+    """What each of so many ranks, here threads, gathers of a split."""
+    together, slots = threading.Barrier(world_size), [None] * world_size
+
+    def rank(number: int) -> torch.Tensor:
+        def all_gather(tensor):
+            slots[number] = tensor
+            together.wait(60)
+            gathered = torch.stack(slots)
+            together.wait(60)
+            return gathered
+
+        made = session([0.0], batch=100)
+        made.strategy.all_gather = all_gather
+        made.strategy.world = SimpleNamespace(rank=number, size=world_size, device=torch.device("cpu"))
+        return gather_results(made, samples)
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return [done.result() for done in [threads.submit(rank, number) for number in range(world_size)]]
+
+
+def as_distributed_sampler(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """A rank's share as PyTorch's sampler gives it: samples are repeated until all shares are equal."""
+    known = ids[ids >= 0]
+    return known[list(DistributedSampler(known, world_size, rank, shuffle=False))]
+
+
+@pytest.mark.parametrize(("world_size", "counted"), [(3, 10_002), (7, 10_003)])
+def test_ten_thousand_samples_are_counted_once_each(world_size, counted, monkeypatch):
+    """Negative control: shared out as DistributedSampler does, some are counted twice, which is refused."""
+    samples = Tokens(np.arange(10_000), np.ones(10_000, dtype=np.int64), np.zeros(10_000, dtype=np.int64), pad_id=0)
+    for results in on_ranks(world_size, samples):
+        assert results[:, 0].tolist() == list(range(10_000))
+    shares = [as_distributed_sampler(np.arange(10_000), rank, world_size) for rank in range(world_size)]
+    assert sum(map(len, shares)) == counted
+    monkeypatch.setattr(dev_split, "share", as_distributed_sampler)
+    with pytest.raises(RunFailed, match="each sample of the split exactly once"):
+        on_ranks(world_size, samples)
