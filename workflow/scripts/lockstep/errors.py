@@ -28,6 +28,10 @@ class RunStopped(RunFailed):
     """A run did not succeed because somebody ended it: nothing that would go on without it should."""
 
 
+class RunSaved(RunStopped):
+    """The same, after it saved its state: the same command goes on from there. Exit code 143, as after a SIGTERM."""
+
+
 def brief(error: Exception) -> str:
     """What a library says of a file that it can't read, in one line."""
     if isinstance(error, pickle.UnpicklingError):  # PyTorch's words tell how to run it all the same
@@ -62,6 +66,9 @@ def exit_code(main, *arguments) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunSaved as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return 143
     except RunFailed as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

@@ -189,6 +189,7 @@ STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank
 EVENTS = "events.jsonl"  # what the ranks noted, in order of time
 WATCH = "watch.jsonl"  # what else used the machine, second by second
 CHECKPOINT = "native"  # in the strategy's own format
+SAVED = "saved"  # states to go on from, with `train.checkpoint_every`
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
 MODEL = "model"  # the checkpoint as a model that stands by itself
@@ -223,6 +224,16 @@ def rank_error(run: Path, rank: int | str) -> Path:
 def rank_trace(run: Path, rank: int) -> Path:
     """What torch.profiler recorded of a rank, until it is taken apart."""
     return run / RANKS / f"{rank}.trace.json"
+
+
+def saved_state(run: Path, step: int) -> Path:
+    """What is needed to go on after so many steps."""
+    return run / SAVED / f"step-{step:08d}"
+
+
+def saved_states(run: Path) -> list[Path]:
+    """All that are there, the latest first."""
+    return sorted((run / SAVED).glob("step-*"), reverse=True)
 
 
 def require(path: Path, script: str) -> Path:

@@ -45,6 +45,8 @@ TAKEN_BY = {
 }
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe")
+# The same of `train`: device_batch comes to a global batch, and saving is not timed.
+NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Row:
             del settings[label]
         for key in NOT_DECIDING:
             del settings["hardware"][key]
-        del settings["train"]["device_batch"]  # what it comes to is the global batch
+        for key in NOT_DECIDING_OF_TRAIN:
+            del settings["train"][key]
         return settings
 
     def refuse(self) -> None:
@@ -138,6 +141,11 @@ class Row:
                 f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
                 f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
                 " lower accumulation."
+            )
+        if self.train.checkpoint_every and self.options.get("hook") == "powersgd":
+            raise BadInput(
+                f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
+                " set checkpoint_every to 0."
             )
         if file := self.options.get("config_file"):
             where = f"rows.{self.name}.config_file"

@@ -84,6 +84,8 @@ class Train:
     eval_samples: int | None
     checkpoint: str
     best: str
+    checkpoint_every: int
+    keep: int
     seed: int
 
     @property

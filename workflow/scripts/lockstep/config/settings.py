@@ -30,6 +30,7 @@ class Settings:
     profile: Profile | None = None
     config_hash: str = ""
     order: str = ""  # in which a batch's samples are trained: as planned, reversed, or rotated by half of them
+    saved: str = ""  # the folder of the state that it goes on from; empty: it starts at the first step
     weights_times: float = 1  # a factor for the initial weights, which only a trial's variations change
 
     @classmethod

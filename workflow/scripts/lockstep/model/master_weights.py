@@ -30,7 +30,16 @@ class MasterWeights(torch.optim.Optimizer):
         if self.clip:  # here, and not before: the norm of gradients in bf16 would be rounded
             torch.nn.utils.clip_grad_norm_(self.master, self.clip)
         self.optimizer.step()
+        self.round()
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Round the weights of `master` into `working`."""
         torch._foreach_copy_(self.working, self.master)
+
+    def load_state_dict(self, state_dict) -> None:
+        self.optimizer.load_state_dict(state_dict)  # which makes groups and state anew
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)

@@ -30,7 +30,8 @@ class Clock:
         self._ticks: list[float | torch.cuda.Event] = []  # the start of each window, and the end of each step
         self._windows: list[int] = []  # where in _ticks each window starts
         self._opened: list[float] = []
-        self._seconds = 0.0
+        self.seconds = 0.0  # of all windows
+        self._earlier = np.empty(0)  # seconds of each step before an interruption
 
     def part(self, name: str) -> None:
         """A part of the set-up is done."""
@@ -71,11 +72,18 @@ class Clock:
         """The timed window ends: after the last step, and before an evaluation."""
         self.synchronize()
         self._closed = self.now()
-        self._seconds += self._closed - self._opened[-1]
+        self.seconds += self._closed - self._opened[-1]
         gc.enable()
 
+    def restore(self, step_seconds: np.ndarray, seconds: float, evaluation: float) -> None:
+        """Go on from what the clock of an interrupted run had come to."""
+        self._earlier, self.seconds, self.evaluation = step_seconds, seconds, evaluation
+
     def step_seconds(self) -> np.ndarray:
-        """Seconds of each step, shape [steps]."""
+        """Seconds of each step, those before an interruption included, shape [steps]."""
+        return np.concatenate([self._earlier, self._step_seconds()])
+
+    def _step_seconds(self) -> np.ndarray:
         windows = [self._ticks[a:b] for a, b in zip(self._windows, [*self._windows[1:], None], strict=True)]
         return np.array([_between(a, b) for ticks in windows for a, b in itertools.pairwise(ticks)])
 
@@ -86,8 +94,8 @@ class Clock:
         median, upper = np.quantile(steady, [0.5, 0.75]).tolist()
         return {
             "setup": self.setup,
-            "first_step_seconds": self._opened[0] - self.launched + float(steps[0]),
-            "train_seconds": self._seconds,
+            "first_step_seconds": self._opened[0] - self.launched + float(self._step_seconds()[0]),
+            "train_seconds": self.seconds,
             "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
             "step_seconds_median": median,
             "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),

@@ -6,6 +6,7 @@ is fed from here too. Nothing is synchronised, printed or reduced per step: loss
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from lockstep.model.optimizer import make_schedule, share_of_rate
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.resumption import Resumption
 from lockstep.rank.session import Session
 from lockstep.tasks._task import Samples
 
@@ -40,10 +42,11 @@ class Replay:
         self.session, self.plan, self.samples, self.dev_split = session, plan, samples, dev_split
         self.weights = session.task.weights(samples)  # what each sample counts in the mean loss
         self.steps = plan.steps
-        self.done = 0  # steps
+        self.done = 0  # steps, those before an interruption included
         self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps, plan.epochs)
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
+        self.resumption = Resumption(self)
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
 
     def batches(self, step: int) -> Iterator[Batch]:
@@ -89,18 +92,24 @@ class Replay:
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
         self.settings = readback.check(self.session.strategy, self.session.settings)
+        if self.session.settings.saved:
+            self.resumption.restore(Path(self.session.settings.saved))
         self._open()
 
     def step_done(self, step: int) -> None:
-        """Weights and learning rate are updated: the clock ticks, and the dev split is evaluated where that is due."""
+        """Weights and learning rate are updated: the clock ticks; evaluates, and saves, where that is due."""
         self.session.clock.tick()
         self.done += 1
         self.session.progress.step()
         if self.session.profiler:
             self.session.profiler.step_done(step)
-        if self.dev_split.due(step + 1):
+        evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
+        if evaluated or saved:
             self.end()
-            self.dev_split.evaluate(step + 1)
+            if evaluated:
+                self.dev_split.evaluate(self.done)
+            if saved:
+                self.resumption.save(self.done)
             self._open()
 
     def end(self) -> None:

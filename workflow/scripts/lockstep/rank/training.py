@@ -100,6 +100,8 @@ def train(session: Session) -> None:
     if session.profiler:
         session.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
+    if session.train.checkpoint_every:  # from which a longer run goes on
+        replay.resumption.save(replay.steps)
     files.write(
         {
             "clock": clock.reading(),
@@ -114,6 +116,8 @@ def train(session: Session) -> None:
             "losses": _losses(replay),
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
+            "resumed": replay.resumption.began_at,
+            "saved": replay.resumption.cost,
             "notes": strategy.notes,
         },
         clock.step_seconds(),

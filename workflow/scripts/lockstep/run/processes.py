@@ -25,6 +25,7 @@ from lockstep.run.progress import LAUNCHED, Progress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.2
+ENDING = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 3  # between SIGTERM and SIGKILL
 STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
 LOG_EVERY = 0.1  # of all steps: how often the log gets a line
@@ -35,6 +36,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def signals_wait():
+    """SIGINT and SIGTERM wait until the block has ended, in which a process is started by `preexec_fn`.
+
+    What a signal raises in the midst of such a fork is lost: Python ignores exceptions in calls of os.register_at_fork.
+    """
+    came = []
+    before = {number: signal.signal(number, lambda came_by, _: came.append(came_by)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @dataclass
@@ -48,39 +66,78 @@ class Interrupted(Exception):
     """A run is to end, though nothing is wrong with it: SIGTERM came, or who started it has ended."""
 
 
+class Saved(Interrupted):
+    """It has ended after SIGTERM came, and its state is saved."""
+
+
+class StopRequest:
+    """What SIGTERM does while the block runs: of a run that saves its state it asks for that; a second one ends it.
+
+    The ranks must all end after the same step. They are a step apart at most, as each step's gradients are averaged, so
+    they are told of one that none can have begun.
+    """
+
+    AHEAD = 3  # steps
+
+    def __init__(self, progress: Progress, saves: bool):
+        self.progress, self.saves = progress, saves
+        self.step = 0  # after which the ranks are to end
+
+    def __enter__(self):
+        self.previous = signal.signal(signal.SIGTERM, self._asked)
+        return self
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGTERM, self.previous)
+
+    def _asked(self, number, frame):
+        done = self.progress.table[:, 2]
+        if not self.saves or self.step or not done.min():
+            raise Interrupted("the run was ended from outside (SIGTERM)")
+        self.step = int(done.max()) + self.AHEAD
+        self.progress.table[:, 3] = self.step
+
+
 def supervise(
-    command: list[str], environment: dict, folder: Path, log, world_size: int, steps: int, timeout: float
+    command: list[str],
+    environment: dict,
+    folder: Path,
+    log,
+    world_size: int,
+    steps: int,
+    timeout: float,
+    saves: bool = False,
 ) -> Outcome:
     """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    Output goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
-    KeyboardInterrupt included, no process is left behind.
+    A run that `saves` its state is asked to by SIGTERM, and ends then. Output goes to `log`, an open file; on a
+    terminal a progress bar is shown on stderr. Whatever happens in here, KeyboardInterrupt included, no process is left
+    behind.
     """
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, world_size)
-    previous = signal.signal(signal.SIGTERM, _raise_interrupted)
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        command,
-        env=environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
-    try:
-        reason = _watch(process, progress, folder, log, steps, timeout)
-        return Outcome(process.wait(), reason, time.perf_counter() - started)
-    finally:
-        end_descendants()
-        process.wait()  # before the orphans: else its exit code would be collected with theirs
-        reap_orphans()
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _raise_interrupted(number, frame):
-    raise Interrupted("the run was ended from outside (SIGTERM)")
+    with StopRequest(progress, saves) as request:
+        started, process = time.perf_counter(), None
+        try:
+            with signals_wait():
+                process = subprocess.Popen(
+                    command,
+                    env=environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+            reason = _watch(process, progress, folder, log, steps, timeout)
+            if request.step < steps and paths.saved_state(folder, request.step).is_dir():
+                raise Saved(f"ended from outside (SIGTERM); its state after step {request.step} is saved")
+            return Outcome(process.wait(), reason, time.perf_counter() - started)
+        finally:
+            end_descendants()
+            if process:
+                process.wait()  # before the orphans: else its exit code would be collected with theirs
+            reap_orphans()
 
 
 def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float) -> str:
@@ -119,7 +176,7 @@ def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
     """Ranks that have begun, are gone, and left neither a result nor an error."""
     return [
         rank
-        for rank, (pid, _, _) in enumerate(progress.table)
+        for rank, (pid, *_) in enumerate(progress.table)
         if pid
         and not _alive(int(pid))
         and not any(file(folder, rank).exists() for file in (paths.rank_summary, paths.rank_error))

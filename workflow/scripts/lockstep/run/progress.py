@@ -18,14 +18,15 @@ LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which th
 class Progress:
     """How far each rank is, in memory that the supervisor shares: a rank writes a number, and no system call is made.
 
-    int64 [world size, 3]: process id, things done of any kind (so that standing still shows), steps done.
+    int64 [world size, 4]: process id, things done of any kind (so that standing still shows), steps done; and, for the
+    rank to read, after how many steps it is to save its state and end, 0 for never.
     """
 
     def __init__(self, folder: Path, world_size: int | None = None):
         path = folder / paths.PROGRESS
         if world_size:
-            np.zeros((world_size, 3), dtype=np.int64).tofile(path)
-        self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 3)
+            np.zeros((world_size, 4), dtype=np.int64).tofile(path)
+        self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 4)
 
     def begin(self, rank: int) -> None:
         self.row = self.table[rank]
@@ -38,6 +39,15 @@ class Progress:
     def step(self) -> None:
         self.row[1] += 1
         self.row[2] += 1
+
+    def reached(self, step: int) -> None:
+        """So many steps are done, before this process began."""
+        self.row[2] = step
+        self.alive()
+
+    @property
+    def stop_after(self) -> int:
+        return int(self.row[3])
 
 
 class RankFiles:
@@ -59,9 +69,19 @@ class RankFiles:
         """One line of events.jsonl, in the spirit of MLPerf's log (github.com/mlcommons/logging)."""
         self.events.append({"time": time.time(), "key": key, "value": value, "rank": self.rank})
 
-    def write(self, summary: dict, step_seconds: np.ndarray) -> None:
+    def ledger(self) -> tuple[np.ndarray, np.ndarray]:
+        """The step that each sample was trained in, and its id: int64 [n] each."""
         steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
-        ids = np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
+        return steps, np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
+
+    def restore(self, steps: np.ndarray, ids: np.ndarray, events: list[dict]) -> None:
+        """Go on from what an interrupted run had noted: its ledger, and its events before this process's own."""
+        for step in np.unique(steps):
+            self.consume(int(step), ids[steps == step])
+        self.events = events + self.events
+
+    def write(self, summary: dict, step_seconds: np.ndarray) -> None:
+        steps, ids = self.ledger()
         with atomic_file(paths.rank_arrays(self.folder, self.rank)) as temporary, temporary.open("wb") as stream:
             np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32))
         write_json(paths.rank_summary(self.folder, self.rank), summary | {"events": self.events})

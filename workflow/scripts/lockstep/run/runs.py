@@ -15,13 +15,13 @@ from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selec
 from lockstep.config.row import Row
 from lockstep.data import prepared
 from lockstep.data.plan import Plan, load_lengths
-from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, read_json, write_json
 from lockstep.model import metrics
 from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
-from lockstep.run import journal, launchers, lifetime, record, watcher
+from lockstep.run import journal, launchers, lifetime, record, saved, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
-from lockstep.run.processes import Interrupted, supervise
+from lockstep.run.processes import Interrupted, Saved, supervise
 
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = (
@@ -52,7 +52,8 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
         while True:
             finished = _run(config, row, repeat, results, plan, disturbed)
             reasons = finished["watch"]["disturbed"]
-            if row.kind != paths.RUNS or not reasons or len(disturbed) == config.retries:
+            # One that was carried on is no measurement, however often it is repeated.
+            if row.kind != paths.RUNS or not reasons or finished["resumed"] or len(disturbed) == config.retries:
                 return finished
             told = {name: finished[name] for name in ("started", "wall_seconds")}
             told |= {"train_seconds": finished["clock"]["train_seconds"]}
@@ -70,14 +71,22 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
         profile=config.profile,
         config_hash=hash_text(json.dumps(config.source, sort_keys=True)),
     )
+    notes: list[str] = []
+    state = saved.find(folder, settings, plan, notes.append)
+    settings = replace(settings, saved=str(state) if state else "")
     write_json(folder / paths.SETTINGS, asdict(settings))  # first, so that what can't be written removes nothing
     for name in LEFT:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    saved.remove(folder, but=state)
     (folder / paths.RANKS).mkdir()
+    for note in notes:
+        print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
+    if state:
+        print(f"{row.name}: carries on from {state}", flush=True)
     log = folder / paths.LOG
     others = nvml.processes(nvml.gpus(training_gpus(row.hardware)))
-    notes = _before(row, others)
+    notes += _before(row, others)
     about = {
         "row": row.name,
         "strategy": row.strategy,
@@ -98,10 +107,11 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
-        kind = type(error) if isinstance(error, RunFailed) else RunStopped
+        kind = type(error) if isinstance(error, RunFailed) else RunSaved if isinstance(error, Saved) else RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
     record.write_run(folder / paths.RECORD, finished)
+    saved.remove(folder, but=paths.saved_state(folder, plan.steps))
     if row.kind == paths.RUNS:
         journal.note(results, "run", folder, journal.OF_A_RUN)
     return finished
@@ -177,7 +187,8 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strange
         stream.flush()
         environment = _environment(row) | {"TMPDIR": scratch}
         with watcher.beside(folder, training_gpus(row.hardware), strangers):
-            outcome = supervise(command, environment, folder, stream, processes, plan.steps, row.hardware.timeout)
+            timeout, saves = row.hardware.timeout, bool(row.train.checkpoint_every)
+            outcome = supervise(command, environment, folder, stream, processes, plan.steps, timeout, saves)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
@@ -199,11 +210,12 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strange
         raise RunFailed(f"a rank started from other weights than those in {data_folder(results) / paths.WEIGHTS}")
     record.write_events(folder / paths.EVENTS, ranks)
     window = [min(rank["clock"]["window"][0] for rank in ranks), max(rank["clock"]["window"][1] for rank in ranks)]
-    return {
-        "command": command,
-        "wall_seconds": outcome.seconds,
-        "watch": watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware))),
-    } | _summary(ranks, plan, results)
+    watch = watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware)))
+    summary = _summary(ranks, plan, results)
+    if summary["resumed"]:
+        steps = " and ".join(str(step) for step in summary["resumed"])
+        watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
+    return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary
 
 
 def _environment(row: Row) -> dict[str, str]:
@@ -248,6 +260,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "losses": ranks[0]["losses"],
         "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
+        "resumed": ranks[0]["resumed"],
+        "saved": ranks[0]["saved"],
         "clock": largest
         | {
             "setup": {part: max(clock["setup"][part] for clock in clocks) for part in clocks[0]["setup"]},

@@ -30,16 +30,19 @@ OTHERS_ALLOWED = 0.02
 @contextlib.contextmanager
 def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
     """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were."""
-    from lockstep.run.processes import die_with_parent
+    from lockstep.run.processes import die_with_parent, signals_wait
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers))]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    process = None
     try:
+        with signals_wait():
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
         yield
     finally:
-        process.terminate()  # it writes what it has of the last second, and ends
-        process.wait()
+        if process:
+            process.terminate()  # it writes what it has of the last second, and ends
+            process.wait()
 
 
 def main(folder: Path, numbers: list[int], known: list[int]) -> None:

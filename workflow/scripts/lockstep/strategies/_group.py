@@ -47,6 +47,10 @@ class Strategy(single.Strategy):
         if self.world.rank == 0:  # every rank holds the same weights
             super().save(folder)
 
+    def save_state(self, folder):
+        if self.world.rank == 0:  # every rank has the same
+            super().save_state(folder)
+
     def stop(self):
         if self.joins_group():
             dist.destroy_process_group()

@@ -157,11 +157,22 @@ class Strategy(ddp.Strategy):
         return state | {name: safe_get_full_fp32_param(weight) for name, weight in self.module.named_parameters()}
 
     def save(self, folder):
+        self._pickle_plainly()
+        self.model.save_checkpoint(str(folder), tag="final")
+
+    def _pickle_plainly(self):
+        """Python 3.11.0 to 3.11.3 pickle an enum's member as a call of getattr, which is not let in when it is read."""
         from deepspeed.runtime.zero.config import ZeroStageEnum
 
-        # Python 3.11.0 to 3.11.3 pickle an enum's member as a call of getattr, which to_state_dict does not let in.
         ZeroStageEnum.__reduce_ex__ = lambda stage, _: (type(stage), (stage.value,))
-        self.model.save_checkpoint(str(folder), tag="final")
+
+    def save_state(self, folder):
+        self._pickle_plainly()
+        self.model.save_checkpoint(str(folder), tag="state")
+
+    def load_state(self, folder):
+        with weights_only(), torch.serialization.safe_globals(its_classes()):
+            self.model.load_checkpoint(str(folder), tag="state", load_lr_scheduler_states=False)
 
     @staticmethod
     def to_state_dict(folder):

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.strategies import ddp
 
@@ -82,6 +83,29 @@ class Strategy(ddp.Strategy):
         state = {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
         dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
+    def save_state(self, folder):
+        state = {f"weights.{name}": weight for name, weight in self.model.named_parameters()}
+        for name, weight in self.model.named_parameters():
+            for key, tensor in self.optimizer.state[weight].items():
+                # PyTorch 2.13 reads no tensor back that has no dimension.
+                state[f"optimizer.{key}.{name}"] = tensor if tensor.ndim else tensor.reshape(1)
+        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+    def load_state(self, folder):
+        reader = HuggingFaceStorageReader(str(folder))
+        stored = reader.read_metadata().state_dict_metadata
+        state = {}
+        for name, weight in self.model.named_parameters():
+            state[f"weights.{name}"] = weight.detach()  # which is filled where it is
+            for key in OPTIMIZER_STATE:
+                if f"optimizer.{key}.{name}" in stored:
+                    empty = torch.zeros(1, device=weight.device) if key == "step" else torch.zeros_like(weight.detach())
+                    state[f"optimizer.{key}.{name}"] = empty
+                    self.optimizer.state[weight][key] = empty[0] if key == "step" else empty  # the same memory
+        if missing := stored.keys() - state.keys():
+            raise RunFailed(f"{folder}: holds {min(missing)}, which this model and optimizer do not have")
+        dcp.load(state, storage_reader=reader)
+
     @staticmethod
     def to_state_dict(folder):
         reader = HuggingFaceStorageReader(str(folder))
@@ -93,6 +117,7 @@ class Strategy(ddp.Strategy):
         return state
 
 
+OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW, Adam and SGD
 INHERITS = ("launcher", "sync_batchnorm")
 OPTIONS = {
     "reshard_after_forward": {

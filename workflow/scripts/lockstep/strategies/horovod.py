@@ -76,6 +76,10 @@ class Strategy(single.Strategy):
         if self.world.rank == 0:
             super().save(folder)
 
+    def save_state(self, folder):
+        if self.world.rank == 0:
+            super().save_state(folder)
+
     def stop(self):
         hvd.shutdown()
 

@@ -118,6 +118,14 @@ class Strategy(ddp.Strategy):
         if self.world.rank == 0:
             torch.save(self.state_dict(), folder / "checkpoint.pt")
 
+    def trained_module(self):
+        return self.trained
+
+    def load_state(self, folder):
+        super().load_state(folder)
+        if self.options["weights"] == "bf16":
+            self.optimizer.round()
+
     @staticmethod
     def to_state_dict(folder):
         return single.Strategy.to_state_dict(folder)

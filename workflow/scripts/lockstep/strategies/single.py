@@ -56,7 +56,7 @@ class Strategy:
     def train(self, replay) -> None:
         """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and notes what was trained."""
         replay.begin()
-        for step in range(replay.steps):
+        for step in range(replay.done, replay.steps):
             for batch in replay.batches(step):
                 with self.autocast():
                     outputs = self.model(**batch.inputs)
@@ -143,6 +143,26 @@ class Strategy:
     def to_state_dict(folder: Path) -> dict[str, torch.Tensor]:
         """What `save` wrote, under the model's plain parameter names, as full tensors."""
         return torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+
+    def trained_module(self) -> torch.nn.Module:
+        """The module whose parameters the optimizer updates."""
+        return self.module
+
+    def save_state(self, folder: Path) -> None:
+        """Write into `folder` what `load_state` needs to go on as if nothing had happened. Called on every rank.
+
+        That is the weights, the optimizer and the loss scale; the rest is saved for all strategies alike
+        (rank/resumption.py).
+        """
+        state = {"weights": self.trained_module().state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state | {"scaler": self.scaler.state_dict()}, folder / "state.pt")
+
+    def load_state(self, folder: Path) -> None:
+        """Take over what `save_state` wrote, after `prepare`. Called on every rank, before the timed window."""
+        state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        self.trained_module().load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
 
     def stop(self) -> None:
         """Called last in each process: leave no process, port or file behind."""

@@ -120,7 +120,7 @@ class Batches:
         return self.replay.steps * self.replay.session.train.accumulation
 
     def __iter__(self):
-        for step in range(self.replay.steps):
+        for step in range(self.replay.done, self.replay.steps):
             for batch in self.replay.batches(step):
                 yield batch.inputs | {"batch": batch}
 
@@ -134,6 +134,7 @@ class Steps(transformers.TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         self.trainer.strategy.model = self.trainer.model_wrapped
         self.replay.begin()
+        state.global_step = self.replay.done
 
     def on_step_end(self, args, state, control, **_):
         if self.trainer.accelerator.optimizer_step_was_skipped:

@@ -17,3 +17,7 @@ class Strategy(ddp.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         self.optimizer = remade(self.optimizer, ZeroRedundancyOptimizer)
+
+    def save_state(self, folder):
+        self.optimizer.consolidate_state_dict(to=0)
+        super().save_state(folder)

@@ -1,0 +1,268 @@
+"""A run that is killed, and started again, ends as one that nothing stopped."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from lockstep import paths
+from lockstep.run import saved
+from tests.conftest import HOROVOD, PROJECT
+
+SCRIPTS = PROJECT / "workflow" / "scripts"
+# Dropout is on, so that random states matter; the plan's steps are 34.
+CONFIG = """
+data: {limit: 700}
+model: {hidden_size: 32, layers: 1, dropout: 0.1}
+train: {epochs: 2, global_batch: 31, eval_every: 7, checkpoint: last, checkpoint_every: 5}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+profile: {steps: 0}
+repeats: 1
+retries: 0
+rows:
+  bf16_weights: {strategy: recipe, precision: bf16, weights: bf16}
+  sharded_state: {strategy: zero_redundancy}
+"""
+STEPS = 34
+NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
+
+
+def command(results: Path, script: str, *arguments: str) -> list[str]:
+    configs = ["--config", str(PROJECT / "config" / "config.yaml"), "--config", str(results.parent / "small.yaml")]
+    return [sys.executable, str(SCRIPTS / f"{script}.py"), *configs, "--results", str(results), *arguments]
+
+
+def run(results: Path, script: str, *arguments: str, code: int = 0) -> str:
+    done = subprocess.run(command(results, script, *arguments), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("resumption")
+    (folder / "small.yaml").write_text(CONFIG)
+    for script in ("prepare", "plan"):
+        run(folder / "prepared", script)
+    return folder
+
+
+def results_of(prepared: Path, name: str) -> Path:
+    results = prepared / name
+    shutil.rmtree(results, ignore_errors=True)
+    shutil.copytree(prepared / "prepared", results)
+    return results
+
+
+def folder_of(results: Path, row: str) -> Path:
+    (folder,) = results.glob(f"{paths.RUNS}/{row}/n*/rep1")
+    return folder
+
+
+def ended(results: Path, row: str) -> tuple[dict, str, dict]:
+    """A run's record, the hash of its weights, and its ledger."""
+    folder = folder_of(results, row)
+    with np.load(folder / paths.LEDGER) as arrays:
+        ledger = {name: arrays[name] for name in arrays.files}
+    record, native = (json.loads(file.read_text()) for file in (folder / paths.RECORD, folder / "native/manifest.json"))
+    return record, native["weights"], ledger
+
+
+def begin(results: Path, row: str, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        command(results, "launch", "--row", row, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_step(process: subprocess.Popen, results: Path, row: str, step: int) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        for file in results.glob(f"{paths.RUNS}/{row}/n*/rep1/{paths.PROGRESS}"):
+            table = np.fromfile(file, dtype=np.int64)
+            ranks = table.reshape(-1, 4) if len(table) else np.zeros((1, 4))
+            if ranks[:, 2].min() >= step and psutil.pid_exists(int(ranks[0, 0])):
+                return
+        time.sleep(0.001)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[0]}")
+
+
+def kill(process: subprocess.Popen) -> None:
+    """SIGKILL for the whole job at once."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for child in children:
+        if child.is_running():
+            child.kill()
+    process.communicate()
+
+
+def same(ours: tuple, theirs: tuple) -> None:
+    assert ours[1] == theirs[1]
+    assert ours[0]["losses"] == theirs[0]["losses"]
+    assert ours[0]["dev"] == theirs[0]["dev"]
+    assert all(np.array_equal(ours[2][name], theirs[2][name]) for name in ours[2])
+
+
+ROWS = (
+    "single",
+    "ddp",
+    "ddp_spawn",
+    "ddp_amp",
+    "accelerate",
+    "trainer",
+    "fabric",
+    "fsdp",
+    "deepspeed",
+    "sharded_state",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("row", [*ROWS, "bf16_weights", pytest.param("horovod", marks=NEED_HOROVOD)])
+def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
+    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
+    run(whole, "launch", "--row", row)
+    process = begin(parted, row)
+    wait_for_step(process, parted, row, 13)
+    kill(process)
+    assert "carries on from" in run(parted, "launch", "--row", row)
+    same(ended(whole, row), ended(parted, row))
+    record = ended(parted, row)[0]
+    assert record["resumed"] in ([10], [15])
+    assert record["watch"]["disturbed"][0].startswith("it was interrupted, and carried on after step 1")
+    assert record["saved"]["count"] == STEPS // 5 + 1
+    # Of a run that has ended, the state after its last step is left.
+    assert [state.name for state in paths.saved_states(folder_of(parted, row))] == [f"step-{STEPS:08d}"]
+
+
+def test_a_damaged_state_is_named_and_the_one_before_is_used(prepared):
+    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
+    run(whole, "launch", "--row", "single")
+    process = begin(parted, "single")
+    wait_for_step(process, parted, "single", 13)
+    kill(process)
+    folder = folder_of(parted, "single")
+    last, before = paths.saved_states(folder)[:2]
+    file = last / "strategy" / "state.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    said = run(parted, "launch", "--row", "single")
+    assert f"{file}: is missing or has changed since it was written" in said
+    assert f"carries on from {before}" in said
+    same(ended(whole, "single"), ended(parted, "single"))
+
+
+def test_sigterm_saves_and_the_same_command_carries_on(prepared):
+    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
+    run(whole, "launch", "--row", "ddp")
+    process = begin(parted, "ddp")
+    wait_for_step(process, parted, "ddp", 2)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, said
+    (state,) = paths.saved_states(folder_of(parted, "ddp"))
+    step = json.loads((state / "manifest.json").read_text())["step"]
+    assert f"its state after step {step} is saved" in said
+    run(parted, "launch", "--row", "ddp")
+    assert ended(parted, "ddp")[0]["resumed"] == [step]
+    same(ended(whole, "ddp"), ended(parted, "ddp"))
+
+
+def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepared):
+    results, whole = results_of(prepared, "longer"), results_of(prepared, "longer-at-once")
+    constant = ("--set", "train.schedule=constant", "--set", "train.warmup=0")
+    three = ("--set", "train.epochs=3")
+    for folder, more in ((results, constant), (whole, constant + three)):
+        run(folder, "plan", *more)
+        run(folder, "launch", "--row", "single", *more)
+    assert ended(results, "single")[0]["resumed"] == []
+    run(results, "plan", *constant, *three)
+    run(results, "launch", "--row", "single", *constant, *three)
+    (record, weights, ledger), at_once = ended(results, "single"), ended(whole, "single")
+    assert record["resumed"] == [STEPS]
+    assert (weights, record["losses"]) == (at_once[1], at_once[0]["losses"])
+    assert np.array_equal(ledger["id"], at_once[2]["id"])
+    # By the default schedule all rates depend on the number of steps.
+    results = results_of(prepared, "longer")
+    run(results, "launch", "--row", "single")
+    run(results, "plan", *three)
+    said = run(results, "launch", "--row", "single", *three)
+    assert f"the learning rates of its {STEPS} steps would be others now" in said
+    assert ended(results, "single")[0]["resumed"] == []
+
+
+FORGETTING = {
+    "the optimizer": "strategy.optimizer.load_state_dict = lambda state: None",
+    "the random states": "import torch; torch.set_rng_state = lambda state: None",
+    "the position in the plan": """
+reached = replay.session.progress.reached
+def from_the_start(step):
+    replay.done = 0
+    reached(0)
+replay.session.progress.reached = from_the_start""",
+}
+FORGET = """
+import sys
+from pathlib import Path
+from lockstep.rank import resumption, training
+restore = resumption.Resumption.restore
+def forgetting(self, folder):
+    replay, strategy = self.replay, self.session.strategy
+    exec(sys.argv[2], {"replay": replay, "strategy": strategy})
+    restore(self, folder)
+resumption.Resumption.restore = forgetting
+training.main(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("forgotten", FORGETTING)
+def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
+    """Negative controls: each is a failed run, or ends elsewhere."""
+    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
+    run(whole, "launch", "--row", "single")
+    process = begin(parted, "single")
+    wait_for_step(process, parted, "single", 13)
+    kill(process)
+    program = prepared / "forget.py"
+    program.write_text(FORGET)
+    folder = folder_of(parted, "single")
+    settings = json.loads((folder / paths.SETTINGS).read_text())
+    state = paths.saved_states(folder)[0]
+    (folder / paths.SETTINGS).write_text(json.dumps(settings | {"saved": str(state)}))
+    for file in (folder / paths.RANKS).glob("*"):
+        file.unlink()
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "LOCKSTEP_SUPERVISOR": str(os.getpid())}
+    subprocess.run(
+        [sys.executable, str(program), str(folder), FORGETTING[forgotten]], check=False, env=environment, timeout=120
+    )
+    if not paths.rank_summary(folder, 0).is_file():
+        return
+    theirs = json.loads(paths.rank_summary(folder, 0).read_text())
+    ledger = np.load(paths.rank_arrays(folder, 0))
+    record, _, planned = ended(whole, "single")
+    assert theirs["losses"] != record["losses"] or not np.array_equal(ledger["id"], planned["id"])
+
+
+def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path):
+    made = {"asked": {"train": {"clip": 1.0}}, "data": {}, "plan": "a", "rates": "b", "step": 5}
+    assert saved.difference(made, made) == ""
+    other = made | {"asked": {"train": {"clip": 0.5}}}
+    assert "train.clip was 1.0, is 0.5" in saved.difference(made, other)
+    assert "data or initial weights" in saved.difference(made, made | {"data": {"data": "x"}})
+    assert "the plan's first 5 steps" in saved.difference(made, made | {"plan": "c"})
+    assert "learning rates of its 5 steps" in saved.difference(made, made | {"rates": "c"})

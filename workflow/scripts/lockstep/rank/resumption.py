@@ -1,0 +1,187 @@
+"""Stop and carry on: what a run saves on its way, and how one that was interrupted goes on from it.
+
+A saved state is a folder. In it lie what the strategy writes (`Strategy.save_state`), and of each rank what is the same
+for all strategies: random states, buffers, the schedule, losses, ledger, clock and scores. It is written under a
+temporary name, its manifest.json with a hash of each file last, and then renamed; the supervisor holds it against that
+before a rank reads it (run/saved.py). Saving is outside of the timed window.
+"""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from lockstep import paths
+from lockstep.errors import RunStopped
+from lockstep.files import read_json, seal, write_json
+from lockstep.rank import checkpoint
+from lockstep.run import saved
+
+# In a saved state:
+OWN = "strategy"  # what the strategy writes
+BEST = "best"  # the checkpoint that the run keeps, where it has one already
+
+
+class Resumption:
+    """What a run saves, and goes on from. `replay` is the rank's part of the plan (rank/replay.py)."""
+
+    def __init__(self, replay):
+        self.replay, self.session = replay, replay.session
+        self.every, self.keep = self.session.train.checkpoint_every, self.session.train.keep
+        self.began_at: list[int] = []  # after how many steps the run went on, each time that it did
+        self.cost = {"count": 0, "seconds": 0.0, "bytes": 0}
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many steps is to be saved: every so often, and where the run is asked to stop."""
+        if not self.every or step == self.replay.steps:
+            return False
+        return step % self.every == 0 or step == self.session.progress.stop_after
+
+    def save(self, step: int) -> None:
+        """Save the state after `step` steps. Called on every rank, outside of the timed window.
+
+        Raises RunStopped, after it is saved, where the run is asked to stop here.
+        """
+        strategy, clock = self.session.strategy, self.session.clock
+        began, main = clock.now(), strategy.world.rank == 0
+        final = paths.saved_state(self.session.folder, step)
+        temporary = final.with_name(f".{final.name}.tmp")
+        if main:
+            shutil.rmtree(temporary, ignore_errors=True)
+            (temporary / OWN).mkdir(parents=True)
+        checkpoint.barrier(strategy)
+        strategy.save_state(temporary / OWN)
+        self._save_rank(temporary)
+        checkpoint.barrier(strategy)
+        if main:
+            best = self.session.folder / paths.CHECKPOINT
+            if best.is_dir():
+                shutil.copytree(best, temporary / BEST, copy_function=_link)
+            seal(temporary, saved.describe(self.session.settings, self.replay.plan, step))
+            _replace(temporary, final)
+            self._count(final, clock.now() - began)
+            for older in paths.saved_states(self.session.folder)[self.keep :]:
+                shutil.rmtree(older)
+        checkpoint.barrier(strategy)
+        self.session.files.event("saved", {"step": step})
+        self.session.progress.alive()
+        if step == self.session.progress.stop_after and step < self.replay.steps:
+            raise RunStopped(f"it was asked to stop, and its state after step {step} is saved")
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the state in `folder`. Called on every rank, after the model is wrapped."""
+        strategy = self.session.strategy
+        strategy.load_state(folder / OWN)
+        self._load_rank(folder)
+        self.began_at.append(self.replay.done)
+        self.session.progress.reached(self.replay.done)
+        if strategy.world.rank == 0 and (folder / BEST).is_dir():
+            shutil.copytree(folder / BEST, self.session.folder / paths.CHECKPOINT, copy_function=_link)
+        checkpoint.barrier(strategy)
+
+    def _count(self, folder: Path, seconds: float) -> None:
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        self.cost = {
+            "count": self.cost["count"] + 1,
+            "seconds": self.cost["seconds"] + seconds,
+            "bytes": size,  # of one, the last
+        }
+
+    def _save_rank(self, folder: Path) -> None:
+        """What each rank has of its own, in two files: tensors, and all that JSON holds."""
+        session, replay = self.session, self.replay
+        files, clock, dev_split = session.files, session.clock, replay.dev_split
+        steps, ids = files.ledger()
+        tensors = {
+            "losses": replay.losses,
+            "ledger_steps": torch.from_numpy(steps),
+            "ledger_ids": torch.from_numpy(ids),
+            "seconds": torch.from_numpy(clock.step_seconds()),
+            "random": torch.get_rng_state(),
+        }
+        if session.strategy.world.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(session.strategy.world.device)
+        tensors |= {f"buffer.{name}": buffer for name, buffer in session.strategy.trained_module().named_buffers()}
+        contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(contiguous, _tensors_file(folder, session.strategy.world.rank))
+        _, numbers, *rest = np.random.get_state()
+        plain = {
+            "step": replay.done,
+            "schedule": {key: value for key, value in replay.schedule.state_dict().items() if key != "lr_lambdas"},
+            "random": {"python": random.getstate(), "numpy": [numbers.tolist(), *rest]},
+            "train_seconds": clock.seconds,
+            "evaluation_seconds": clock.evaluation,
+            "events": files.events,
+            "dev": dev_split.history,
+            "best": dev_split.kept.best if np.isfinite(dev_split.kept.best) else None,
+            "began_at": self.began_at,
+            "cost": self.cost,
+        }
+        write_json(_plain_file(folder, session.strategy.world.rank), plain)
+
+    def _load_rank(self, folder: Path) -> None:
+        session, replay = self.session, self.replay
+        device = session.strategy.world.device
+        tensors = load_file(_tensors_file(folder, session.strategy.world.rank))
+        plain = read_json(_plain_file(folder, session.strategy.world.rank))
+        replay.done = plain["step"]
+        replay.losses.copy_(_as_long_as(tensors["losses"], len(replay.losses)))
+        groups = session.strategy.optimizer.param_groups
+        replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
+        for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
+            group["lr"] = rate  # not every optimizer's state holds it
+        session.files.restore(tensors["ledger_steps"].numpy(), tensors["ledger_ids"].numpy(), plain["events"])
+        session.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
+        replay.dev_split.history = plain["dev"]
+        if plain["best"] is not None:
+            replay.dev_split.kept.best = plain["best"]
+        self.began_at, self.cost = plain["began_at"], plain["cost"]
+        self.cost["count"] += 1  # itself, which could not be counted in it
+        for name, buffer in session.strategy.trained_module().named_buffers():
+            buffer.copy_(tensors[f"buffer.{name}"])
+        # Random states last: what is done before may have drawn from them.
+        version, numbers, gauss = plain["random"]["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        keys, *rest = plain["random"]["numpy"]
+        np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+        if "random_cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random_cuda"], device)
+        torch.set_rng_state(tensors["random"])
+
+
+def _tensors_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.safetensors"
+
+
+def _plain_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def _as_long_as(losses: torch.Tensor, steps: int) -> torch.Tensor:
+    """The losses of all `steps`, of a run that may have had fewer: those that are not trained yet are 0."""
+    whole = losses.new_zeros(steps)
+    whole[: len(losses)] = losses[:steps]
+    return whole
+
+
+def _link(source: str, target: str) -> None:
+    """The same file at another place, or a copy where the file system has no such links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _replace(temporary: Path, final: Path) -> None:
+    """Rename a folder, and have the disk know it."""
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.replace(final)
+    handle = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,104 @@
+"""The states that a run saves on its way, as its supervisor sees them: which of them it can go on from, and why not.
+
+What they hold, and how they are written and read, is rank/resumption.py's.
+"""
+
+import datetime
+import json
+import shutil
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config.settings import Settings
+from lockstep.data.plan import Plan
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import hash_arrays, hash_text, read_json, verify
+from lockstep.model.optimizer import share_of_rate
+
+# What may change of `train` and `hardware` between a state and the run that goes on from it. How long a run is, and its
+# schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by themselves.
+FREE_OF_TRAIN = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "warmup", "warmup_start")
+FREE_OF_TRAIN += ("device_batch", "checkpoint_every", "keep")
+FREE_OF_HARDWARE = ("port", "timeout", "oversubscribe")
+
+
+def describe(settings: Settings, plan: Plan, step: int) -> dict:
+    """What a state after `step` steps was made of, as its manifest.json says it."""
+    data = read_json(Path(settings.data) / paths.ABOUT_DATA)
+    share = share_of_rate(settings.train, plan.steps, plan.epochs)
+    rates = [share(number) for number in range(step)]
+    return {
+        "step": step,
+        "steps": plan.steps,
+        "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "asked": _asked(settings),
+        "data": {"data": data["hash"], "weights": data["weights"]},
+        "plan": hash_arrays({"ids": plan.ids[: plan.starts[step]], "widths": plan.widths[:step]}),
+        "rates": hash_text(json.dumps(rates)),
+    }
+
+
+def _asked(settings: Settings) -> dict:
+    asked = settings.of_row() | {"dropout": settings.dropout}
+    for key in ("row", "division", "plan"):
+        del asked[key]
+    asked["train"] = {key: value for key, value in asked["train"].items() if key not in FREE_OF_TRAIN}
+    asked["hardware"] = {key: value for key, value in asked["hardware"].items() if key not in FREE_OF_HARDWARE}
+    return asked
+
+
+def find(folder: Path, settings: Settings, plan: Plan, say) -> Path | None:
+    """The latest state in a run's `folder` that is whole, and that this run can go on from; None if there is none.
+
+    `say` is told, in a sentence, of each that is there and is not taken. States are whole when every file is as it was
+    written; one of the plan's last step is a finished run's, from which only a longer one goes on.
+    """
+    for state in paths.saved_states(folder):
+        try:
+            made = verify(state, "It is left out.")
+            now = describe(settings, plan, made["step"]) if made["step"] <= plan.steps else None
+        except (RunFailed, BadInput, KeyError, TypeError) as error:
+            say(f"a saved state is damaged: {error}")
+            continue
+        if made["step"] >= plan.steps:
+            continue
+        if why := difference(made, now):
+            say(f"{state} is not gone on from: {why}")
+            continue
+        return state
+    return None
+
+
+def difference(made: dict, now: dict) -> str:
+    """Why the state of one manifest is not on the way of a run that another one describes; empty if it is."""
+    if made["asked"] != now["asked"]:
+        return f"it was made with another configuration ({_first_difference(made['asked'], now['asked'])})"
+    if made["data"] != now["data"]:
+        return "data or initial weights have changed since"
+    if made["plan"] != now["plan"]:
+        return f"the plan's first {made['step']} steps are others now"
+    if made["rates"] != now["rates"]:
+        return (
+            f"the learning rates of its {made['step']} steps would be others now, as the schedule is by the number of"
+            " all steps; with schedule: constant a run can be made longer"
+        )
+    return ""
+
+
+def _first_difference(made: dict, now: dict, prefix: str = "") -> str:
+    for key in sorted(made.keys() | now.keys()):
+        ours, theirs = made.get(key), now.get(key)
+        if ours != theirs:
+            if isinstance(ours, dict) and isinstance(theirs, dict):
+                return _first_difference(ours, theirs, f"{prefix}{key}.")
+            return f"{prefix}{key} was {ours}, is {theirs}"
+    return ""
+
+
+def remove(folder: Path, but: Path | None = None) -> None:
+    """Remove a run's states, whole and half-written, but one."""
+    for state in (folder / paths.SAVED).glob("*"):
+        if state != but:
+            shutil.rmtree(state, ignore_errors=True)
+    if but is None:
+        shutil.rmtree(folder / paths.SAVED, ignore_errors=True)
