@@ -70,6 +70,7 @@ def main(folder):
             "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
+            "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0},
         },
         np.full(plan.steps, 0.01),
     )

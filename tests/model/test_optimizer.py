@@ -11,7 +11,8 @@ from transformers import get_scheduler
 from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
-from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, remade, share_of_rate
+from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, remade
+from lockstep.model.schedule import share_of_rate
 
 TRAIN = reading.parse({}).train
 ASKED = {

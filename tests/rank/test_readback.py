@@ -11,7 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lockstep.config import reading
 from lockstep.errors import RunFailed
-from lockstep.model.optimizer import make_optimizer, make_schedule, share_of_rate
+from lockstep.model.optimizer import make_optimizer, make_schedule
+from lockstep.model.schedule import share_of_rate
 from lockstep.rank import readback
 from lockstep.strategies import single
 

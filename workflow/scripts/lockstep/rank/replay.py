@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from lockstep.data.plan import Plan
-from lockstep.model.optimizer import make_schedule, share_of_rate
+from lockstep.model.optimizer import make_schedule
+from lockstep.model.schedule import share_of_rate
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit

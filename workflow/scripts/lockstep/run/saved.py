@@ -13,7 +13,7 @@ from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, hash_text, read_json, verify
-from lockstep.model.optimizer import share_of_rate
+from lockstep.model.schedule import share_of_rate
 
 # What may change of `train` and `hardware` between a state and the run that goes on from it. How long a run is, and its
 # schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by themselves.

@@ -1,0 +1,34 @@
+"""The learning-rate schedule as a function of the step; without PyTorch, as a run's supervisor asks it too."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from lockstep.config.sections import LAST_RATE, Train
+
+
+def share_of_rate(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:
+    """`train.schedule` as a function: what share of `train.learning_rate` the step has that comes after so many.
+
+    Warm-up rises in a line from `warmup_start`. The rest is, to the last bit, what transformers' schedules of the same
+    names are; `step` is PyTorch's StepLR over epochs.
+    """
+    warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
+    left = max(1, steps - warmup)
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return train.warmup_start + (1 - train.warmup_start) * (step / warmup)
+        if train.schedule == "linear":
+            return max(0.0, (steps - step) / left)
+        if train.schedule == "cosine":
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * 0.5 * 2.0 * ((step - warmup) / left))))
+        if train.schedule == "polynomial":
+            remaining = max(0.0, 1 - (step - warmup) / left)
+            falls = train.learning_rate - LAST_RATE
+            return (falls * remaining**train.power + LAST_RATE) / train.learning_rate
+        if train.schedule == "step":
+            epoch = int(epochs[min(step, steps - 1)])  # after the last step there is no other
+            return train.gamma ** (epoch // train.step_epochs)
+        return 1.0
+
+    return share
