@@ -123,3 +123,31 @@ def wait_for(find, count: int, seconds: float = 20) -> list:
         assert time.monotonic() < deadline, f"only {matches} of {count} after {seconds} s"
         time.sleep(0.05)
     return matches
+
+
+INTERRUPTED_FORK = """
+import os, signal, sys
+from pathlib import Path
+from lockstep.run import processes
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+folder = Path(sys.argv[1])
+try:
+    with (folder / "run.log").open("w") as log:
+        processes.supervise(["sleep", "600"], dict(os.environ), folder, log, world_size=1, steps=10, timeout=60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_signal_in_the_midst_of_a_fork_is_not_lost(tmp_path):
+    folder = tmp_path / "row" / "n1" / "rep1"
+    (folder / "ranks").mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_FORK, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        check=False,
+    )
+    assert done.stdout == "interrupted\n", done.stderr
