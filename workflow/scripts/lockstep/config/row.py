@@ -9,7 +9,7 @@ from lockstep import paths, provenance
 from lockstep.config import accelerate_file, registry, schema
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import LAST_RATE, AskedHardware, Base, Train
-from lockstep.config.settings import Settings
+from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
 
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
@@ -43,10 +43,6 @@ TAKEN_BY = {
     "gamma": ("schedule", ("step",)),
     "best": ("checkpoint", ("best",)),
 }
-# Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
-NOT_DECIDING = ("port", "timeout", "oversubscribe")
-# The same of `train`: device_batch comes to a global batch, and saving is not timed.
-NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,11 @@ from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Profile, Train
 from lockstep.paths import RUNS
 
+# Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
+NOT_DECIDING = ("port", "timeout", "oversubscribe")
+# The same of `train`: device_batch comes to a global batch, and saving is not timed.
+NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep")
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -9,17 +9,16 @@ import shutil
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config.settings import Settings
+from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, hash_text, read_json, verify
 from lockstep.model.schedule import share_of_rate
 
-# What may change of `train` and `hardware` between a state and the run that goes on from it. How long a run is, and its
-# schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by themselves.
-FREE_OF_TRAIN = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "warmup", "warmup_start")
-FREE_OF_TRAIN += ("device_batch", "checkpoint_every", "keep")
-FREE_OF_HARDWARE = ("port", "timeout", "oversubscribe")
+# What may change of `train`, besides what decides nothing, between a state and the run that goes on from it. How long a
+# run is, and its schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by
+# themselves.
+FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "warmup", "warmup_start")
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
@@ -42,8 +41,8 @@ def _asked(settings: Settings) -> dict:
     asked = settings.of_row() | {"dropout": settings.dropout}
     for key in ("row", "division", "plan"):
         del asked[key]
-    asked["train"] = {key: value for key, value in asked["train"].items() if key not in FREE_OF_TRAIN}
-    asked["hardware"] = {key: value for key, value in asked["hardware"].items() if key not in FREE_OF_HARDWARE}
+    asked["train"] = {key: value for key, value in asked["train"].items() if key not in FREE + NOT_DECIDING_OF_TRAIN}
+    asked["hardware"] = {key: value for key, value in asked["hardware"].items() if key not in NOT_DECIDING}
     return asked
 
 

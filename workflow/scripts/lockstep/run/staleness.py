@@ -4,7 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep.config.configuration import Config
-from lockstep.config.row import NOT_DECIDING, Row
+from lockstep.config.row import Row
+from lockstep.config.settings import NOT_DECIDING
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.paths import PARITY, RECORD, SETTINGS, data_file, plan_summary_file
