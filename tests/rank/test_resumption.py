@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from lockstep import paths
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import verify
 from lockstep.run import saved
 from tests.conftest import HOROVOD, PROJECT
 
@@ -30,8 +32,11 @@ retries: 0
 rows:
   bf16_weights: {strategy: recipe, precision: bf16, weights: bf16}
   sharded_state: {strategy: zero_redundancy}
+  zero_2: {strategy: deepspeed, stage: 2}
+  zero_0: {strategy: deepspeed, stage: 0}
 """
 STEPS = 34
+SIX_STEPS = ("--set", "train.max_steps=6")
 NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
 
 
@@ -99,7 +104,7 @@ def wait_for_step(process: subprocess.Popen, results: Path, row: str, step: int)
 
 def kill(process: subprocess.Popen) -> None:
     """SIGKILL for the whole job at once."""
-    children = psutil.Process(process.pid).children(recursive=True)
+    children = children_of(process)
     process.kill()
     for child in children:
         if child.is_running():
@@ -165,6 +170,75 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(prepared):
     same(ended(whole, "single"), ended(parted, "single"))
 
 
+def test_every_flipped_byte_and_every_cut_is_noticed(prepared):
+    results = results_of(prepared, "bytes")
+    run(results, "plan", *SIX_STEPS)
+    run(results, "launch", "--row", "single", *SIX_STEPS)
+    folder = folder_of(results, "single")
+    (state,) = paths.saved_states(folder)
+    files = sorted(file for file in state.rglob("*") if file.is_file())
+    random = np.random.default_rng(0)
+    for file in files:
+        content = file.read_bytes()
+        # Not without its last byte only: of JSON that is the end of the line, which says nothing.
+        changes = [content[:length] for length in (0, 1, len(content) // 2, len(content) - 2)]
+        for place in random.integers(len(content), size=20):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << place % 8
+            changes.append(bytes(flipped))
+        for changed in changes:
+            file.write_bytes(changed)
+            with pytest.raises((RunFailed, BadInput), match=str(file)):
+                verify(state, "")
+        file.write_bytes(content)
+    assert verify(state, "")["step"] == 6
+
+
+def children_of(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("row", ["ddp", "fsdp"])
+def test_a_kill_while_it_saves_harms_no_state(row, prepared):
+    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
+    run(whole, "launch", "--row", row)
+    process = begin(parted, row)
+    wait_for_step(process, parted, row, 6)
+    folder = folder_of(parted, row)
+    end = time.monotonic() + 60
+    while not list((folder / paths.SAVED).glob(".step-*.tmp/strategy/*")):
+        assert process.poll() is None, "it was never met while it saved"
+        assert time.monotonic() < end
+    kill(process)
+    assert list((folder / paths.SAVED).glob(".step-*.tmp"))
+    said = run(parted, "launch", "--row", row)
+    assert "carries on from" in said
+    assert "damaged" not in said
+    same(ended(whole, row), ended(parted, row))
+    assert not list((folder / paths.SAVED).glob(".*"))
+
+
+def test_a_full_disk_while_it_saves_harms_no_state(prepared):
+    """Files may have 400 kB: enough for all that a run writes, but not for its state."""
+    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
+    run(whole, "launch", "--row", "single")
+    process = begin(parted, "single")
+    wait_for_step(process, parted, "single", 13)
+    kill(process)
+    folder = folder_of(parted, "single")
+    before = [state.name for state in paths.saved_states(folder)]
+    small = ["prlimit", "--fsize=400000", *command(parted, "launch", "--row", "single")]
+    said = subprocess.run(small, capture_output=True, text=True, check=False)
+    assert said.returncode == 1
+    assert said.stderr.startswith("failed: single: rank 0, after step 15 of 34: "), said.stderr
+    assert "step-00000015: can't be written: not all of it was written, as where the disk is full." in said.stderr
+    assert [state.name for state in paths.saved_states(folder)] == before[:1]
+    run(parted, "launch", "--row", "single")
+    same(ended(whole, "single"), ended(parted, "single"))
+
+
 def test_sigterm_saves_and_the_same_command_carries_on(prepared):
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
     run(whole, "launch", "--row", "ddp")
@@ -202,6 +276,47 @@ def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepare
     said = run(results, "launch", "--row", "single", *three)
     assert f"the learning rates of its {STEPS} steps would be others now" in said
     assert ended(results, "single")[0]["resumed"] == []
+
+
+ANY_NUMBER = ("ddp", "accelerate", "trainer", "fabric", "fsdp", "sharded_state", "deepspeed", "zero_2", "zero_0")
+WITHOUT_DROPOUT = ("--set", "model.dropout=0")
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("row", [*ANY_NUMBER, pytest.param("horovod", marks=NEED_HOROVOD)])
+def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
+    """Two processes are killed, three go on: without dropout they come to the weights of an uninterrupted run."""
+    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
+    run(whole, "launch", "--row", row, *WITHOUT_DROPOUT)
+    process = begin(parted, row, *WITHOUT_DROPOUT)
+    wait_for_step(process, parted, row, 13)
+    kill(process)
+    two = folder_of(parted, row)
+    three = ("--row", row, *WITHOUT_DROPOUT, "--set", "hardware.processes=3", "--resume", str(two))
+    assert "carries on from" in run(parted, "launch", *three)
+    there = two.parents[1] / "n3" / "rep1"
+    record = json.loads((there / paths.RECORD).read_text())
+    assert record["resumed"] in ([10], [15])
+    assert f"2 processes trained it up to step {record['resumed'][0]}" in record["notes"]
+    assert record["losses"] == pytest.approx(ended(whole, row)[0]["losses"], abs=1e-5)
+    with np.load(there / paths.LEDGER) as ledger:
+        step, sample = ledger["step"], ledger["id"]
+    planned = ended(whole, row)[2]
+    order, theirs = np.lexsort((sample, step)), np.lexsort((planned["id"], planned["step"]))
+    assert np.array_equal(sample[order], planned["id"][theirs])
+
+
+def test_what_cannot_be_gone_on_from_is_refused_by_name(prepared):
+    results = results_of(prepared, "refused")
+    said = run(results, "launch", "--row", "single", "--resume", str(results), code=2)
+    assert f"{results}: is no folder of a run" in said
+    once = ("--row", "single", *SIX_STEPS)
+    run(results, "plan", *SIX_STEPS)
+    run(results, "launch", *once, "--set", "train.checkpoint_every=0", "--repeat", "2")
+    other = str(results / "runs/single/n1/rep2")
+    said = run(results, "launch", *once, "--resume", other, code=2)
+    assert "there is no state to go on from: none is there; set train.checkpoint_every" in said
 
 
 FORGETTING = {

@@ -1,5 +1,7 @@
 """Train one row of the table: start its processes, watch them, and write the run's record."""
 
+from pathlib import Path
+
 from lockstep import cli
 from lockstep.errors import BadInput
 from lockstep.run import runs
@@ -10,6 +12,12 @@ def main() -> None:
     parser.add_argument("--row", required=True, help="a name under rows in the configuration")
     parser.add_argument("--repeat", type=int, default=1, help="which repetition this is, from 1")
     parser.add_argument("--profile", action="store_true", help="a few steps instead, to see where a step's time goes")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="go on from the latest state saved in this run's folder, whatever number of processes saved it",
+    )
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     if arguments.row not in config.rows:
@@ -20,7 +28,8 @@ def main() -> None:
     if arguments.profile:
         print(runs.profile(config, row, arguments.results))
         return
-    record = runs.run(config, config.repetition(row, arguments.repeat), arguments.repeat, arguments.results)
+    row = config.repetition(row, arguments.repeat)
+    record = runs.run(config, row, arguments.repeat, arguments.results, arguments.resume)
     print(
         f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
         f" {record['throughput']['samples_per_second']:.0f} samples/s, final loss {record['losses'][-1]:.4f}"

@@ -9,6 +9,8 @@ import sys
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or what one file may take
 NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+# torch.save, of a file that it could not write to its end; what the system said of it, PyTorch does not tell.
+UNWRITTEN = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing", re.DOTALL)
 MAKE_ROOM = "Make room, and start again."
 
 
@@ -41,6 +43,8 @@ def brief(error: Exception) -> str:
 
 def no_room(error: BaseException) -> str | None:
     """What is full, in the system's words, where an error comes of that. Libraries put the number into their own."""
+    if UNWRITTEN.search(str(error)):
+        return "not all of it was written, as where the disk is full"
     said = re.search(r"(?:Errno |os error )(\d+)", str(error))
     number = error.errno if isinstance(error, OSError) else int(said[1]) if said else None
     return os.strerror(number) if number in FULL else None

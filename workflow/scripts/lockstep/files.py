@@ -16,6 +16,7 @@ from pathlib import Path
 from lockstep.errors import MAKE_ROOM, BadInput, RunFailed, no_room
 
 MANIFEST = "manifest.json"
+OF_ITSELF = "manifest"  # in that file: its own hash
 
 
 @contextlib.contextmanager
@@ -66,13 +67,21 @@ def named_when_full(path: Path):
 
 
 def seal(folder: Path, about: dict) -> None:
-    """Write `folder`/manifest.json: what is known `about` it, and the sha256 of each file in it, every one synced."""
+    """Write `folder`/manifest.json: what is known `about` it, and the sha256 of each file in it, every one synced.
+
+    The manifest holds a hash of itself too.
+    """
     hashes = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         hashes[str(file.relative_to(folder))] = hash_file(file)
-    write_json(folder / MANIFEST, about | {"files": hashes})
+    manifest = about | {"files": hashes}
+    write_json(folder / MANIFEST, manifest | {OF_ITSELF: _hash_of(manifest)})
+
+
+def _hash_of(manifest: dict) -> str:
+    return hash_text(json.dumps(manifest, sort_keys=True))
 
 
 def verify(folder: Path, remedy: str) -> dict:
@@ -85,6 +94,8 @@ def verify(folder: Path, remedy: str) -> dict:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise RunFailed(f"{folder / MANIFEST}: names no files. {remedy}")
+    if manifest.pop(OF_ITSELF, None) != _hash_of(manifest):
+        raise RunFailed(f"{folder / MANIFEST}: has changed since it was written. {remedy}")
     for name, sha256 in manifest["files"].items():
         if not (folder / name).is_file() or hash_file(folder / name) != sha256:
             raise RunFailed(f"{folder / name}: is missing or has changed since it was written. {remedy}")

@@ -177,6 +177,7 @@ SETTINGS = "settings.json"  # what it is to train, and how
 LOCK = "lock"  # held by the run's supervisor (run/lifetime.py); stays afterwards
 LOG = "run.log"
 PROGRESS = "progress"  # how far each rank is
+LIVE = "live"  # the main rank's losses, with `train.log_every`
 RANKS = "ranks"  # what each rank leaves
 RENDEZVOUS = "rendezvous"  # where processes meet that torch.multiprocessing.spawn started
 ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
@@ -189,6 +190,7 @@ STEPS = "steps.npy"  # float32 [ranks, steps], seconds of each step by each rank
 EVENTS = "events.jsonl"  # what the ranks noted, in order of time
 WATCH = "watch.jsonl"  # what else used the machine, second by second
 CHECKPOINT = "native"  # in the strategy's own format
+TENSORBOARD = "tensorboard"  # with `train.log_to`
 SAVED = "saved"  # states to go on from, with `train.checkpoint_every`
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
@@ -219,6 +221,11 @@ def rank_arrays(run: Path, rank: int) -> Path:
 def rank_error(run: Path, rank: int | str) -> Path:
     """Why a rank failed."""
     return run / RANKS / f"{rank}.error.json"
+
+
+def rank_log(run: Path, rank: int | str) -> Path:
+    """What a rank has printed, but for the main one, whose words stand in the run's log."""
+    return run / RANKS / f"{rank}.log"
 
 
 def rank_trace(run: Path, rank: int) -> Path:

@@ -131,20 +131,21 @@ class Config:
             eval_every=0,
             checkpoint="last",
             checkpoint_every=0,
+            log_every=0,
         )
         asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row, train=train, asked=asked, kind=PARITY)
 
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
-        train = replace(row.train, eval_every=0, checkpoint="last", checkpoint_every=0)
+        train = replace(row.train, eval_every=0, checkpoint="last", checkpoint_every=0, log_every=0)
         return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
     def tried(self, name: str, recipe: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
         base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
-        base = replace(base, checkpoint_every=0)
+        base = replace(base, checkpoint_every=0, log_every=0)
         row = read_row(name, recipe, Base(self.task, base, self.hardware), "tune")
         return replace(row, kind=TUNE)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import accelerate_file, registry, schema
+from lockstep.config import accelerate_file, registry, schema, tracking
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import LAST_RATE, AskedHardware, Base, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
@@ -143,6 +143,7 @@ class Row:
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
                 " set checkpoint_every to 0."
             )
+        tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
         if file := self.options.get("config_file"):
             where = f"rows.{self.name}.config_file"
             if self.options["launcher"] != "accelerate":

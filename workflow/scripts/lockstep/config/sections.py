@@ -86,6 +86,8 @@ class Train:
     best: str
     checkpoint_every: int
     keep: int
+    log_every: int
+    log_to: list[str]
     seed: int
 
     @property

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from lockstep.data.plan import Plan
-from lockstep.files import seal
+from lockstep.files import named_when_full, seal
 from lockstep.model import models
 from lockstep.paths import CHECKPOINT
 from lockstep.rank.session import Session
@@ -55,7 +55,8 @@ def save(strategy, folder: Path, about: dict) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
     barrier(strategy)
-    strategy.save(temporary)
+    with named_when_full(final):
+        strategy.save(temporary)
     tied = models.tied_names(strategy.module)
     live = models.with_tied(strategy.state_dict(), tied)
     barrier(strategy)

@@ -75,6 +75,10 @@ class Clock:
         self.seconds += self._closed - self._opened[-1]
         gc.enable()
 
+    def trained(self) -> float:
+        """Seconds in timed windows up to now, in one of which this is, by the host's clock."""
+        return self.seconds + self.now() - self._opened[-1]
+
     def restore(self, step_seconds: np.ndarray, seconds: float, evaluation: float) -> None:
         """Go on from what the clock of an interrupted run had come to."""
         self._earlier, self.seconds, self.evaluation = step_seconds, seconds, evaluation

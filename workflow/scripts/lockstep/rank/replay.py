@@ -17,6 +17,7 @@ from lockstep.model.schedule import share_of_rate
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
 from lockstep.rank.session import Session
 from lockstep.tasks._task import Samples
@@ -49,6 +50,7 @@ class Replay:
         dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
+        self.told = Losses(self)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -96,12 +98,14 @@ class Replay:
         if self.session.settings.saved:
             self.resumption.restore(Path(self.session.settings.saved))
         self._open()
+        self.told.begin()
 
     def step_done(self, step: int) -> None:
         """Weights and learning rate are updated: the clock ticks; evaluates, and saves, where that is due."""
         self.session.clock.tick()
         self.done += 1
         self.session.progress.step()
+        self.told.step_done()
         if self.session.profiler:
             self.session.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
@@ -116,6 +120,7 @@ class Replay:
     def end(self) -> None:
         """The timed window closes. Raises RunFailed where the learning rate is not that of the schedule."""
         self.session.clock.close()
+        self.told.hand_over()
         if self.session.meter:
             self.session.meter.stop()
         if self.session.gauge:

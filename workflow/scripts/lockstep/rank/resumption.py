@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep import paths
 from lockstep.errors import RunStopped
-from lockstep.files import read_json, seal, write_json
+from lockstep.files import named_when_full, read_json, seal, write_json
 from lockstep.rank import checkpoint
 from lockstep.run import saved
 
@@ -54,8 +54,9 @@ class Resumption:
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / OWN).mkdir(parents=True)
         checkpoint.barrier(strategy)
-        strategy.save_state(temporary / OWN)
-        self._save_rank(temporary)
+        with named_when_full(final):
+            strategy.save_state(temporary / OWN)
+            self._save_rank(temporary)
         checkpoint.barrier(strategy)
         if main:
             best = self.session.folder / paths.CHECKPOINT
@@ -73,7 +74,11 @@ class Resumption:
             raise RunStopped(f"it was asked to stop, and its state after step {step} is saved")
 
     def restore(self, folder: Path) -> None:
-        """Go on from the state in `folder`. Called on every rank, after the model is wrapped."""
+        """Go on from the state in `folder`. Called on every rank, after the model is wrapped.
+
+        Another number of ranks may have saved it. Then all that was noted is shared out anew, and random numbers are
+        others than those of an uninterrupted run.
+        """
         strategy = self.session.strategy
         strategy.load_state(folder / OWN)
         self._load_rank(folder)
@@ -124,17 +129,24 @@ class Resumption:
         write_json(_plain_file(folder, session.strategy.world.rank), plain)
 
     def _load_rank(self, folder: Path) -> None:
-        session, replay = self.session, self.replay
-        device = session.strategy.world.device
-        tensors = load_file(_tensors_file(folder, session.strategy.world.rank))
-        plain = read_json(_plain_file(folder, session.strategy.world.rank))
+        session, replay, world = self.session, self.replay, self.session.strategy.world
+        savers = ranks_of(folder)
+        as_it_was = savers == world.size
+        rank = world.rank if as_it_was else 0
+        tensors, plain = load_file(_tensors_file(folder, rank)), read_json(_plain_file(folder, rank))
+        everyone = [tensors] if as_it_was else [load_file(_tensors_file(folder, saver)) for saver in range(savers)]
         replay.done = plain["step"]
-        replay.losses.copy_(_as_long_as(tensors["losses"], len(replay.losses)))
+        # The mean over ranks is the loss of the global batch, also where all have that mean.
+        losses = torch.stack([theirs["losses"] for theirs in everyone]).mean(dim=0)
+        replay.losses.copy_(_as_long_as(losses, len(replay.losses)))
         groups = session.strategy.optimizer.param_groups
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
             group["lr"] = rate  # not every optimizer's state holds it
-        session.files.restore(tensors["ledger_steps"].numpy(), tensors["ledger_ids"].numpy(), plain["events"])
+        ledgers = everyone if as_it_was else everyone[world.rank :: world.size]
+        for ledger in ledgers:
+            session.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
+        session.files.events = plain["events"] + session.files.events
         session.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
         replay.dev_split.history = plain["dev"]
         if plain["best"] is not None:
@@ -143,14 +155,27 @@ class Resumption:
         self.cost["count"] += 1  # itself, which could not be counted in it
         for name, buffer in session.strategy.trained_module().named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
+        if not as_it_was:
+            session.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
+            torch.manual_seed(_seed(session.train.seed, world.rank, replay.done))
+            return
         # Random states last: what is done before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]
         random.setstate((version, tuple(numbers), gauss))
         keys, *rest = plain["random"]["numpy"]
         np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
-        if "random_cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random_cuda"], device)
+        if "random_cuda" in tensors and world.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random_cuda"], world.device)
         torch.set_rng_state(tensors["random"])
+
+
+def ranks_of(folder: Path) -> int:
+    """How many ranks saved the state in `folder`."""
+    return len(list(folder.glob("rank-*.json")))
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _tensors_file(folder: Path, rank: int) -> Path:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import os
+import platform
 import signal
 import sys
 import warnings
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from lockstep import paths, provenance
 from lockstep.config import registry
+from lockstep.config.hardware import World
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
@@ -52,6 +54,9 @@ def main(folder: Path) -> None:
         world = strategy.start()
         clock.part("process_group")
         files.rank = world.rank
+        _introduce(world)
+        if world.rank:
+            _redirect(paths.rank_log(folder, world.rank))
         progress = Progress(folder)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
@@ -70,6 +75,21 @@ def main(folder: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _introduce(world: World) -> None:
+    line = f"rank {world.rank} of {world.size}: local rank {world.local_rank} on {platform.node()}, {world.device}"
+    print(f"{line}, process {os.getpid()}, {world.backend or 'no'} backend\n", end="", flush=True)
+
+
+def _redirect(file: Path) -> None:
+    """Have all that this process writes from now on, libraries in C++ included, go to a file of its own.
+
+    The main rank's stays in the run's log, where its launcher's is: there is one of it to read.
+    """
+    with file.open("ab") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
 
 
 def _end(number, frame):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,12 +108,13 @@ def supervise(
     steps: int,
     timeout: float,
     saves: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    A run that `saves` its state is asked to by SIGTERM, and ends then. Output goes to `log`, an open file; on a
-    terminal a progress bar is shown on stderr. Whatever happens in here, KeyboardInterrupt included, no process is left
-    behind.
+    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state is asked to by SIGTERM, and ends then. Output
+    goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
+    KeyboardInterrupt included, no process is left behind.
     """
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, world_size)
@@ -129,7 +131,7 @@ def supervise(
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
-            reason = _watch(process, progress, folder, log, steps, timeout)
+            reason = _watch(process, progress, folder, log, steps, timeout, meanwhile)
             if request.step < steps and paths.saved_state(folder, request.step).is_dir():
                 raise Saved(f"ended from outside (SIGTERM); its state after step {request.step} is saved")
             return Outcome(process.wait(), reason, time.perf_counter() - started)
@@ -140,11 +142,12 @@ def supervise(
             reap_orphans()
 
 
-def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float) -> str:
+def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile) -> str:
     last_sum, last_change, dead, logged = -1, time.perf_counter(), [], 0
     with tqdm(total=steps, unit="step", desc=paths.row_of(folder), leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
+            meanwhile()
             if lifetime.starter_is_gone():
                 raise Interrupted("Snakemake, which had started the run, was ended")
             now, done = time.perf_counter(), int(progress.table[:, 1].sum())

@@ -74,11 +74,10 @@ class RankFiles:
         steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
         return steps, np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
 
-    def restore(self, steps: np.ndarray, ids: np.ndarray, events: list[dict]) -> None:
-        """Go on from what an interrupted run had noted: its ledger, and its events before this process's own."""
+    def take_over(self, steps: np.ndarray, ids: np.ndarray) -> None:
+        """Note what a rank of an interrupted run had noted: the ledger of what this one goes on from."""
         for step in np.unique(steps):
             self.consume(int(step), ids[steps == step])
-        self.events = events + self.events
 
     def write(self, summary: dict, step_seconds: np.ndarray) -> None:
         steps, ids = self.ledger()

@@ -1,5 +1,6 @@
 """One run: a row trained once, from its settings to its record."""
 
+import contextlib
 import datetime
 import json
 import os
@@ -9,33 +10,39 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tqdm import tqdm
+
 from lockstep import nvml, paths
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selection, training_gpus
 from lockstep.config.row import Row
+from lockstep.config.settings import Settings
 from lockstep.data import prepared
 from lockstep.data.plan import Plan, load_lengths
 from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, read_json, write_json
 from lockstep.model import metrics
 from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
-from lockstep.run import journal, launchers, lifetime, record, saved, watcher
+from lockstep.run import journal, launchers, lifetime, live, record, saved, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved, supervise
 
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
-    *(paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
+    *(paths.LIVE, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
     *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 
+LAST_WORDS = 30  # lines of each rank's log that stand in that of a run that failed
 
-def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
+
+def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | None = None) -> dict:
     """Train `row` once, in processes of its own, and return its record, which is written as record.json.
 
     A run that is timed and was disturbed is repeated at once, `config.retries` times at most; the last attempt counts,
     and its record tells of those before it. Later would be too late: the runs that it is compared with are made now.
+    It goes on from the latest state that is saved in its folder, or in that of another run, `resume`.
 
     Raises BadInput where it can't be started, as where another process runs in its folder; RunFailed, after
     failed.json was written, where it did not succeed.
@@ -50,7 +57,7 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
     disturbed: list[dict] = []
     with lifetime.hold(folder):
         while True:
-            finished = _run(config, row, repeat, results, plan, disturbed)
+            finished = _run(config, row, repeat, results, plan, disturbed, resume)
             reasons = finished["watch"]["disturbed"]
             # One that was carried on is no measurement, however often it is repeated.
             if row.kind != paths.RUNS or not reasons or finished["resumed"] or len(disturbed) == config.retries:
@@ -61,7 +68,15 @@ def run(config: Config, row: Row, repeat: int, results: Path) -> dict:
             print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
 
-def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, disturbed_before: list[dict]) -> dict:
+def _run(
+    config: Config,
+    row: Row,
+    repeat: int,
+    results: Path,
+    plan: Plan,
+    disturbed_before: list[dict],
+    resume: Path | None,
+) -> dict:
     folder, data = results / row.folder(repeat), data_folder(results)
     settings = replace(
         row.settings(),
@@ -73,12 +88,16 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
     )
     notes: list[str] = []
     state = saved.find(folder, settings, plan, notes.append)
+    if resume and resume.resolve() != folder.resolve():
+        state = max(filter(None, [state, saved.find_elsewhere(resume, settings, plan)]), key=lambda state: state.name)
     settings = replace(settings, saved=str(state) if state else "")
     write_json(folder / paths.SETTINGS, asdict(settings))  # first, so that what can't be written removes nothing
     for name in LEFT:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
+    if not state:
+        shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
     (folder / paths.RANKS).mkdir()
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
@@ -103,9 +122,10 @@ def _run(config: Config, row: Row, repeat: int, results: Path, plan: Plan, distu
         "notes": notes,
     }
     try:
-        finished = _train(row, folder, log, plan, results, [process["pid"] for process in others])
+        finished = _train(row, settings, folder, log, plan, results, [process["pid"] for process in others])
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
+        _add_last_words(folder, log)
         record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
         kind = type(error) if isinstance(error, RunFailed) else RunSaved if isinstance(error, Saved) else RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
@@ -179,7 +199,9 @@ def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
         )
 
 
-def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strangers: list[int]) -> dict:
+def _train(
+    row: Row, settings: Settings, folder: Path, log: Path, plan: Plan, results: Path, strangers: list[int]
+) -> dict:
     command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
@@ -188,7 +210,10 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strange
         environment = _environment(row) | {"TMPDIR": scratch}
         with watcher.beside(folder, training_gpus(row.hardware), strangers):
             timeout, saves = row.hardware.timeout, bool(row.train.checkpoint_every)
-            outcome = supervise(command, environment, folder, stream, processes, plan.steps, timeout, saves)
+            with _told(folder, settings, plan, stream) as meanwhile:
+                outcome = supervise(
+                    command, environment, folder, stream, processes, plan.steps, timeout, saves, meanwhile
+                )
     if outcome.reason:
         raise RunFailed(outcome.reason)
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
@@ -216,6 +241,41 @@ def _train(row: Row, folder: Path, log: Path, plan: Plan, results: Path, strange
         steps = " and ".join(str(step) for step in summary["resumed"])
         watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
     return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary
+
+
+@contextlib.contextmanager
+def _told(folder: Path, settings: Settings, plan: Plan, log):
+    """Tell of the run every `train.log_every` steps while the block runs, by the function that is given to it."""
+    if not settings.train.log_every:
+        yield lambda: None
+        return
+
+    def say(line: str) -> None:
+        log.write(f"{line}\n")
+        log.flush()
+        tqdm.write(f"{settings.row}: {line}")
+
+    watched = live.Log(folder, settings, plan, say)
+    try:
+        yield watched.update
+    finally:
+        summary = paths.rank_summary(folder, 0)
+        watched.finish(read_json(summary)["dev"] if summary.is_file() else [])
+
+
+def _add_last_words(folder: Path, log: Path) -> None:
+    """Add to the run's log what ranks other than the main one said last, the one that failed first at its end.
+
+    It is the end of that log which the report shows.
+    """
+    failed = [error["rank"] for error in record.read_errors(folder)]
+    files = {int(file.stem): file for file in (folder / paths.RANKS).glob(paths.rank_log(folder, "*").name)}
+    order = sorted(files.keys() - set(failed)) + [rank for rank in reversed(failed) if rank in files]
+    with log.open("a", encoding="utf-8") as stream:
+        for rank in order:
+            lines = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
+            if lines:
+                stream.write("\n".join([f"the last of {files[rank]}:", *lines, ""]))
 
 
 def _environment(row: Row) -> dict[str, str]:

@@ -14,6 +14,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, hash_text, read_json, verify
 from lockstep.model.schedule import share_of_rate
+from lockstep.run import lifetime
 
 # What may change of `train`, besides what decides nothing, between a state and the run that goes on from it. How long a
 # run is, and its schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by
@@ -46,10 +47,11 @@ def _asked(settings: Settings) -> dict:
     return asked
 
 
-def find(folder: Path, settings: Settings, plan: Plan, say) -> Path | None:
+def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = False) -> Path | None:
     """The latest state in a run's `folder` that is whole, and that this run can go on from; None if there is none.
 
-    `say` is told, in a sentence, of each that is there and is not taken. States are whole when every file is as it was
+    `say` is told, in a sentence, of each that is there and is not taken. One made on other hardware, as by another
+    number of processes, is taken only with `anywhere`. States are whole when every file is as it was
     written; one of the plan's last step is a finished run's, from which only a longer one goes on.
     """
     for state in paths.saved_states(folder):
@@ -61,17 +63,38 @@ def find(folder: Path, settings: Settings, plan: Plan, say) -> Path | None:
             continue
         if made["step"] >= plan.steps:
             continue
-        if why := difference(made, now):
+        if why := difference(made, now, anywhere):
             say(f"{state} is not gone on from: {why}")
             continue
         return state
     return None
 
 
-def difference(made: dict, now: dict) -> str:
-    """Why the state of one manifest is not on the way of a run that another one describes; empty if it is."""
-    if made["asked"] != now["asked"]:
-        return f"it was made with another configuration ({_first_difference(made['asked'], now['asked'])})"
+def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
+    """The latest state of another run, on whatever hardware, that this one can go on from.
+
+    Raises BadInput where `run` is no folder of a run, is at work, or has none.
+    """
+    paths.must_be_run(run)
+    lifetime.refuse_held([run])
+    reasons: list[str] = []
+    state = find(run, settings, plan, reasons.append, anywhere=True)
+    if state:
+        return state
+    if not reasons:
+        there = paths.saved_states(run)
+        reasons = ["it is at its end; raise train.epochs" if there else "none is there; set train.checkpoint_every"]
+    raise BadInput(f"--resume {run}: there is no state to go on from: {'; '.join(reasons)}.")
+
+
+def difference(made: dict, now: dict, anywhere: bool = False) -> str:
+    """Why the state of one manifest is not on the way of a run that another one describes; empty if it is.
+
+    With `anywhere`, the hardware may be another.
+    """
+    asked, asked_now = ({**about["asked"], "hardware": None} if anywhere else about["asked"] for about in (made, now))
+    if asked != asked_now:
+        return f"it was made with another configuration ({_first_difference(asked, asked_now)})"
     if made["data"] != now["data"]:
         return "data or initial weights have changed since"
     if made["plan"] != now["plan"]:

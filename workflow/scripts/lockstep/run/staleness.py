@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
-from lockstep.config.settings import NOT_DECIDING
+from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.paths import PARITY, RECORD, SETTINGS, data_file, plan_summary_file
@@ -37,7 +37,7 @@ def written(config: Config, record: dict) -> str:
     # The global batch is by the number of devices, and so by the machine, where a device's is what was asked for.
     train = asdict(row.train)
     by_device = row.train.device_batch and record["asked"]["train"].get("device_batch")
-    for key in ("checkpoint_every", "keep", "global_batch" if by_device else "device_batch"):
+    for key in (*NOT_DECIDING_OF_TRAIN, *(["global_batch"] if by_device else [])):
         del train[key]
     now = {"strategy": row.strategy, "options": row.options, "train": train, "hardware": hardware}
     return _told(differences(record["asked"], now | {"dropout": config.model.dropout}))

@@ -9,13 +9,16 @@ Limits: the engine owns precision, clipping, accumulation and the backward pass,
 On a CPU: all stages work through gloo and agree with ddp to rounding; slower than it, so a test of function.
 """
 
+import argparse
 import contextlib
 import io
 import os
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from lockstep.config.hardware import World
 from lockstep.strategies import ddp
@@ -38,7 +41,6 @@ class Strategy(ddp.Strategy):
         deepspeed.init_distributed(
             self.hardware.backend, verbose=False, timeout=timedelta(seconds=self.hardware.timeout)
         )
-        dist = torch.distributed
         # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
         # every rank has opened them all, they need none.
         dist.barrier()
@@ -171,8 +173,30 @@ class Strategy(ddp.Strategy):
         self.model.save_checkpoint(str(folder), tag="state")
 
     def load_state(self, folder):
+        shards = len(list(folder.glob("state/*zero_pp_rank_*_optim_states.pt")))
         with weights_only(), torch.serialization.safe_globals(its_classes()):
-            self.model.load_checkpoint(str(folder), tag="state", load_lr_scheduler_states=False)
+            if shards in (0, self.world.size):
+                self.model.load_checkpoint(str(folder), tag="state", load_lr_scheduler_states=False)
+            else:
+                self._load_from_other_shards(folder)
+
+    def _load_from_other_shards(self, folder):
+        """Take over a state that another number of processes saved, by way of DeepSpeed's universal checkpoint.
+
+        That is made in the run's temporary folder. Reading it, DeepSpeed 0.19.8 gives all groups of parameters what the
+        first has, weight decay among it.
+        """
+        universal = Path(tempfile.gettempdir()) / "universal"
+        if self.world.rank == 0:
+            _make_universal(folder / "state", universal / "state")
+        dist.barrier()
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+        self.model._config.load_universal_checkpoint = True
+        self.model.load_checkpoint(str(universal), tag="state", load_lr_scheduler_states=False)
+        for group, own in zip(self.optimizer.param_groups, groups, strict=True):
+            group |= own
 
     @staticmethod
     def to_state_dict(folder):
@@ -234,6 +258,16 @@ REFUSED = [
     ),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
 ]
+
+
+def _make_universal(state: Path, universal: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    places = {"input_folder": str(state), "output_folder": str(universal)}
+    universal.mkdir(parents=True)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+        ds_to_universal.main(argparse.Namespace(**arguments, **places, inject_missing_state=False))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,50 @@
+"""The main rank's losses on their way to a person's eyes, while it goes on to train.
+
+On a GPU a loss is copied when the device comes to it, and noted at a later step, once it is there: nobody waits.
+"""
+
+from collections import deque
+
+import torch
+
+from lockstep.run.live import Notes
+
+
+class Losses:
+    """Notes the loss, and how long was trained, every `train.log_every` steps; `replay` is the rank's part of the plan.
+
+    The loss is the mean over what this rank has of the global batch.
+    """
+
+    def __init__(self, replay):
+        session = replay.session
+        self.replay, self.clock = replay, session.clock
+        self.every = session.train.log_every if session.strategy.world.rank == 0 else 0
+        if self.every:
+            self.notes = Notes(session.folder)
+            self.waiting: deque = deque()  # (step, seconds, loss in pinned memory, event)
+
+    def begin(self) -> None:
+        if self.every:
+            self.notes.write(self.replay.done, self.clock.trained(), 0)
+
+    def step_done(self) -> None:
+        step = self.replay.done
+        if not self.every or step % self.every:
+            return
+        loss = self.replay.losses[step - 1]
+        if loss.device.type == "cuda":
+            self.hand_over()
+            there = torch.empty_like(loss, device="cpu", pin_memory=True)
+            there.copy_(loss, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self.waiting.append((step, self.clock.trained(), there, event))
+        else:
+            self.notes.write(step, self.clock.trained(), loss.numpy().item())
+
+    def hand_over(self) -> None:
+        """Note the losses that have come. After the window, where the device was waited for, those are all."""
+        while self.every and self.waiting and self.waiting[0][3].query():
+            step, seconds, loss, _ = self.waiting.popleft()
+            self.notes.write(step, seconds, loss.numpy().item())

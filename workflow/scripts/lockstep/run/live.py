@@ -1,0 +1,90 @@
+"""What a person watches while a run trains: a line every `train.log_every` steps, and the same for TensorBoard, MLflow.
+
+The main rank notes them in memory that it shares with its supervisor (rank/losses.py), without a
+system call; all that takes time, the supervisor does.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import paths
+from lockstep.config.settings import Settings
+from lockstep.data.plan import Plan
+from lockstep.model.schedule import share_of_rate
+from lockstep.run.trackers import Trackers
+
+
+class Notes:
+    """Steps done, seconds trained, and loss, as the main rank noted them: float64 [n, 3], one by one.
+
+    The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps.
+    """
+
+    def __init__(self, folder: Path, rows: int | None = None):
+        path = folder / paths.LIVE
+        if rows:
+            np.full((rows, 3), -1, dtype=np.float64).tofile(path)
+        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 3)
+        self.count = 0
+
+    def write(self, step: int, seconds: float, loss: float) -> None:
+        self.table[self.count, 1:] = seconds, loss
+        self.table[self.count, 0] = step  # last: it says that the row is there
+        self.count += 1
+
+    def new(self) -> list[tuple[int, float, float]]:
+        """The rows that were not read before."""
+        rows = []
+        while self.count < len(self.table) and self.table[self.count, 0] >= 0:
+            step, seconds, loss = self.table[self.count].tolist()
+            rows.append((int(step), seconds, loss))
+            self.count += 1
+        return rows
+
+
+class Log:
+    """Reads the notes of a run while it trains, and says them to `say` and to its trackers."""
+
+    def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
+        self.plan, self.train, self.say = plan, settings.train, say
+        self.share = share_of_rate(settings.train, plan.steps, plan.epochs)
+        self.notes = Notes(folder, rows=plan.steps // settings.train.log_every + 2)
+        self.began = self.before = None  # the first row, and the latest
+        self.trackers = Trackers(folder, settings, say)
+
+    def update(self) -> None:
+        for row in self.notes.new():
+            if self.began:
+                self._tell(*row)
+            self.before = row
+            self.began = self.began or row
+
+    def finish(self, dev: list[dict]) -> None:
+        """The run has ended, however it did; `dev`: the scores on the dev split, by step."""
+        self.update()
+        for scores in dev:
+            figures = {f"dev/{name}": value for name, value in scores.items() if name not in ("step", "support")}
+            self.trackers.add(scores["step"], figures)
+        self.trackers.close()
+
+    def _tell(self, step: int, seconds: float, loss: float) -> None:
+        plan, (first, began, _), (before, then, _) = self.plan, self.began, self.before
+        samples = int(plan.starts[step] - plan.starts[before])
+        epoch, epochs = int(plan.epochs[step - 1]), int(plan.epochs[-1]) + 1
+        of_epoch = np.searchsorted(plan.epochs, [epoch, epoch + 1])
+        figures = {
+            "epoch": epoch + float((step - of_epoch[0]) / (of_epoch[1] - of_epoch[0])),
+            "loss": loss,
+            "learning_rate": self.train.learning_rate * self.share(step - 1),
+            "samples_per_second": samples / (seconds - then),
+        }
+        left = (plan.steps - step) * (seconds - began) / (step - first)
+        self.say(
+            f"epoch {figures['epoch']:.2f}/{epochs}, step {step}/{plan.steps}: loss {loss:.4f},"
+            f" learning rate {figures['learning_rate']:.3g}, {figures['samples_per_second']:.0f} samples/s,"
+            f" {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+        )
+        self.trackers.add(step, figures)
