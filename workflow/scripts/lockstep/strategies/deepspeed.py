@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config.hardware import World
+from lockstep.errors import RunFailed
 from lockstep.strategies import ddp
 from lockstep.strategies._group import own_device
 
@@ -184,8 +185,13 @@ class Strategy(ddp.Strategy):
         """Take over a state that another number of processes saved, by way of DeepSpeed's universal checkpoint.
 
         That is made in the run's temporary folder. Reading it, DeepSpeed 0.19.8 gives all groups of parameters what the
-        first has, weight decay among it.
+        first has, weight decay among it; and one tensor that counts their steps, which each then counts up.
         """
+        if not isinstance(self.optimizer, torch.optim.Adam):
+            raise RunFailed(
+                "DeepSpeed's universal checkpoint, by which another number of processes reads ZeRO's state, knows that"
+                " of AdamW and Adam only: go on with as many processes as saved it"
+            )
         universal = Path(tempfile.gettempdir()) / "universal"
         if self.world.rank == 0:
             _make_universal(folder / "state", universal / "state")
@@ -197,6 +203,8 @@ class Strategy(ddp.Strategy):
         self.model.load_checkpoint(str(universal), tag="state", load_lr_scheduler_states=False)
         for group, own in zip(self.optimizer.param_groups, groups, strict=True):
             group |= own
+        for state in self.optimizer.state.values():
+            state["step"] = state["step"].clone()
 
     @staticmethod
     def to_state_dict(folder):
@@ -267,7 +275,7 @@ def _make_universal(state: Path, universal: Path) -> None:
     places = {"input_folder": str(state), "output_folder": str(universal)}
     universal.mkdir(parents=True)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
-        ds_to_universal.main(argparse.Namespace(**arguments, **places, inject_missing_state=False))
+        ds_to_universal.main(argparse.Namespace(**arguments, **places, inject_missing_state=True))
 
 
 @contextlib.contextmanager
