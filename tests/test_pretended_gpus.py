@@ -28,7 +28,7 @@ ALONE = ("single", "dataparallel")  # one process
 SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
-train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2}
+train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2, log_every: 3, checkpoint_every: 6}
 hardware: {timeout: 120, oversubscribe: true}
 predict: {count: 2}
 profile: {steps: 0}
@@ -163,6 +163,8 @@ def test_each_rank_has_a_gpu_of_its_own(two, row):
     watched = [(gpu["gpu"], gpu["utilisation"], gpu["sm_mhz"]) for gpu in made["watch"]["gpus"]]
     assert watched == [(0, pytest.approx(50), 1000), (1, pytest.approx(51), 1000)][: made["world_size"]]
     assert not [note for note in made["notes"] if "not its own" in note]
+    assert [int(step) for step in re.findall(r"step (\d)/9: loss", finished.stdout)] == [3, 6, 9]
+    assert made["saved"]["count"] == 2
     ranks = [two.read(f"runs/{row}/n*/rep1/ranks/{rank}.json") for rank in range(made["settings"]["world_size"])]
     if row in ALONE:
         assert (len(ranks), made["settings"]["device"]) == (1, "cuda")

@@ -21,6 +21,7 @@ from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import memory, training
 from lockstep.rank.clock import Clock
 from lockstep.rank.session import Session
+from lockstep.run.live import Notes
 from lockstep.run.progress import Progress, RankFiles
 
 # What makes the host wait for the device, or reads a value back from it.
@@ -100,11 +101,15 @@ def session(benchmark, tmp_path) -> Session:
     torch.set_num_threads(threads)
 
 
-def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypatch):
+@pytest.mark.parametrize("log_every", [0, 1])
+def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypatch, log_every):
+    session.settings = replace(session.settings, train=replace(session.train, log_every=log_every))
+    Notes(session.folder, rows=20)
     with Counting(session.clock, monkeypatch) as counting:
         training.train(session)
     assert counting.steps == 9
     assert counting.noted == []
+    assert len(Notes(session.folder).new()) == (10 if log_every else 0)
 
 
 def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(session, monkeypatch):

@@ -334,6 +334,18 @@ def test_images_are_predicted_from_files(place):
     assert "takes no text" in refused.stderr
 
 
+def test_the_workflow_takes_a_folder_of_one_s_own(tmp_path):
+    place = copy_project(tmp_path)
+    place.path("mine").mkdir()
+    for prefix in ("train", "t10k"):
+        write_idx(place.path("mine"), prefix, 30)
+    asked = ("-n", "--configfile", "config/mnist.yaml", "--config")
+    planned = place.snakemake(*asked, "data={path: mine}")
+    assert planned.returncode == 0, planned.stderr
+    refused = place.snakemake(*asked, "data={path: yours}")
+    assert (refused.returncode, "data.path: yours does not exist" in refused.stderr) == (2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's test images are not here")

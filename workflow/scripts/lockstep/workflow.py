@@ -43,10 +43,9 @@ def configuration(raw: dict, files: list) -> Config:
     for row in checked.rows.values():
         row.refuse()
         checked.trial(row).refuse()
-    if checked.data.path and not Path(checked.data.path).is_file():
-        wrong = "is a folder" if Path(checked.data.path).is_dir() else "does not exist"
+    if checked.data.path and not Path(checked.data.path).exists():  # a file or a folder: `prepare` knows, by the task
         raise BadInput(
-            f"data.path: {checked.data.path} {wrong}. Name an existing file." + containers.outside(checked.data.path)
+            f"data.path: {checked.data.path} does not exist. Name what does." + containers.outside(checked.data.path)
         )
     return checked
 
@@ -210,7 +209,10 @@ def data_files(checked: Config) -> list[str]:
     files = [checked.model.file] if checked.model.file else []
     if checked.data.embedded:
         return [*registry.task_literals(checked.task)["EMBEDDED"], *files]
-    return [checked.data.path, *files] if checked.data.path else files
+    if not checked.data.path:
+        return files
+    inside = Path(checked.data.path).glob("*") if Path(checked.data.path).is_dir() else []
+    return [checked.data.path, *sorted(map(str, inside)), *files]
 
 
 def code_files(script: str, strategy: str | None = None, task: str | None = None) -> list[str]:

@@ -37,7 +37,8 @@ def written(config: Config, record: dict) -> str:
     # The global batch is by the number of devices, and so by the machine, where a device's is what was asked for.
     train = asdict(row.train)
     by_device = row.train.device_batch and record["asked"]["train"].get("device_batch")
-    for key in (*NOT_DECIDING_OF_TRAIN, *(["global_batch"] if by_device else [])):
+    batch = {"device_batch", "global_batch"} - {"device_batch" if by_device else "global_batch"}
+    for key in {*NOT_DECIDING_OF_TRAIN} - {"device_batch"} | batch:
         del train[key]
     now = {"strategy": row.strategy, "options": row.options, "train": train, "hardware": hardware}
     return _told(differences(record["asked"], now | {"dropout": config.model.dropout}))
