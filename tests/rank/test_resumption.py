@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from lockstep import paths
+from lockstep.config import reading, registry
+from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
-from lockstep.run import saved
+from lockstep.model.optimizer import make_optimizer
+from lockstep.run import launchers, saved
 from tests.conftest import HOROVOD, PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -319,25 +324,50 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(prepared):
     assert "there is no state to go on from: none is there; set train.checkpoint_every" in said
 
 
+# What is forgotten: the row that it is tried on, what is done before its state is read, and after.
 FORGETTING = {
-    "the optimizer": "strategy.optimizer.load_state_dict = lambda state: None",
-    "the random states": "import torch; torch.set_rng_state = lambda state: None",
-    "the position in the plan": """
+    "the optimizer": ("single", "strategy.optimizer.load_state_dict = lambda state: None", ""),
+    "the random states": ("single", "torch.set_rng_state = lambda state: None", ""),
+    "the position in the plan": (
+        "single",
+        """
 reached = replay.session.progress.reached
 def from_the_start(step):
     replay.done = 0
     reached(0)
 replay.session.progress.reached = from_the_start""",
+        "",
+    ),
+    "that each rank has random states of its own": (
+        "ddp",
+        "set_rng_state = torch.set_rng_state; torch.set_rng_state = lambda state: set_rng_state(of_main_rank(state))",
+        "torch.set_rng_state = set_rng_state",
+    ),
+    "that each rank has a shard of its own": (
+        "fsdp",
+        "",
+        """
+for weight in strategy.model.parameters():
+    shard = weight.to_local()
+    if shard.numel() * 2 == weight.numel():
+        shard.data.copy_(of_main_rank(shard))""",
+    ),
 }
 FORGET = """
 import sys
 from pathlib import Path
+import torch
 from lockstep.rank import resumption, training
 restore = resumption.Resumption.restore
+def of_main_rank(tensor):
+    sent = tensor.detach().clone()
+    torch.distributed.broadcast(sent, 0)
+    return sent
 def forgetting(self, folder):
-    replay, strategy = self.replay, self.session.strategy
-    exec(sys.argv[2], {"replay": replay, "strategy": strategy})
+    names = {"replay": self.replay, "strategy": self.session.strategy, "torch": torch, "of_main_rank": of_main_rank}
+    exec(BEFORE, names)
     restore(self, folder)
+    exec(AFTER, names)
 resumption.Resumption.restore = forgetting
 training.main(Path(sys.argv[1]))
 """
@@ -348,29 +378,52 @@ training.main(Path(sys.argv[1]))
 @pytest.mark.parametrize("forgotten", FORGETTING)
 def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
     """Negative controls: each is a failed run, or ends elsewhere."""
+    row, before, after = FORGETTING[forgotten]
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
-    run(whole, "launch", "--row", "single")
-    process = begin(parted, "single")
-    wait_for_step(process, parted, "single", 13)
+    run(whole, "launch", "--row", row)
+    process = begin(parted, row)
+    wait_for_step(process, parted, row, 13)
     kill(process)
     program = prepared / "forget.py"
-    program.write_text(FORGET)
-    folder = folder_of(parted, "single")
+    program.write_text(f"BEFORE, AFTER = {before!r}, {after!r}\n{FORGET}")
+    folder = folder_of(parted, row)
     settings = json.loads((folder / paths.SETTINGS).read_text())
     state = paths.saved_states(folder)[0]
     (folder / paths.SETTINGS).write_text(json.dumps(settings | {"saved": str(state)}))
     for file in (folder / paths.RANKS).glob("*"):
         file.unlink()
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "LOCKSTEP_SUPERVISOR": str(os.getpid())}
-    subprocess.run(
-        [sys.executable, str(program), str(folder), FORGETTING[forgotten]], check=False, env=environment, timeout=120
-    )
+    np.zeros((settings["hardware"]["processes"], 4), dtype=np.int64).tofile(folder / paths.PROGRESS)
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    started = launchers.command(Settings.from_json(settings), program, folder)
+    subprocess.run(started, check=False, env=environment, timeout=120)
     if not paths.rank_summary(folder, 0).is_file():
+        assert "step" in json.loads(paths.rank_error(folder, 0).read_text())  # it got as far as to train
         return
     theirs = json.loads(paths.rank_summary(folder, 0).read_text())
     ledger = np.load(paths.rank_arrays(folder, 0))
-    record, _, planned = ended(whole, "single")
+    record, _, planned = ended(whole, row)
+    assert theirs["losses"][:10] == record["losses"][:10]
     assert theirs["losses"] != record["losses"] or not np.array_equal(ledger["id"], planned["id"])
+
+
+def test_the_loss_scale_is_carried_on_with(tmp_path):
+    """In 34 steps of so small a model it stays what it is at the start, so a run would not show it."""
+    configured = [PROJECT / "config" / "config.yaml"], ["hardware.device=cpu", "rows.half.strategy=single"]
+    settings = replace(reading.read(*configured).rows["half"].settings(), precision="fp16")
+
+    def prepared():
+        strategy = registry.load("single")(settings)
+        strategy.start()
+        strategy.prepare(torch.nn.Linear(2, 2), lambda model: make_optimizer(model, settings.train))
+        strategy.scaler.scale(torch.ones(1))
+        return strategy
+
+    before, after = prepared(), prepared()
+    before.scaler.update(1024.0)
+    before.save_state(tmp_path)
+    assert after.scaler.get_scale() == 65536
+    after.load_state(tmp_path)
+    assert after.scaler.get_scale() == 1024
 
 
 def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path):
@@ -381,3 +434,24 @@ def test_a_state_of_other_settings_is_not_gone_on_from(tmp_path):
     assert "data or initial weights" in saved.difference(made, made | {"data": {"data": "x"}})
     assert "the plan's first 5 steps" in saved.difference(made, made | {"plan": "c"})
     assert "learning rates of its 5 steps" in saved.difference(made, made | {"rates": "c"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [*ROWS, "bf16_weights", pytest.param("horovod", marks=NEED_HOROVOD)])
+def test_killed_again_and_again(row, prepared):
+    """`single` at each of the steps 1 to 10, the others at five steps at random, or as soon after as it is met."""
+    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
+    run(whole, "launch", "--row", row)
+    each_step = ("--set", "train.checkpoint_every=1")
+    random = np.random.default_rng(list(row.encode()))
+    for step in range(1, 11) if row == "single" else np.sort(random.integers(1, STEPS - 2, size=5)):
+        process = begin(parted, row, *each_step)
+        wait_for_step(process, parted, row, int(step))
+        kill(process)
+    said = run(parted, "launch", "--row", row, *each_step)
+    same(ended(whole, row), ended(parted, row))
+    record = ended(parted, row)[0]
+    seconds = record["saved"]["seconds"] / record["saved"]["count"]
+    print(f"{row}: carried on after steps {record['resumed']}; {seconds:.3f} s a state")
+    assert "carries on from" in said
+    assert record["saved"]["count"] >= STEPS - len(record["resumed"])
