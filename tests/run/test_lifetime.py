@@ -292,14 +292,19 @@ def test_a_supervisor_in_the_background_outlives_its_shell(place):
         *(pytest.param(row, marks=pytest.mark.slow) for row in ["single", *FRAMEWORKS[1:]]),
     ],
 )
-def test_a_killed_snakemake_leaves_nothing_and_can_be_started_again(place, row):
+def test_a_killed_snakemake_leaves_nothing_and_carries_on_when_it_is_started_again(place, row):
     if row == "horovod" and not HOROVOD:
         pytest.skip("horovod is not installed here")
     folder = place.path(f"results/runs/{row}/n{1 if row == 'single' else 2}/rep1")
     (folder / "progress").unlink(missing_ok=True)
     asked = ("snakemake", "--cores", "all", f"train_{row}_1", "--configfile", "long.yaml")
+    asked += ("--config", "train={checkpoint_every: 50}")
     snakemake = start(place, *asked, stdin=subprocess.DEVNULL)
     training(folder)
+    deadline = time.monotonic() + 60
+    while not paths.saved_states(folder):
+        assert time.monotonic() < deadline, "it saves no state"
+        time.sleep(0.1)
     snakemake.kill()
     snakemake.communicate()
     nothing_is_left(place)
@@ -315,6 +320,9 @@ def test_a_killed_snakemake_leaves_nothing_and_can_be_started_again(place, row):
     again = start(place, *asked, stdin=subprocess.DEVNULL)
     (folder / "progress").unlink(missing_ok=True)
     training(folder)
+    assert json.loads((folder / "settings.json").read_text())["saved"].startswith(
+        f"{folder.relative_to(place.folder)}/"
+    )
     again.send_signal(signal.SIGINT)
     for supervisor in psutil.Process(again.pid).children():
         supervisor.send_signal(signal.SIGINT)  # as a terminal would
