@@ -93,14 +93,22 @@ def cpu_cores() -> int:
 
 def visible_gpus() -> int:
     """GPUs that a process started here would see: NVIDIA's, or AMD's where PyTorch is its build for those (ROCm)."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and chosen.strip() in ("", "-1", "NoDevFiles"):  # the last is Slurm's
+    chosen = _named_in("CUDA_VISIBLE_DEVICES")
+    if chosen in ([], ["-1"], ["NoDevFiles"]):  # the last is Slurm's
         return 0
     if not built_for_gpus():
         return 0
     if built_for_amd():
         return _amd_gpus()
-    return min(nvml.count(), len(chosen.split(","))) if chosen else nvml.count()
+    return min(nvml.count(), len(chosen)) if chosen else nvml.count()
+
+
+def _named_in(variable: str) -> list[str] | None:
+    """The GPUs that an environment variable names, as CUDA_VISIBLE_DEVICES does; None where it is not set."""
+    value = os.environ.get(variable)
+    if value is None:
+        return None
+    return [name.strip() for name in value.split(",")] if value.strip() else []
 
 
 def _amd_gpus() -> int:
@@ -108,16 +116,15 @@ def _amd_gpus() -> int:
     properties = [node / "properties" for node in KFD.glob("*")]
     # CPUs are nodes as well, and have no SIMD units.
     there = sum(bool(re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE)) for file in properties)
-    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    chosen = [os.environ[name].split(",") for name in names if name in os.environ]
-    return min([there, *(sum(number.strip() not in ("", "-1") for number in numbers) for numbers in chosen)])
+    chosen = map(_named_in, ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
+    return min([there, *(sum(name not in ("", "-1") for name in names) for names in chosen if names is not None)])
 
 
 def gpu_numbers() -> list[int]:
     """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
-    chosen = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    numbers = [int(part) for part in chosen if part.isdigit()]
-    if len(numbers) == len(chosen):
+    chosen = _named_in("CUDA_VISIBLE_DEVICES") or []
+    numbers = [int(name) for name in chosen if name.isdigit()]
+    if chosen and len(numbers) == len(chosen):
         return numbers
     return nvml.numbers(chosen) or list(range(visible_gpus()))
 
@@ -127,13 +134,12 @@ def refuse_misnamed_gpus() -> None:
 
     CUDA says nothing of that: it leaves out the first such GPU and all that are named after it, or takes none at all.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    there = nvml.count()
+    names, there = _named_in("CUDA_VISIBLE_DEVICES"), nvml.count()
     # Without NVML there is nothing to hold it against, and a part of a GPU (MIG) has no number.
-    if not chosen or not there or "MIG-" in chosen:
+    if not names or not there or any(name.startswith("MIG-") for name in names):
         return
-    numbers = []
-    for name in (part.strip() for part in chosen.split(",")):
+    chosen, numbers = ",".join(names), []
+    for name in names:
         named = [int(name)] if name.isdecimal() else nvml.numbers([name])
         if len(named) != 1 or named[0] >= there:
             known = ", ".join(map(str, range(there)))
