@@ -517,3 +517,63 @@ def test_the_default_size_foretells_better_than_a_3_gram_model(place):
     assert finished.returncode == 0, finished.stderr
     scores = read_json(run / "test" / "report.json")
     assert scores["perplexity"] < scores["trigram_perplexity"] / 10
+
+
+OWN_MODEL = """
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+
+class Tiny(nn.Module):
+    def __init__(self, vocab_size, max_length, width=32):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(max_length, width)
+        self.attention, self.head = nn.Linear(width, 3 * width), nn.Linear(width, vocab_size)
+
+    def forward(self, input_ids, position_ids, attention_mask):
+        inputs = self.tokens(input_ids) + self.places(position_ids)
+        queries, keys, values = self.attention(inputs).chunk(3, dim=-1)
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=attention_mask.squeeze(1))
+        return self.head(inputs + attended)
+
+
+class WithLoss(Tiny):
+    def loss(self, outputs, labels):
+        return cross_entropy(outputs.flatten(0, 1), labels.flatten())
+
+
+class Flat(Tiny):
+    def forward(self, **inputs):
+        return super().forward(**inputs)[:, -1]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_model_of_one_s_own_is_trained_tested_and_continues_a_text(tmp_path):
+    place = copy_project(tmp_path)
+    place.path("small.yaml").write_text(SMALL, encoding="utf-8")
+    place.path("own.py").write_text(OWN_MODEL, encoding="utf-8")
+
+    def script(name, *arguments, model="Tiny"):
+        configs = [f"--config=config/{file}" for file in ("config.yaml", "language.yaml")] + ["--config=small.yaml"]
+        return place.script(name, *configs, f"--results={model}", f"--set=model.name=own.py:{model}", *arguments)
+
+    losses = {}
+    for model in ("Tiny", "WithLoss"):
+        for name, *arguments in (("prepare",), ("plan",), ("launch", "--row=single"), ("launch", "--row=ddp")):
+            finished = script(name, *arguments, model=model)
+            assert finished.returncode == 0, finished.stderr
+        for row in ("single/n1", "ddp/n2"):
+            losses[model, row] = json.loads(place.path(f"{model}/runs/{row}/rep1/record.json").read_text())["losses"]
+    assert losses["Tiny", "ddp/n2"] == pytest.approx(losses["Tiny", "single/n1"], abs=1e-5)
+    # Its own loss is the mean over targets too.
+    assert losses["WithLoss", "single/n1"] == pytest.approx(losses["Tiny", "single/n1"], abs=1e-5)
+    assert losses["Tiny", "single/n1"][-1] < losses["Tiny", "single/n1"][0]
+    evaluated = place.script("evaluate", "Tiny/runs/ddp/n2/rep1")
+    assert evaluated.returncode == 0, evaluated.stderr
+    said = place.script("predict", "--model", "Tiny/runs/ddp/n2/rep1/model", "--text", "今天")
+    assert (said.returncode, "今天" in said.stdout) == (0, True), said.stderr
+    refused = script("prepare", model="Flat")
+    assert refused.returncode == 2
+    assert "must return the scores of" in refused.stderr

@@ -84,10 +84,13 @@ ENDINGS |= dict.fromkeys(CAUSAL, "language-modelling")
 def task_name(folder: Path) -> str | None:
     """The task for which the model stored in a folder was made, by the name of its class; None where that is not known.
 
-    One of model/own.py tells its inputs by the files beside it: a tokenizer's, or none.
+    One of model/own.py tells its inputs by the files beside it, a tokenizer's or none; and a language model has no
+    labels.
     """
     if own.is_stored(folder):
-        return "text-classification" if (folder / "tokenizer_config.json").is_file() else "image-classification"
+        if not (folder / "tokenizer_config.json").is_file():
+            return "image-classification"
+        return "text-classification" if own.labels(folder) is not None else "language-modelling"
     if not (folder / "config.json").is_file():
         return None
     names = read_json(folder / "config.json").get("architectures") or [""]

@@ -67,8 +67,11 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     return model
 
 
-def require_scores(model: torch.nn.Module, inputs: dict, classes: int) -> None:
-    """Raises BadInput where what the model makes of `inputs`, those of one sample, is not a score for each class."""
+def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...], what: str) -> None:
+    """Raises BadInput where what the model makes of `inputs`, those of one sample, is not of this shape.
+
+    what: whose scores they are, in words.
+    """
     name = model.lockstep["class"]
     try:
         with torch.no_grad():
@@ -78,11 +81,11 @@ def require_scores(model: torch.nn.Module, inputs: dict, classes: int) -> None:
         raise BadInput(f"model.name: {name} fails on a sample ({given}): {_at(error, None)}") from None
     model.train()
     scores = getattr(outputs, "logits", outputs)
-    if not isinstance(scores, torch.Tensor) or scores.shape != (1, classes):
-        shape = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+    if not isinstance(scores, torch.Tensor) or scores.shape != shape:
+        returned = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise BadInput(
-            f"model.name: {name} returns {shape} for one sample, and must return the scores of {classes} classes:"
-            f" a tensor [1, {classes}], or an object with one as its logits."
+            f"model.name: {name} returns {returned} for one sample, and must return the scores of {what}:"
+            f" a tensor {list(shape)}, or an object with one as its logits."
         )
 
 

@@ -37,7 +37,7 @@ class Task(_task.Task):
         raise NotImplementedError
 
     def loss(self, module, outputs, labels, dtype):
-        own = getattr(module, "loss", None)
+        own = self.own_loss(module, outputs, labels)
         if own is None:
             scores, weight = logits(outputs).to(dtype), None
             if self.class_weights is not None:
@@ -46,18 +46,7 @@ class Task(_task.Task):
                 weight = weight.to(scores.device)
             smoothing = self.train.label_smoothing if self.train else 0.0
             return cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=smoothing)
-        if self.class_weights is not None or self.train.label_smoothing:
-            raise RunFailed(
-                f"{type(module).__name__} has a loss of its own, to which train.class_weights and label_smoothing mean"
-                " nothing; leave them out"
-            )
-        loss = own(outputs, labels)
-        if not isinstance(loss, torch.Tensor) or loss.ndim:
-            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise RunFailed(
-                f"{type(module).__name__}.loss must return the mean loss of the batch, a scalar; not {shape}"
-            )
-        return loss.to(dtype) * len(labels)
+        return own.to(dtype) * len(labels)
 
     def results(self, outputs, labels):
         return logits(outputs).float()

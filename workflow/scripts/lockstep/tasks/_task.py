@@ -87,6 +87,24 @@ class Task:
         """
         raise NotImplementedError
 
+    def own_loss(self, module: torch.nn.Module, outputs, labels: torch.Tensor) -> torch.Tensor | None:
+        """The mean loss of a batch by a model that brings its own, as a method `loss(outputs, labels)`; else None."""
+        own = getattr(module, "loss", None)
+        if own is None:
+            return None
+        if self.train.class_weights is not None or self.train.label_smoothing:
+            raise RunFailed(
+                f"{type(module).__name__} has a loss of its own, to which train.class_weights and label_smoothing mean"
+                " nothing; leave them out"
+            )
+        loss = own(outputs, labels)
+        if not isinstance(loss, torch.Tensor) or loss.ndim:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise RunFailed(
+                f"{type(module).__name__}.loss must return the mean loss of the batch, a scalar; not {shape}"
+            )
+        return loss
+
     def results(self, outputs, labels: torch.Tensor) -> torch.Tensor:
         """What `scores` needs of a batch in evaluation: float32 [n, any]."""
         raise NotImplementedError

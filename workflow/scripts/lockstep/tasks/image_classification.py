@@ -64,7 +64,7 @@ class Task(_classification.Task):
         if name in MODELS or config.model.file:
             sizes = {"channels": channels, "height": height, "width": width, "classes": len(labels)}
             model = own.initialise(convnets.NAMES.get(name, name), sizes, config.train.seed)
-            own.require_scores(model, inputs, len(labels))
+            own.require_scores(model, inputs, (1, len(labels)), f"{len(labels)} classes")
         else:
             from transformers import AutoModelForImageClassification
 

@@ -1,9 +1,10 @@
-"""language-modelling: the next token of a text. A small new Llama, or a pretrained causal model.
+"""language-modelling: the next token of a text. A small new Llama, a pretrained causal model, or one of one's own.
 
 Documents are laid end to end in sequences of data.max_length tokens, and none attends across its border; or, with
 data.prompt and data.completion, each row is a sequence of which only the completion is learnt. Such a model takes
-input_ids and position_ids, int64 [n, tokens], and attention_mask, bool [n, 1, tokens, tokens], and returns logits,
-float [n, tokens, vocabulary]. A loss is the mean over the targets of the whole global batch, not of a sequence's.
+input_ids and position_ids, int64 [n, tokens], and attention_mask, bool [n, 1, tokens, tokens] (true: may be attended
+to), and returns logits, float [n, tokens, vocabulary]. A loss is the mean over the targets of the whole global batch,
+not of a sequence's.
 """
 
 import math
@@ -19,8 +20,9 @@ from lockstep.data import documents
 from lockstep.data.documents import NO_TARGET
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
-from lockstep.model import models
+from lockstep.model import models, own
 from lockstep.tasks import _task
+from lockstep.tasks._classification import logits
 
 EMBEDDED = ("resources/corpus.yaml",)
 QUALITY = ("perplexity",)
@@ -36,14 +38,20 @@ class Task(_task.Task):
 
         if config.train.class_weights is not None:
             raise BadInput("train.class_weights: a language model has no classes. Leave it out.")
-        if config.model.file:
-            raise BadInput("model.name: this task takes scratch, or a causal model of transformers', not a class.")
         notes: list[str] = []
         longest = config.data.max_length
         source, rows = documents.read(config.data, downloads, notes)
         parts, summary = documents.divide(rows, config.data, source, notes)
         tokenizer = decoders.make_tokenizer(config.model, (text for row in parts["train"] for text in row), longest)
-        model = decoders.initialise(config.model, tokenizer, longest, config.train.seed, notes)
+        if config.model.file:
+            sizes = {"vocab_size": len(tokenizer), "max_length": longest, "pad_id": tokenizer.pad_token_id or 0}
+            model, example = own.initialise(config.model.name, sizes, config.train.seed), one_sequence([0] * longest)
+            shape = (1, longest, len(tokenizer))
+            own.require_scores(model, example, shape, f"{len(tokenizer)} tokens for each of {longest} in a sequence")
+            shape = metrics.Shape.counted(model, example, longest)
+        else:
+            model = decoders.initialise(config.model, tokenizer, longest, config.train.seed, notes)
+            shape = metrics.Shape.of_decoder(model)
         ends = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         pad_id = next((number for number in ends if number is not None), 0)
         with atomic_folder(made / paths.DATASET) as temporary:
@@ -53,7 +61,6 @@ class Task(_task.Task):
         with atomic_folder(made / paths.WEIGHTS) as temporary:
             models.save(model, temporary)
         inputs = f"{len(tokenizer):,} tokens in the vocabulary, sequences of {longest}"
-        shape = metrics.Shape.of_decoder(model)
         return summary | {"pad_id": pad_id, "vocabulary": len(tokenizer), "shape": asdict(shape), "inputs": inputs}
 
     def load(self, split):
@@ -63,15 +70,18 @@ class Task(_task.Task):
         return samples.targets.astype(np.float64)
 
     def loss(self, module, outputs, labels, dtype):
-        logits = outputs.logits.flatten(0, 1).to(dtype)
+        own_loss = self.own_loss(module, outputs, labels)
+        if own_loss is not None:
+            return own_loss.to(dtype) * (labels != NO_TARGET).sum()
+        scores = logits(outputs).flatten(0, 1).to(dtype)
         smoothing = self.train.label_smoothing if self.train else 0.0
         return cross_entropy(
-            logits, labels.flatten(), ignore_index=NO_TARGET, reduction="sum", label_smoothing=smoothing
+            scores, labels.flatten(), ignore_index=NO_TARGET, reduction="sum", label_smoothing=smoothing
         )
 
     def results(self, outputs, labels):
         """Each sequence's summed negative log-likelihood, in nats, and its number of targets: float32 [n, 2]."""
-        lost = cross_entropy(outputs.logits.float().transpose(1, 2), labels, ignore_index=NO_TARGET, reduction="none")
+        lost = cross_entropy(logits(outputs).float().transpose(1, 2), labels, ignore_index=NO_TARGET, reduction="none")
         return torch.stack([lost.sum(dim=1), (labels != NO_TARGET).sum(dim=1).float()], dim=1)
 
     def scores(self, results, samples):
@@ -120,15 +130,16 @@ class Task(_task.Task):
 
         tokenizer = AutoTokenizer.from_pretrained(folder, **models.LOCAL)
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        longest = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+        config = getattr(model, "config", None)  # a model of one's own has none
+        longest = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
         device, said = next(model.parameters()).device, []
         for text in inputs:
             ids = begin + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             known = len(ids)
             while len(ids) < known + CONTINUED:
                 with torch.inference_mode():
-                    logits = model(input_ids=torch.tensor([ids[-longest:]], device=device)).logits
-                ids.append(int(logits[0, -1].argmax()))
+                    sequence = {name: tensor.to(device) for name, tensor in one_sequence(ids[-longest:]).items()}
+                    ids.append(int(logits(model(**sequence))[0, -1].argmax()))
                 if ids[-1] == tokenizer.eos_token_id:
                     break
             said.append((tokenizer.decode(ids[known:], skip_special_tokens=True), None))
@@ -174,6 +185,16 @@ class Task(_task.Task):
         )
         write_json(folder / paths.TEST_REPORT, scores)
         return scores
+
+
+def one_sequence(ids: list[int]) -> dict[str, torch.Tensor]:
+    """What a model takes, of one document."""
+    count = len(ids)
+    return {
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, 1, count, count, dtype=torch.bool).tril(),
+        "position_ids": torch.arange(count)[None],
+    }
 
 
 def perplexity(loss: float) -> float:

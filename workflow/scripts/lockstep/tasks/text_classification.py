@@ -34,7 +34,7 @@ class Task(_classification.Task):
             sizes = {"vocab_size": len(tokenizer), "classes": len(labels), "max_length": longest, "pad_id": pad_id}
             model = own.initialise(config.model.name, sizes, config.train.seed)
             tokens = torch_ids(longest)
-            own.require_scores(model, tokens, len(labels))
+            own.require_scores(model, tokens, (1, len(labels)), f"{len(labels)} classes")
             shape = metrics.Shape.counted(model, tokens, longest)
         else:
             model = encoders.initialise(config.model, tokenizer, labels, longest, config.train.seed, summary["notes"])
