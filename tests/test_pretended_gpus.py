@@ -191,6 +191,27 @@ def test_each_rank_has_a_gpu_of_its_own(two, row):
         assert on_cpu["losses"] == pytest.approx(made["losses"], abs=1e-5)
 
 
+@pytest.mark.parametrize("row", [pytest.param("ddp", marks=in_ci), "ddp_amp", "fsdp", "deepspeed", "horovod"])
+def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
+    """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
+    if row == "horovod" and not HOROVOD:
+        pytest.skip("horovod is not installed here")
+    for steps in (9, 12):  # the second is the first made longer
+        asked = (
+            "--repeat=3",
+            "--set=train.schedule=constant",
+            "--set=train.warmup=0",
+            f"--set=train.max_steps={steps}",
+        )
+        assert two.script("plan", *asked[1:]).returncode == 0
+        finished = two.launch(row, "", *asked)
+        assert finished.returncode == 0, finished.stderr
+    made = two.read(f"runs/{row}/n2/rep3/record.json")
+    assert made["resumed"] == [9]
+    ranks = [two.read(f"runs/{row}/n2/rep3/ranks/{rank}.json") for rank in (0, 1)]
+    assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]
+
+
 @in_ci
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_that_a_cpu_forgives_is_named(two, mistake):
