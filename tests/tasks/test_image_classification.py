@@ -4,6 +4,8 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import os
+import shutil
 import struct
 
 import numpy as np
@@ -186,6 +188,15 @@ def picture(file, shape=(8, 8), seed=0):
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)).save(file)
 
 
+def in_train_and_test(own):
+    for part in ("train", "test"):
+        (own / part).mkdir()
+        for label in "ab":
+            shutil.copytree(own / label, own / part / label)
+    for label in "ab":
+        shutil.rmtree(own / label)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -193,6 +204,8 @@ def picture(file, shape=(8, 8), seed=0):
         (lambda own: picture(own / "b" / "wide.png", (8, 9)), "b/wide.png: is 9 x 8 pixels in 1 channel, and a/0.png"),
         (lambda own: picture(own / "b" / "red.png", (8, 8, 3)), "red.png: is 8 x 8 pixels in 3 channels"),
         (lambda own: picture(own / "c" / "1.png", seed=99), "too few images with the label c"),
+        (lambda own: picture(own / os.fsdecode(b"c\xff") / "1.png"), "c\\udcff/1.png': its name is not UTF-8"),
+        (in_train_and_test, "own has test, train, and not a folder for each class. Name one of them, as own/test"),
     ],
 )
 def test_images_that_do_not_fit_are_named(run_script, tmp_path, spoil, said):
@@ -202,6 +215,21 @@ def test_images_that_do_not_fit_are_named(run_script, tmp_path, spoil, said):
     code, _, errors = prepared(run_script, *of(path="own"))
     assert (code, errors.count("\n")) == (2, 1), errors
     assert said in errors
+
+
+def test_what_is_beside_images_in_their_folders_is_left_out_and_said(run_script, tmp_path):
+    own = tmp_path / "own"
+    for number in range(20):
+        picture(own / "ab"[number % 2] / f"{number}.png", seed=number)
+    (own / "a" / "._0.png").write_text("what macOS puts there")
+    picture(own / "a" / ".ipynb_checkpoints" / "0.png", seed=99)
+    picture(own / "a" / "__MACOSX" / "0.png", seed=98)
+    (own / "b" / "list.txt").write_text("no image")
+    (own / "c").mkdir()
+    code, printed, said = prepared(run_script, *of(path="own"))
+    assert code == 0, said
+    assert "own: 20 rows, 0 duplicates removed" in printed
+    assert "own/b: 1 files are no images by their ending: .txt\nown/c holds no image, and is no class" in printed
 
 
 def test_images_are_brought_to_one_size_where_that_is_asked_for(run_script, tmp_path):

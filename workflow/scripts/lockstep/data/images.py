@@ -25,7 +25,8 @@ from lockstep.files import hash_arrays, read_json, write_json
 
 PIXELS, LABELS, NAMES = "pixels.npy", "labels.npy", "names.npy"
 ABOUT = "images.json"  # of a prepared data set, and of a converted model: how pixels become numbers
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+DIVIDED = {"train", "training", "dev", "val", "valid", "validation", "test", "testing"}  # folders that are no classes
 PART = 1000  # so many images are worked on at a time
 IDX_BYTE = 0x08  # the type of an idx file's numbers: unsigned bytes
 
@@ -75,7 +76,7 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[I
     if data.embedded:
         name, images = "scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels)", _digits()
     elif data.path:
-        name, images = data.path, _folder(Path(data.path), data)
+        name, images = data.path, _folder(Path(data.path), data, notes)
     elif data.url:
         raise BadInput(
             "data.url: names one file. For images set data.mirrors and data.files, or data.path to a folder."
@@ -95,24 +96,45 @@ def _digits() -> Iterator[Image]:
         yield f"{number}", np.round(pixels * (255 / 16)).astype(np.uint8)[None], int(label), ""
 
 
-def _folder(folder: Path, data: Data) -> Iterator[Image]:
+def _folder(folder: Path, data: Data, notes: list[str]) -> Iterator[Image]:
     """A folder of idx files, or one with a folder of files for each class."""
     if not folder.is_dir():
         raise BadInput(
             f"data.path: {folder} is no folder. Name one of idx files, or with a folder for each class."
             f"{containers.outside(str(folder))}"
         )
-    idx = sorted(file for file in folder.iterdir() if "idx3" in file.name)
+    idx = sorted(file for file in folder.iterdir() if "idx3" in file.name and not _hidden(file, folder))
     if idx:
         yield from _idx(idx)
         return
-    classes = sorted(part for part in folder.iterdir() if part.is_dir() and not part.name.startswith("."))
+    classes = sorted(part for part in folder.iterdir() if part.is_dir() and not _hidden(part, folder))
     if not classes:
         raise BadInput(f"data.path: {folder} has neither idx files (*-images-idx3-ubyte) nor a folder for each class.")
+    if all(part.name.lower() in DIVIDED and any(inner.is_dir() for inner in part.iterdir()) for part in classes):
+        raise BadInput(
+            f"data.path: {folder} has {', '.join(part.name for part in classes)}, and not a folder for each class. Name"
+            f" one of them, as {classes[0]}; Lockstep divides it by data.splits."
+        )
     for part in classes:
-        for file in sorted(file for file in part.rglob("*") if file.suffix.lower() in ENDINGS):
+        inside = sorted(file for file in part.rglob("*") if not file.is_dir() and not _hidden(file, folder))
+        images = [file for file in inside if file.suffix.lower() in ENDINGS]
+        if len(images) < len(inside):
+            others = sorted({file.suffix or file.name for file in inside if file.suffix.lower() not in ENDINGS})
+            notes.append(
+                f"{part}: {len(inside) - len(images)} files are no images by their ending: {', '.join(others)}"
+            )
+        if not images:
+            notes.append(f"{part} holds no image, and is no class")
+        for file in images:
             name = str(file.relative_to(folder))
+            if sources.HALF.search(name):
+                raise BadInput(f"{str(file)!a}: its name is not UTF-8. Rename it, or its folder.")
             yield name, _decode(file, str(file), data), part.name, ""
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    """Whether a file below `folder` is what systems and editors put beside one's own: ._1.png, .ipynb_checkpoints."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in file.relative_to(folder).parts)
 
 
 def _idx(files: list[Path]) -> Iterator[Image]:
