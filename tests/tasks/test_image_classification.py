@@ -151,6 +151,10 @@ def damage(kind, folder):
         pixels.write_bytes(b"\0\0\x0d\3" + pixels.read_bytes()[4:])
     elif kind == "empty":
         pixels.write_bytes(b"")
+    elif kind == "only its beginning":
+        pixels.write_bytes(pixels.read_bytes()[:10])
+    elif kind == "no pixels":
+        pixels.write_bytes(idx(np.zeros((30, 0, 8), np.uint8)))
     elif kind == "half packed":
         pixels.with_suffix(".gz").write_bytes(gzip.compress(pixels.read_bytes())[:-9])
         pixels.unlink()
@@ -169,6 +173,8 @@ def damage(kind, folder):
         ("truncated", "says that it holds 30 x 8 x 8 bytes, which are 1,920, and has 1,915. It is truncated"),
         ("other type", "is no idx file of bytes in 3 dimensions: it begins with 00 00 0d 03, not 00 00 08 03"),
         ("empty", "is no idx file of bytes in 3 dimensions: it begins with nothing"),
+        ("only its beginning", "ends within its first 16 bytes, which say what it holds"),
+        ("no pixels", "its images have no pixels: 8 x 0"),
         ("half packed", "is no whole gzip file"),
         ("no labels", "t10k-labels-idx1-ubyte: is no file. Labels stand beside images"),
         ("fewer labels", "holds 30 images, and t10k-labels-idx1-ubyte 29 labels"),
@@ -238,6 +244,14 @@ def test_images_are_brought_to_one_size_where_that_is_asked_for(run_script, tmp_
     code, printed, said = prepared(run_script, *of(path="own", image_size=10))
     assert code == 0, said
     assert "images of 10 x 10 pixels" in printed
+
+
+def test_images_of_idx_files_are_brought_to_one_size_too(run_script, tmp_path):
+    (tmp_path / "own").mkdir()
+    write_idx(tmp_path / "own", "t10k", 30)
+    code, printed, said = prepared(run_script, *of(path="own", image_size=12))
+    assert code == 0, said
+    assert "images of 12 x 12 pixels" in printed
 
 
 def test_a_folder_without_images_says_what_is_looked_for(run_script, tmp_path):

@@ -74,7 +74,7 @@ class Images:
 def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[Image]]:
     """The source's name, and its images, at most `data.limit` of them. Raises BadInput."""
     if data.embedded:
-        name, images = "scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels)", _digits()
+        name, images = "scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels)", _digits(data)
     elif data.path:
         name, images = data.path, _folder(Path(data.path), data, notes)
     elif data.url:
@@ -82,18 +82,18 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[I
             "data.url: names one file. For images set data.mirrors and data.files, or data.path to a folder."
         )
     elif data.files:
-        name, images = " or ".join(data.mirrors), _idx(_fetched(data, downloads))
+        name, images = " or ".join(data.mirrors), _idx(_fetched(data, downloads), data)
     else:
         name, images = f"{data.hub}@{data.revision}", _hub(data)
     return name, itertools.islice(images, data.limit)
 
 
-def _digits() -> Iterator[Image]:
+def _digits(data: Data) -> Iterator[Image]:
     from sklearn.datasets import load_digits  # E. Alpaydin, C. Kaynak: UCI, 1998; values from 0 to 16
 
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True), 1):
-        yield f"{number}", np.round(pixels * (255 / 16)).astype(np.uint8)[None], int(label), ""
+        yield f"{number}", _grey(np.round(pixels * (255 / 16)).astype(np.uint8), data), int(label), ""
 
 
 def _folder(folder: Path, data: Data, notes: list[str]) -> Iterator[Image]:
@@ -105,7 +105,7 @@ def _folder(folder: Path, data: Data, notes: list[str]) -> Iterator[Image]:
         )
     idx = sorted(file for file in folder.iterdir() if "idx3" in file.name and not _hidden(file, folder))
     if idx:
-        yield from _idx(idx)
+        yield from _idx(idx, data)
         return
     classes = sorted(part for part in folder.iterdir() if part.is_dir() and not _hidden(part, folder))
     if not classes:
@@ -137,7 +137,7 @@ def _hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in file.relative_to(folder).parts)
 
 
-def _idx(files: list[Path]) -> Iterator[Image]:
+def _idx(files: list[Path], data: Data) -> Iterator[Image]:
     """Images and labels of idx files, those of the training set first. One beside a training set is its test set."""
     images = [file for file in files if "images" in file.name and "idx3" in file.name]
     if not images:
@@ -147,11 +147,22 @@ def _idx(files: list[Path]) -> Iterator[Image]:
         label_file = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
         fetched = {other.name: other for other in files}
         pixels, labels = read_idx(file, 3), read_idx(fetched.get(label_file.name, label_file), 1)
+        if not pixels[0:1].size and len(pixels):
+            raise BadInput(f"{file}: its images have no pixels: {pixels.shape[2]} x {pixels.shape[1]}. Fetch it again.")
         if len(pixels) != len(labels):
             raise BadInput(f"{file}: holds {len(pixels)} images, and {label_file.name} {len(labels)} labels.")
         part = ("train" if "train" in file.name else "test") if several else ""
         for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-            yield f"{file.name.split('-')[0]} {number}", image[None], int(label), part
+            yield f"{file.name.split('-')[0]} {number}", _grey(image, data), int(label), part
+
+
+def _grey(pixels: np.ndarray, data: Data) -> np.ndarray:
+    """uint8 [height, width] as an image, [1, height, width], of the size that is asked for."""
+    if data.image_size is None:
+        return pixels[None]
+    from PIL import Image as Picture
+
+    return _decode(Picture.fromarray(pixels), "", data)
 
 
 def read_idx(file: Path, dimensions: int) -> np.ndarray:
@@ -168,11 +179,13 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{file}: is no whole gzip file: {error}. Fetch it again.") from None
     header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes((0, 0, IDX_BYTE, dimensions)):
+    if content[:4] != bytes((0, 0, IDX_BYTE, dimensions)):
         raise BadInput(
             f"{file}: is no idx file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}: it begins with"
             f" {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
         )
+    if len(content) < header:
+        raise BadInput(f"{file}: ends within its first {header} bytes, which say what it holds. Fetch it again.")
     sizes = struct.unpack(f">{dimensions}I", content[4:header])
     expected = int(np.prod(sizes, dtype=object))
     if len(content) - header != expected:
