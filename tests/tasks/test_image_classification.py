@@ -194,6 +194,10 @@ def picture(file, shape=(8, 8), seed=0):
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)).save(file)
 
 
+def deep(file, kind, brightest):
+    Image.fromarray(np.linspace(0, brightest, 64).reshape(8, 8).astype(kind)).save(file)
+
+
 def in_train_and_test(own):
     for part in ("train", "test"):
         (own / part).mkdir()
@@ -211,6 +215,14 @@ def in_train_and_test(own):
         (lambda own: picture(own / "b" / "red.png", (8, 8, 3)), "red.png: is 8 x 8 pixels in 3 channels"),
         (lambda own: picture(own / "c" / "1.png", seed=99), "too few images with the label c"),
         (lambda own: picture(own / os.fsdecode(b"c\xff") / "1.png"), "c\\udcff/1.png': its name is not UTF-8"),
+        (
+            lambda own: deep(own / "b" / "x.tif", np.int32, 70000),
+            "x.tif: can't be decoded as an image: it has numbers fro",
+        ),
+        (
+            lambda own: deep(own / "b" / "x.tif", np.float32, 1),
+            "its pixels are fractions, of which nobody says what is",
+        ),
         (in_train_and_test, "own has test, train, and not a folder for each class. Name one of them, as own/test"),
     ],
 )
@@ -244,6 +256,13 @@ def test_images_are_brought_to_one_size_where_that_is_asked_for(run_script, tmp_
     code, printed, said = prepared(run_script, *of(path="own", image_size=10))
     assert code == 0, said
     assert "images of 10 x 10 pixels" in printed
+
+
+def test_images_of_16_bits_are_scaled_whatever_their_byte_order():
+    values = np.linspace(0, 65535, 64).reshape(8, 8).round().astype(np.uint16)
+    for mode, order in (("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")):
+        picture = Image.frombytes(mode, (8, 8), values.astype(order).tobytes())
+        assert np.array_equal(images._pixels(picture, "here", None, None)[0], (values / 257).round())
 
 
 def test_images_of_idx_files_are_brought_to_one_size_too(run_script, tmp_path):

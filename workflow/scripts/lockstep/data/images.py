@@ -28,6 +28,7 @@ ABOUT = "images.json"  # of a prepared data set, and of a converted model: how p
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 DIVIDED = {"train", "training", "dev", "val", "valid", "validation", "test", "testing"}  # folders that are no classes
 PART = 1000  # so many images are worked on at a time
+WHITE = 2**16 - 1  # of images of 16 bits
 IDX_BYTE = 0x08  # the type of an idx file's numbers: unsigned bytes
 
 Image = tuple[str, np.ndarray, object, str]
@@ -245,9 +246,14 @@ def _pixels(source, where: str, size: int | None, mode: str | None) -> np.ndarra
     try:
         picture = source if isinstance(source, Picture.Image) else Picture.open(source)
         picture = ImageOps.exif_transpose(picture)  # as its camera was held
-        mode = mode or ("L" if picture.mode in ("1", "L", "LA", "I", "I;16") else "RGB")
+        mode = mode or ("L" if picture.mode in ("1", "L", "LA") or picture.mode.startswith("I") else "RGB")
         if picture.mode.startswith("I"):  # 16 bits, which PIL would cut off instead of scaling
-            picture = Picture.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
+            values = np.asarray(picture)
+            if values.min() < 0 or values.max() > WHITE:
+                raise ValueError(f"it has numbers from {values.min()} to {values.max()}, and white is {WHITE}")
+            picture = Picture.fromarray((values / 257).round().astype(np.uint8))
+        if picture.mode == "F":  # which PIL would cut off to whole numbers
+            raise ValueError("its pixels are fractions, of which nobody says what is white")
         picture = picture.convert(mode)
         if size:
             picture = picture.resize((size, size), Picture.Resampling.BILINEAR)
