@@ -68,6 +68,18 @@ def test_the_page_s_model_is_trained(place):
     assert place.path("own/runs/single/n1/rep1/model/model.py").read_text() == place.path("my_model.py").read_text()
 
 
+SCORES = """from torch import nn
+
+def frozen(*sizes):
+    return nn.Linear(*sizes).requires_grad_(False)
+
+class MyModel(nn.Module):
+    def __init__(self):
+        super().__init__(); self.last = nn.Linear(64, 10)
+    def forward(self, pixel_values):
+        {first}
+        return self.last(pixel_values.flatten(1))
+"""
 WRONG = [
     ("import nothing_like_it\n", "can't be imported: line 1: ModuleNotFoundError"),
     ("import torch\n\nclass MyModel(torch.nn.Module)\n    pass\n", "can't be imported: line 3: SyntaxError"),
@@ -75,6 +87,7 @@ WRONG = [
         "import torch\n\nclass Other(torch.nn.Module):\n    pass\n",
         "has no class MyModel that is a torch.nn.Module; it has Oth",
     ),
+    ("import sys\n\nsys.exit(0)\n", "can't be imported: line 3: SystemExit: 0"),
     ("MyModel = 3\n", "has no class MyModel that is a torch.nn.Module; it has none"),
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def __init__(self, tokens): pass\n",
@@ -91,6 +104,21 @@ WRONG = [
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def forward(self, pixel_values): return pixel_values\n",
         r"returns \[1, 1, 8, 8\] for one sample, and must return the scores of 10 classes",
+    ),
+    (SCORES.format(first="raise KeyError('here')"), r"fails on a sample \(.*\): line 10: KeyError: 'here'"),
+    (SCORES.format(first="").replace("= nn.Linear", "= frozen"), "MyModel has no parameter to train"),
+    (
+        SCORES.format(first="")
+        + "    def get_extra_state(self): return 3\n    def set_extra_state(self, state): pass\n",
+        "its state's _extra_state is no dense tensor",
+    ),
+    (
+        SCORES.format(first="") + "\n    def loss(self, outputs, labels):\n        raise KeyError('here')\n",
+        "MyModel.loss fails: line 14: KeyError: 'here'",
+    ),
+    (
+        SCORES.format(first="") + "\n    def loss(self, outputs, labels):\n        return outputs.detach().sum()\n",
+        "the loss of MyModel depends on no parameter",
     ),
 ]
 
@@ -141,6 +169,16 @@ def test_parameters_that_no_step_uses_are_named_where_ranks_would_wait_for_them(
     assert "rows.ddp: the model's spare.weight (and 1 more) gets no gradient" in refused.stderr
     finished = launched(place, name, "ddp", "--set=rows.ddp.find_unused_parameters=true")
     assert finished.returncode == 0, finished.stderr
+
+
+def test_a_model_s_file_is_copied_as_it_is(place):
+    """As editors on Windows end lines, and in the encoding that its first line says."""
+    lines = ["# -*- coding: latin-1 -*-", "# caf\xe9", *place.path("my_model.py").read_text().splitlines()]
+    code = "\r\n".join([*lines, ""]).encode("latin-1")
+    place.path("elsewhere.py").write_bytes(code)
+    finished = prepared(place, "elsewhere.py:MyModel")
+    assert finished.returncode == 0, finished.stderr
+    assert place.path("own/data/weights/model.py").read_bytes() == code
 
 
 def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):

@@ -59,11 +59,11 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     try:
         model = cls(**arguments)
-    except Exception as error:  # of the user's own code: anything
+    except (Exception, SystemExit) as error:  # of the user's own code: anything
         raise BadInput(f"model.name: {name} can't be made: {_at(error, file)}") from None
     model.lockstep = {"class": name, "arguments": arguments}
     if file:
-        model.lockstep |= {"class": match["name"], "code": file.read_text(encoding="utf-8")}
+        model.lockstep |= {"class": match["name"], "code": file.read_bytes()}
     return model
 
 
@@ -76,9 +76,9 @@ def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...],
     try:
         with torch.no_grad():
             outputs = model.eval()(**inputs)
-    except Exception as error:  # of the user's own code: anything
+    except (Exception, SystemExit) as error:  # of the user's own code: anything
         given = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
-        raise BadInput(f"model.name: {name} fails on a sample ({given}): {_at(error, None)}") from None
+        raise BadInput(f"model.name: {name} fails on a sample ({given}): {where(error, model)}") from None
     model.train()
     scores = getattr(outputs, "logits", outputs)
     if not isinstance(scores, torch.Tensor) or scores.shape != shape:
@@ -87,6 +87,8 @@ def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...],
             f"model.name: {name} returns {returned} for one sample, and must return the scores of {what}:"
             f" a tensor {list(shape)}, or an object with one as its logits."
         )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput(f"model.name: {name} has no parameter to train. Leave requires_grad of some as it is.")
 
 
 def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
@@ -96,9 +98,12 @@ def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) 
         about["labels"] = labels
     code = about.pop("code", None)
     if code is not None:
-        (folder / CODE).write_text(code, encoding="utf-8")
-        about["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+        (folder / CODE).write_bytes(code)
+        about["code_sha256"] = hashlib.sha256(code).hexdigest()
     write_json(folder / ABOUT, about)
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise BadInput(f"model.name: {about['class']}: its state's {name} is no dense tensor, and can't be stored.")
     # Of each tensor a copy: safetensors takes none that share memory, as tied weights do.
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
@@ -109,8 +114,8 @@ def build(folder: Path) -> torch.nn.Module:
     about = read_json(folder / ABOUT)
     code = None
     if "code_sha256" in about:
-        code = (folder / CODE).read_text(encoding="utf-8")
-        if hashlib.sha256(code.encode()).hexdigest() != about["code_sha256"]:
+        code = (folder / CODE).read_bytes()
+        if hashlib.sha256(code).hexdigest() != about["code_sha256"]:
             raise BadInput(f"{folder / CODE} has changed since the model was stored. Prepare the data again.")
         if about["code_sha256"] not in _trusted():
             raise BadInput(
@@ -172,7 +177,7 @@ def _class(file: Path, name: str, where: str) -> type:
     sys.modules[module_name] = module  # as torch and pickle look a class up by it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # of the user's own code: anything
+    except (Exception, SystemExit) as error:  # of the user's own code: anything
         raise BadInput(f"{where}: {file} can't be imported: {_at(error, file)}") from None
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
@@ -186,7 +191,12 @@ def _class(file: Path, name: str, where: str) -> type:
     return cls
 
 
-def _at(error: Exception, file: Path | None) -> str:
+def where(error: BaseException, model: torch.nn.Module) -> str:
+    """The words of an error in the code of a model's class, with its line there."""
+    return _at(error, Path(inspect.getfile(type(model))))
+
+
+def _at(error: BaseException, file: Path | None) -> str:
     """An error's own words, with the line of `file` at which it was raised."""
     line = None
     if isinstance(error, SyntaxError):

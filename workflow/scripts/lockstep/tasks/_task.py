@@ -14,7 +14,7 @@ import torch
 from lockstep import paths
 from lockstep.config.sections import Predict, Train
 from lockstep.errors import BadInput, RunFailed
-from lockstep.model import models
+from lockstep.model import models, own
 
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
     from lockstep.config.configuration import Config
@@ -62,9 +62,18 @@ class Task:
         labels = inputs.pop("labels")
         model.eval()  # which draws no random number, and takes a single sample where there is batch normalisation
         try:
-            self.loss(model, model(**inputs), labels, torch.float32).backward()
+            loss = self.loss(model, model(**inputs), labels, torch.float32)
         except RunFailed as error:
             raise BadInput(f"model.name: {error}.") from None
+        except Exception as error:  # of the user's own code: anything
+            if not hasattr(model, "loss"):
+                raise
+            raise BadInput(f"model.name: {type(model).__name__}.loss fails: {own.where(error, model)}") from None
+        if not loss.requires_grad:
+            raise BadInput(
+                f"model.name: the loss of {type(model).__name__} depends on no parameter, so none is trained."
+            )
+        loss.backward()
         unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         model.zero_grad()
         model.train()
