@@ -101,7 +101,7 @@ def test_the_published_experiment_is_pinned():
 def test_strings_from_the_command_line_get_the_right_type():
     raw = {
         "data": {"limit": "600", "join_blanks": "false", "path": "null", "labels": "[a, b]", "splits": {"dev": "0.1"}},
-        "train": {"learning_rate": "1e-3", "warmup": "3"},
+        "train": {"learning_rate": "1e-3", "warmup": "3", "class_weights": "[1, 2]"},
         "hardware": {"processes": "2", "threads": "auto", "oversubscribe": "true"},
         "rows": {
             "ddp": {"strategy": "ddp", "global_batch": "32"},
@@ -112,6 +112,8 @@ def test_strings_from_the_command_line_get_the_right_type():
     assert (checked.data.limit, checked.data.join_blanks, checked.data.path) == (600, False, None)
     assert checked.data.labels == ["a", "b"]
     assert checked.train.learning_rate == 0.001
+    assert checked.train.class_weights == [1, 2]
+    assert reading.parse({"train": {"class_weights": "balanced"}}).train.class_weights == "balanced"
     assert (checked.hardware.processes, checked.hardware.threads) == (2, "auto")
     assert checked.rows["ddp"].train.global_batch == 32
     assert checked.rows["zero1"].options["stage"] == 1

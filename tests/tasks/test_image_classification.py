@@ -273,6 +273,15 @@ def test_images_of_idx_files_are_brought_to_one_size_too(run_script, tmp_path):
     assert "images of 12 x 12 pixels" in printed
 
 
+@pytest.mark.parametrize("numbers", ["[1, 2]", "[1, 2, 1, 2]"])
+def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
+    (tmp_path / "own").mkdir()
+    write_idx(tmp_path / "own", "t10k", 30)
+    code, _, errors = prepared(run_script, *of(path="own"), "--set", f"train.class_weights={numbers}")
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert f"train.class_weights: has {len(numbers) // 3} numbers, and the data has 3 labels; give one for" in errors
+
+
 def test_a_folder_without_images_says_what_is_looked_for(run_script, tmp_path):
     (tmp_path / "own").mkdir()
     code, _, errors = prepared(run_script, *of(path="own"))

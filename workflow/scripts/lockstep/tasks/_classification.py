@@ -27,7 +27,7 @@ class Task(_task.Task):
         if asked == "balanced":
             self.class_weights = len(samples) / (len(counts) * np.maximum(counts, 1))
         elif len(asked) < len(counts):
-            raise RunFailed(f"train.class_weights: has {len(asked)} numbers, and the data has {len(counts)} labels")
+            raise RunFailed(_wrong_weights(len(asked), len(counts)))
         else:
             self.class_weights = np.array(asked, dtype=np.float64)
         return self.class_weights[samples.labels]
@@ -41,6 +41,8 @@ class Task(_task.Task):
         if own is None:
             scores, weight = logits(outputs).to(dtype), None
             if self.class_weights is not None:
+                if len(self.class_weights) > scores.shape[1]:
+                    raise RunFailed(_wrong_weights(len(self.class_weights), scores.shape[1]))
                 weight = torch.zeros(scores.shape[1], dtype=dtype)
                 weight[: len(self.class_weights)] = torch.from_numpy(self.class_weights)
                 weight = weight.to(scores.device)
@@ -111,6 +113,10 @@ class Task(_task.Task):
         )
         write_json(folder / paths.TEST_REPORT, scores)
         return scores
+
+
+def _wrong_weights(given: int, labels: int) -> str:
+    return f"train.class_weights: has {given} numbers, and the data has {labels} labels; give one for each"
 
 
 def logits(outputs) -> torch.Tensor:

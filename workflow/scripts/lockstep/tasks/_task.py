@@ -62,9 +62,10 @@ class Task:
         labels = inputs.pop("labels")
         model.eval()  # which draws no random number, and takes a single sample where there is batch normalisation
         try:
+            self.weights(samples)
             loss = self.loss(model, model(**inputs), labels, torch.float32)
         except RunFailed as error:
-            raise BadInput(f"model.name: {error}.") from None
+            raise BadInput(f"{error}.") from None
         except Exception as error:  # of the user's own code: anything
             if not hasattr(model, "loss"):
                 raise
@@ -103,14 +104,15 @@ class Task:
             return None
         if self.train.class_weights is not None or self.train.label_smoothing:
             raise RunFailed(
-                f"{type(module).__name__} has a loss of its own, to which train.class_weights and label_smoothing mean"
-                " nothing; leave them out"
+                f"model.name: {type(module).__name__} has a loss of its own, to which train.class_weights and"
+                " label_smoothing mean nothing; leave them out"
             )
         loss = own(outputs, labels)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise RunFailed(
-                f"{type(module).__name__}.loss must return the mean loss of the batch, a scalar; not {shape}"
+                f"model.name: {type(module).__name__}.loss must return the mean loss of the batch, a scalar;"
+                f" not {shape}"
             )
         return loss
 
