@@ -99,8 +99,16 @@ def test_a_broken_row_is_named(tmp_path, name, content, message):
 
 def test_a_file_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "a.csv").write_bytes("text,label\n好,1\n".encode("gbk"))
-    with pytest.raises(BadInput, match=r"a\.csv: is not UTF-8"):
+    with pytest.raises(BadInput, match=r"a\.csv: is not UTF-8 text \(line 2\)"):
         read(tmp_path, path=str(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_bytes(b"text,label\n" + b"good,1\n" * 20000 + "好,1\n".encode("gbk"))
+    with pytest.raises(BadInput, match=r"a\.csv: is not UTF-8 text \(line 20002\)"):
+        read(tmp_path, path=str(tmp_path / "a.csv"))
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(BadInput, match=r"data\.path: .* is no file"):
+        read(tmp_path, path=str(tmp_path))
 
 
 def test_a_hub_dataset_is_read_by_the_datasets_library(tmp_path):

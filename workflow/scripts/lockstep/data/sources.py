@@ -102,6 +102,8 @@ def _column(row, column: str | int, position: int, key: str, where: str):
 
 
 def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, object]]:
+    if not file.is_file():
+        raise BadInput(f"data.path: {file} is no file. Name an existing one.{containers.outside(str(file))}")
     ending = Path(file.stem).suffix if packed(file) else file.suffix
     kind = ENDINGS.get(ending.lower()) if data.format == "auto" else data.format
     if kind is None:
@@ -110,15 +112,24 @@ def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, objec
         )
     if kind == "parquet" and packed(file):
         raise BadInput(f"data.path: {file} is a packed Parquet file. Unpack it: gunzip --keep {file}")
-    if not file.is_file():
-        raise BadInput(f"data.path: {file} is no file. Name an existing one.{containers.outside(str(file))}")
     reader = {"json": _json, "jsonl": _json_lines, "csv": _csv, "tsv": _csv, "parquet": _parquet, "text": _text}[kind]
     try:
         yield from reader(file, data, kind, notes)
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{file}: is not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is not UTF-8 text (line {_undecodable(file)}). Convert it to UTF-8.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{file}: is no whole gzip file: {error}. Fetch it again.") from None
+
+
+def _undecodable(file: Path) -> int:
+    """The number of a file's first line that is not UTF-8. A decoder tells a place in one of the file's parts only."""
+    with (gzip.open if packed(file) else open)(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 def packed(file: Path) -> bool:
