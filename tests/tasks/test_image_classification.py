@@ -282,6 +282,19 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
     assert f"train.class_weights: has {len(numbers) // 3} numbers, and the data has 3 labels; give one for" in errors
 
 
+def test_too_few_images_for_the_proof_are_not_said_to_be_too_few_for_a_batch(run_script, tmp_path):
+    (tmp_path / "own").mkdir()
+    write_idx(tmp_path / "own", "t10k", 30)
+    asked = (*of(path="own"), "--set", "train.global_batch=8", "--set", "profile.steps=0")
+    code, _, errors = prepared(run_script, *asked)
+    assert code == 0, errors
+    asked = ["--set", "task=image-classification", "--set", "data.labels=null", *asked]
+    code, printed, errors = run_script("plan", *asked)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert "the training split has only 24 samples, and the proof trains steps of 31" in errors
+    assert "bucketed-b8-e2-s42: 6 steps of 8" in printed  # the rows' plan is made all the same
+
+
 def test_a_folder_without_images_says_what_is_looked_for(run_script, tmp_path):
     (tmp_path / "own").mkdir()
     code, _, errors = prepared(run_script, *of(path="own"))

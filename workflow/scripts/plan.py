@@ -4,7 +4,7 @@ from lockstep import cli
 from lockstep.data import plan, prepared
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import data_folder, plan_file, plan_summary_file
+from lockstep.paths import PARITY, data_folder, plan_file, plan_summary_file
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -27,6 +27,11 @@ def main() -> None:
     for name, row in wanted.items():
         if arguments.plan in (None, name):
             train = row.train
+            if row.kind == PARITY and len(lengths) < train.global_batch:
+                raise BadInput(
+                    f"the training split has only {len(lengths)} samples, and the proof trains steps of"
+                    f" {train.global_batch}. Give more data, or train rows without it: launch.py."
+                )
             made = plan.make(
                 lengths,
                 global_batch=train.global_batch,
