@@ -282,6 +282,21 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
     assert f"train.class_weights: has {len(numbers) // 3} numbers, and the data has 3 labels; give one for" in errors
 
 
+@pytest.mark.parametrize(
+    ("same", "limit", "said"),
+    [
+        (True, "null", "each image with another label than a is equal to an earlier one, and left out"),
+        (False, 10, "all rows of the first 10 (data.limit) have the label a; at least two labels are needed"),
+    ],
+)
+def test_one_label_says_where_the_others_are(run_script, tmp_path, same, limit, said):
+    for number in range(20):
+        picture(tmp_path / "own" / "ab"[number // 10] / f"{number}.png", seed=number % 10 if same else number)
+    code, _, errors = prepared(run_script, *of(path="own", limit=limit))
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert said in errors
+
+
 def test_too_few_images_for_the_proof_are_not_said_to_be_too_few_for_a_batch(run_script, tmp_path):
     (tmp_path / "own").mkdir()
     write_idx(tmp_path / "own", "t10k", 30)

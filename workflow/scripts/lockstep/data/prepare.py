@@ -69,7 +69,13 @@ def divide(
     kept = np.sort(first)
     labels = data.labels or sorted({str(known[code]) for code in np.unique(codes[kept])})
     if len(labels) < 2:
-        raise BadInput(f"{source}: all rows have the label {labels[0]}; at least two labels are needed.")
+        if len(known) > 1 and not data.labels:
+            raise BadInput(
+                f"{source}: each {unit} with another label than {labels[0]} is equal to an earlier one, and left out."
+                " At least two labels are needed."
+            )
+        only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
+        raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
     number_of = np.full(len(known), -1)
     for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
         place = int(kept[at])
