@@ -167,6 +167,8 @@ def test_strings_from_the_command_line_get_the_right_type():
             {"data": {"labels": [True, False]}},
             "YAML reads a bare yes, no, on, off, true or false so; put it in quotes.",
         ),
+        ({"task": "image-classification", "model": {"name": "basicnett"}}, "weights. Did you mean basicnet?"),
+        ({"model": {"name": str(PROJECT / "Snakefile")}}, "Snakefile is a file. Name the class in it too"),
     ],
 )
 def test_a_mistake_is_named_with_what_to_do(raw, message):
