@@ -96,6 +96,16 @@ def test_every_token_but_a_documents_first_is_a_target_once(tokenizer):
     assert samples.targets.sum() == sum(map(len, wanted))
 
 
+def test_no_sequence_holds_the_last_token_alone(tokenizer):
+    """Nothing follows it, so that the mean over the targets of such a batch would be 0 / 0."""
+    rows = texts(9)
+    whole = packed(rows, tokenizer, 10_000)
+    length = next(length for length in range(3, 10_000) if len(whole.input_ids) % length == 1)
+    cut = packed(rows, tokenizer, length)
+    assert cut.targets.min() > 0
+    assert cut.targets.sum() == whole.targets.sum()
+
+
 def test_positions_begin_anew_in_each_document_and_sequence(tokenizer):
     samples = packed(texts(40), tokenizer, 16)
     batch = samples.batch(np.arange(len(samples)), 16)

@@ -195,6 +195,10 @@ def _packed(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
     positions = places - np.maximum(begins, places // max_length * max_length)
     lengths = np.full(-(-len(flat) // max_length), max_length)
     lengths[-1] = len(flat) - max_length * (len(lengths) - 1)
+    # Where a sequence begins with the end of the last document, nothing is learnt from it: the loss of a batch of it
+    # alone would be no number.
+    if lengths[-1] == 1 < len(lengths):
+        flat, labels, positions, lengths = flat[:-1], labels[:-1], positions[:-1], lengths[:-1]
     return {"input_ids": flat, "labels": labels, "positions": positions.astype(np.int32), "lengths": lengths}
 
 
