@@ -118,3 +118,12 @@ def test_an_excerpt_stands_for_the_whole_plan(batches, count, seed):
     assert (
         np.abs(np.sort(part.widths[3 : 3 + count]) - quantiles).max() <= np.diff(np.sort(whole.widths), prepend=0).max()
     )
+
+
+@pytest.mark.parametrize("size", [0, 1, 300])
+def test_a_plan_that_was_cut_off_is_one_message(tmp_path, size):
+    file = tmp_path / "plan.npz"
+    plan.make(np.arange(1, 100), global_batch=8, epochs=2, seed=1, batching="bucketed").save(file)
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(BadInput, match=r"plan\.npz: is damaged \(.+\)\. Remove it, and run plan\.py again\."):
+        plan.Plan.load(file)

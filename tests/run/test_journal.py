@@ -51,3 +51,14 @@ def test_only_a_run_in_a_results_folder_has_one(tmp_path):
     (tmp_path / "elsewhere" / "test").mkdir(parents=True)
     journal.note_test(tmp_path / "elsewhere")
     assert not list(tmp_path.rglob(paths.journal_file(tmp_path).name))
+
+
+def test_a_line_that_a_power_cut_left_unfinished_does_not_spoil_the_next(tmp_path, folder):
+    file = paths.journal_file(tmp_path)
+    file.write_bytes(file.read_bytes()[:-20])
+    journal.note(tmp_path, "run", folder, ("record.json",))
+    *_, cut, last = file.read_text().splitlines()
+    assert not cut.endswith("}")
+    assert last.startswith("{")
+    with pytest.raises(BadInput, match="line 2: is damaged"):
+        journal.read(tmp_path)

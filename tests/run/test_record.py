@@ -11,7 +11,7 @@ from jsonschema import ValidationError
 from lockstep import files, paths
 from lockstep.data import plan
 from lockstep.errors import RunFailed
-from lockstep.run import record
+from lockstep.run import record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_steps
 from lockstep.run.progress import RankFiles
 
@@ -102,3 +102,40 @@ def test_array_hashes_see_names_types_shapes_and_values():
     others = [{"b": np.arange(6)}, {"a": np.arange(6.0)}, {"a": np.arange(6).reshape(2, 3)}, {"a": np.arange(1, 7)}]
     assert len({files.hash_arrays(arrays) for arrays in [original, *others]}) == 5
     assert files.hash_arrays(original) == files.hash_arrays({"a": np.arange(6).copy()})
+
+
+def test_which_rank_failed_first_does_not_depend_on_a_clock_that_is_set(tmp_path, monkeypatch):
+    dates = iter([1000.0, 500.0])
+    monkeypatch.setattr("lockstep.run.progress.time.time", lambda: next(dates))
+    for rank in (1, 0):
+        RankFiles(tmp_path, rank).write_error(ValueError("wrong"), step=3)
+    assert [error["rank"] for error in record.read_errors(tmp_path)] == [1, 0]
+
+
+def test_a_full_disk_has_room_for_the_reason_once_what_was_being_written_is_gone(tmp_path):
+    for name in (".native.tmp", "saved/.step-00000005.tmp", "saved/step-00000005", "native"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / ".record.json.1.tmp").touch()  # somebody may be writing it now
+    files.remove_unfinished(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"saved", "saved/step-00000005", "native", ".record.json.1.tmp"}
+
+
+TORCHRUN = """\
+$ python -m torch.distributed.run --nproc-per-node 2 train.py
+Traceback (most recent call last):
+  File "run.py", line 949, in main
+torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (TORCHRUN, ": torch.distributed.DistNetworkError: The server socket has failed to listen: EADDRINUSE"),
+        ("$ python train.py\nError: \nError in the wording\n", ""),
+    ],
+)
+def test_why_a_launcher_did_not_start(tmp_path, log, said):
+    (tmp_path / "run.log").write_text(log)
+    assert runs.first_error(tmp_path / "run.log") == said

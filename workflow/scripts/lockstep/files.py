@@ -55,6 +55,22 @@ def atomic_folder(path: Path):
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove the folders that were being written in `folder`, or in one of its folders, when a program ended.
+
+    Their files are cut off first: the disk keeps room for what is still open, as PyTorch's writer is after it failed.
+    Not those that lie elsewhere too, under another name.
+    """
+    for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
+        if not left.is_dir():
+            continue
+        for file in left.rglob("*"):
+            with contextlib.suppress(OSError):
+                if file.is_file() and file.stat().st_nlink == 1:
+                    os.truncate(file, 0)
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def named_when_full(path: Path):
     """Say which file it was that found no room on the disk."""

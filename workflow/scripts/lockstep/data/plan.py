@@ -5,12 +5,13 @@ does the same work in the same order at any world size, and the ledgers can be h
 """
 
 import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_file, hash_arrays
 from lockstep.paths import lengths_file
 
@@ -72,8 +73,12 @@ class Plan:
 
     @staticmethod
     def load(path: Path) -> "Plan":
-        with np.load(path, allow_pickle=False) as arrays:
-            return Plan(**arrays)
+        """Raises BadInput where the file is none of a plan, as after it was cut off."""
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return Plan(**arrays)
+        except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise BadInput(f"{path}: is damaged ({brief(error)}). Remove it, and run plan.py again.") from None
 
 
 def save_lengths(data: Path, lengths: np.ndarray) -> None:

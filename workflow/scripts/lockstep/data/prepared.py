@@ -16,3 +16,23 @@ def require(results: Path) -> dict:
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
         raise BadInput(f"{gone[0]}{more} is gone or changed. {MAKE_DATA}")
     return about
+
+
+def stamps(results: Path) -> dict[Path, tuple[int, int] | None]:
+    """Of each file of prepared data its size and when it was last written to; None of one that is gone."""
+    about = paths.data_file(results)
+    names = read_json(about).get("files", {}) if about.is_file() else {}
+    return {file: _stamp(file) for file in (about, *(paths.data_folder(results) / name for name in names))}
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def changed(before: dict[Path, tuple[int, int] | None]) -> Path | None:
+    """A file that is not as `stamps` found it; None where all are."""
+    return next((file for file, stamp in before.items() if _stamp(file) != stamp), None)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lockstep.data.plan import Plan
+from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
 from lockstep.model.schedule import share_of_rate
 from lockstep.paths import PARITY
@@ -82,6 +83,18 @@ class Replay:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""
         self.losses[batch.step] += loss.detach()
         self.session.files.consume(batch.step, batch.ids)
+
+    def mean_losses(self) -> list[float]:
+        """The mean loss over each step's global batch. Called on every rank.
+
+        Raises RunFailed where one is no number.
+        """
+        losses = self.session.strategy.all_gather(self.losses).mean(dim=0).tolist()
+        wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
+        if wrong:
+            said = f"the loss is {losses[wrong - 1]} in step {wrong}"
+            raise RunFailed(f"{said}; lower train.learning_rate or set train.clip")
+        return losses
 
     def gradients_ready(self, step: int) -> None:
         """The step's gradients are complete, and not clipped yet.

@@ -44,8 +44,9 @@ class Resumption:
     def save(self, step: int) -> None:
         """Save the state after `step` steps. Called on every rank, outside of the timed window.
 
-        Raises RunStopped, after it is saved, where the run is asked to stop here.
+        Raises RunStopped, after it is saved, where the run is asked to stop here; RunFailed where a loss is no number.
         """
+        self.replay.mean_losses()  # raises where weights are no numbers: from such a state no run goes on
         strategy, clock = self.session.strategy, self.session.clock
         began, main = clock.now(), strategy.world.rank == 0
         final = paths.saved_state(self.session.folder, step)

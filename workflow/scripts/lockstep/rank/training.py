@@ -20,7 +20,7 @@ from lockstep.config.hardware import World
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
-from lockstep.files import read_json, write_json
+from lockstep.files import read_json, remove_unfinished, write_json
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer
 from lockstep.rank import checkpoint, environment, memory
@@ -68,7 +68,9 @@ def main(folder: Path) -> None:
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
-        files.write_error(error, int(progress.row[2]) if progress else 0)
+        remove_unfinished(folder)  # a full disk may have no room for the reason else
+        with contextlib.suppress(RunFailed):  # if it has none all the same
+            files.write_error(error, int(progress.row[2]) if progress else 0)
         print(f"rank {files.rank} failed:", file=sys.stderr)
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -133,7 +135,7 @@ def train(session: Session) -> None:
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
-            "losses": _losses(replay),
+            "losses": replay.mean_losses(),
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,
@@ -162,7 +164,7 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     if strategy.world.rank == 0:
         whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
         save_file(whole, folder / paths.FINAL_WEIGHTS)
-    summary = {"losses": _losses(replay), "gradient_norm": files.gradient_norm}
+    summary = {"losses": replay.mean_losses(), "gradient_norm": files.gradient_norm}
     files.write(summary, replay.session.clock.step_seconds())
 
 
@@ -203,12 +205,3 @@ def _train_steps(replay: Replay) -> None:
     strategy = replay.session.strategy
     with models.kept_wide() if strategy.precision == "fp64" else contextlib.nullcontext():
         strategy.train(replay)
-
-
-def _losses(replay: Replay) -> list[float]:
-    """The mean loss over each step's global batch. Called on every rank; raises RunFailed where one is no number."""
-    losses = replay.session.strategy.all_gather(replay.losses).mean(dim=0).tolist()
-    wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
-    if wrong:
-        raise RunFailed(f"the loss is {losses[wrong - 1]} in step {wrong}; lower train.learning_rate or set train.clip")
-    return losses

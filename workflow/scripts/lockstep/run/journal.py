@@ -6,6 +6,7 @@ written when it was made. Whoever rewrites the journal as well is not found out.
 
 import datetime
 import json
+import os
 from pathlib import Path
 
 from lockstep import paths
@@ -25,7 +26,9 @@ def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[s
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
         line["folder"] = folder.relative_to(results).as_posix()
         line["files"] = {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
-    with paths.journal_file(results).open("ab", buffering=0) as stream:  # in one piece, as two trials may end at once
+    with paths.journal_file(results).open("a+b", buffering=0) as stream:  # in one piece, as two trials may end at once
+        if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
+            stream.write(b"\n")  # the machine was switched off within the last line, which this one must not join
         stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 

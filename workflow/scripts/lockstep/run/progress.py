@@ -91,6 +91,7 @@ class RankFiles:
             paths.rank_error(self.folder, self.rank),
             {
                 "time": time.time(),
+                "at": time.perf_counter(),  # which of several was first must not depend on a clock that is set
                 "rank": self.rank,
                 "step": step,
                 "type": type(error).__name__,

@@ -21,7 +21,7 @@ def read_ranks(folder: Path, world_size: int) -> list[dict]:
 def read_errors(folder: Path) -> list[dict]:
     """What ranks said when they failed, the first one first."""
     every = rank_error(folder, "*")
-    return sorted((read_json(file) for file in every.parent.glob(every.name)), key=lambda error: error["time"])
+    return sorted((read_json(file) for file in every.parent.glob(every.name)), key=lambda error: error["at"])
 
 
 def write_events(path: Path, ranks: list[dict]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from lockstep.config.settings import Settings
 from lockstep.data import prepared
 from lockstep.data.plan import Plan, load_lengths
 from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
-from lockstep.files import hash_text, read_json, write_json
+from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
 from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
 from lockstep.run import journal, launchers, lifetime, live, record, saved, watcher
@@ -98,6 +99,9 @@ def _run(
     saved.remove(folder, but=state)
     if not state:
         shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
+    remove_unfinished(folder)
+    for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
+        left.unlink(missing_ok=True)
     (folder / paths.RANKS).mkdir()
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
@@ -121,12 +125,22 @@ def _run(
         "log": str(log),
         "notes": notes,
     }
+    data_before = prepared.stamps(results)
     try:
-        finished = _train(row, settings, folder, log, plan, results, [process["pid"] for process in others])
+        try:
+            finished = _train(row, settings, folder, log, plan, results, [process["pid"] for process in others])
+        finally:
+            if file := prepared.changed(data_before):
+                saved.remove(folder, but=state)
+                raise RunFailed(f"{file}: was changed or removed while the run trained on it; its states are removed")
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        _add_last_words(folder, log)
-        record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
+        remove_unfinished(folder)  # of which a full disk may have room for the reason
+        try:
+            _add_last_words(folder, log)
+            record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
+        except RunFailed as full:
+            reason = f"{reason}; {full}"
         kind = type(error) if isinstance(error, RunFailed) else RunSaved if isinstance(error, Saved) else RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
@@ -204,7 +218,11 @@ def _train(
 ) -> dict:
     command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
-    with log.open("w", encoding="utf-8") as stream, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+    with (
+        named_when_full(log),
+        log.open("w", encoding="utf-8") as stream,
+        tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
+    ):
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
         environment = _environment(row) | {"TMPDIR": scratch}
@@ -224,7 +242,8 @@ def _train(
             f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}"
         )
     if any(not paths.rank_summary(folder, rank).is_file() for rank in range(processes)):
-        raise RunFailed(f"the processes ended with exit code {outcome.exit_code} before they were done")
+        ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
+        raise RunFailed(ended + first_error(log))
     ledger = gather_ledger(folder, processes)
     check_ledger(ledger, plan)
     write_ledger(folder / paths.LEDGER, ledger)
@@ -271,11 +290,18 @@ def _add_last_words(folder: Path, log: Path) -> None:
     failed = [error["rank"] for error in record.read_errors(folder)]
     files = {int(file.stem): file for file in (folder / paths.RANKS).glob(paths.rank_log(folder, "*").name)}
     order = sorted(files.keys() - set(failed)) + [rank for rank in reversed(failed) if rank in files]
-    with log.open("a", encoding="utf-8") as stream:
+    with named_when_full(log), log.open("a", encoding="utf-8") as stream:
         for rank in order:
             lines = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
             if lines:
                 stream.write("\n".join([f"the last of {files[rank]}:", *lines, ""]))
+
+
+def first_error(log: Path) -> str:
+    """What the log of a run that never began names as its first error; empty where it names none."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
+    return f": {found[1][:300]}" if found else ""
 
 
 def _environment(row: Row) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from lockstep import nvml
+from lockstep.errors import no_room
 from lockstep.paths import SCRIPTS, WATCH
 
 INTERVAL = 1.0  # seconds
@@ -69,7 +70,12 @@ def main(folder: Path, numbers: list[int], known: list[int]) -> None:
                 "gpus": [nvml.state(number, handle) for number, handle in gpus.items()],
                 "others_on_gpus": strangers.on(gpus),
             }
-            print(json.dumps(sample), file=stream, flush=True)
+            try:
+                print(json.dumps(sample), file=stream, flush=True)
+            except OSError as error:
+                if no_room(error):
+                    os._exit(1)  # the run will say so; what is in the stream can't be written when it is closed either
+                raise
             before, began = now, at
 
 
