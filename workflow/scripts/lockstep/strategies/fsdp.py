@@ -14,6 +14,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -81,7 +82,8 @@ class Strategy(ddp.Strategy):
         # takes no tensor twice, as tied weights are.
         tied = models.tied_names(self.model)
         state = {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
-        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        with saying_why():
+            dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     def save_state(self, folder):
         state = {f"weights.{name}": weight for name, weight in self.model.named_parameters()}
@@ -89,7 +91,8 @@ class Strategy(ddp.Strategy):
             for key, tensor in self.optimizer.state[weight].items():
                 # PyTorch 2.13 reads no tensor back that has no dimension.
                 state[f"optimizer.{key}.{name}"] = tensor if tensor.ndim else tensor.reshape(1)
-        dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        with saying_why():
+            dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     def load_state(self, folder):
         reader = HuggingFaceStorageReader(str(folder))
@@ -104,7 +107,8 @@ class Strategy(ddp.Strategy):
                     self.optimizer.state[weight][key] = empty[0] if key == "step" else empty  # the same memory
         if missing := stored.keys() - state.keys():
             raise RunFailed(f"{folder}: holds {min(missing)}, which this model and optimizer do not have")
-        dcp.load(state, storage_reader=reader)
+        with saying_why():
+            dcp.load(state, storage_reader=reader)
 
     @staticmethod
     def to_state_dict(folder):
@@ -140,6 +144,15 @@ LOSSY = [
 REFUSED = [
     ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
 ]
+
+
+@contextlib.contextmanager
+def saying_why():
+    """Raise what the first rank that failed has raised: DCP's own exception names the numbers of such ranks only."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise error.failures[min(error.failures)][0] from None
 
 
 def layers(model, sample):
