@@ -137,8 +137,8 @@ def _run(
         reason = str(error) or "interrupted"
         remove_unfinished(folder)  # of which a full disk may have room for the reason
         try:
-            _add_last_words(folder, log)
             record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
+            _add_last_words(folder, log)
         except RunFailed as full:
             reason = f"{reason}; {full}"
         kind = type(error) if isinstance(error, RunFailed) else RunSaved if isinstance(error, Saved) else RunStopped
