@@ -82,6 +82,15 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path, how):
     assert outcome.seconds < 10
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_launcher_that_goes_on_after_a_rank_has_failed_is_not_waited_for(tmp_path, last):
+    """As where SIGTERM does not end a rank that waits for the others in C++: torchrun then waits for 30 seconds."""
+    fails = f"if rank == {last}: (folder / 'ranks' / f'{{rank}}.error.json').write_text('{{}}')"
+    outcome = supervise(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{fails}\ntime.sleep(600)")
+    assert outcome.reason == ""  # the rank has said it
+    assert outcome.seconds < 5 + 3 + 7
+
+
 def test_a_launcher_that_fails_at_once(tmp_path):
     outcome = supervise(tmp_path, "sys.exit(3)")
     assert outcome.exit_code == 3

@@ -28,6 +28,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 3  # between SIGTERM and SIGKILL
+LAUNCHER_SECONDS = (
+    5  # for a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30
+)
 STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
 LOG_EVERY = 0.1  # of all steps: how often the log gets a line
 
@@ -143,7 +146,7 @@ def supervise(
 
 
 def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile) -> str:
-    last_sum, last_change, dead, logged = -1, time.perf_counter(), [], 0
+    last_sum, last_change, dead, logged, failed = -1, time.perf_counter(), [], 0, None
     with tqdm(total=steps, unit="step", desc=paths.row_of(folder), leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
@@ -161,6 +164,11 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
                 log.write(f"step {step}/{steps}\n")
                 log.flush()
             dead = dead or _dead_ranks(progress, folder)
+            if failed is None and (dead or _failed_ranks(progress, folder)):
+                failed = now
+            if failed is not None and now - failed > LAUNCHER_SECONDS:
+                end_descendants()
+                break
             allowed = timeout if step else max(timeout, STARTUP_SECONDS)
             if now - last_change > allowed:
                 at = ", ".join(f"rank {rank} after step {row[2]}" for rank, row in enumerate(progress.table))
@@ -173,6 +181,11 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
         names = " and ".join(f"rank {rank}" for rank in dead)
         return f"{names} died after step {at} of {steps} without a word; killed, or out of memory?"
     return ""
+
+
+def _failed_ranks(progress: Progress, folder: Path) -> list[int]:
+    """Ranks that have said why they failed."""
+    return [rank for rank in range(len(progress.table)) if paths.rank_error(folder, rank).exists()]
 
 
 def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
