@@ -28,9 +28,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
 GRACE_SECONDS = 3  # between SIGTERM and SIGKILL
-LAUNCHER_SECONDS = (
-    5  # for a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30
-)
+# For a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30.
+LAUNCHER_SECONDS = 5
 STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
 LOG_EVERY = 0.1  # of all steps: how often the log gets a line
 

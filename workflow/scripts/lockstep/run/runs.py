@@ -272,7 +272,8 @@ def _told(folder: Path, settings: Settings, plan: Plan, log):
     def say(line: str) -> None:
         log.write(f"{line}\n")
         log.flush()
-        tqdm.write(f"{settings.row}: {line}")
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+            tqdm.write(f"{settings.row}: {line}")
 
     watched = live.Log(folder, settings, plan, say)
     try:
