@@ -314,7 +314,7 @@ PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
         (
             lambda file: (file.parent / "my.py").write_text("class Model: pass"),
             ["--set", "model.name=my.py:Model"],
-            "takes scratch, or a causal model of transformers'",
+            "my.py has no class Model that is a torch.nn.Module; it has none",
         ),
     ],
 )
