@@ -247,11 +247,6 @@ def test_contradictions_are_refused_by_name(row, message):
             {"schedule": "polynomial", "learning_rate": 1e-8},
             "rows.x.learning_rate: 1e-08 is no more than the",
         ),
-        (
-            {"checkpoint": "last"},
-            {"best": "loss"},
-            "rows.x.best: loss is for checkpoint: best, and the",
-        ),
         ({"best": "f1"}, {}, "train.best: 'f1' is not one of macro_f1, accuracy, loss"),
         ({"eval_samples": 0}, {}, "train.eval_samples: 0 is less than the minimum of 1"),
         ({"betas": [0.9]}, {}, "[0.9]"),

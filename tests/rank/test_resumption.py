@@ -303,6 +303,7 @@ def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
     there = two.parents[1] / "n3" / "rep1"
     record = json.loads((there / paths.RECORD).read_text())
     assert record["resumed"] in ([10], [15])
+    assert any("was prepared with another task" in note for note in record["notes"])  # by the dropout
     assert f"2 processes trained it up to step {record['resumed'][0]}" in record["notes"]
     assert record["losses"] == pytest.approx(ended(whole, row)[0]["losses"], abs=1e-5)
     with np.load(there / paths.LEDGER) as ledger:

@@ -41,7 +41,6 @@ TAKEN_BY = {
     "power": ("schedule", ("polynomial",)),
     "step_epochs": ("schedule", ("step",)),
     "gamma": ("schedule", ("step",)),
-    "best": ("checkpoint", ("best",)),
 }
 
 

@@ -88,6 +88,11 @@ def _run(
         config_hash=hash_text(json.dumps(config.source, sort_keys=True)),
     )
     notes: list[str] = []
+    if not paths.ready_file(results, config.data_key).is_file():
+        notes.append(
+            f"{data} was prepared with another task, data, model or train.seed than this configuration's; to train by"
+            " this one, run prepare.py and plan.py with it"
+        )
     state = saved.find(folder, settings, plan, notes.append)
     if resume and resume.resolve() != folder.resolve():
         state = max(filter(None, [state, saved.find_elsewhere(resume, settings, plan)]), key=lambda state: state.name)
