@@ -32,9 +32,16 @@ def settings_of(**train):
     return replace(settings, train=replace(settings.train, **train))
 
 
+def need_trackers() -> None:
+    """Skips where they are not installed, as in the images."""
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("mlflow")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of `ddp` that told both trackers; the folder of the run, and what was said."""
+    need_trackers()
     folder = tmp_path_factory.mktemp("live")
     (folder / "small.yaml").write_text(CONFIG)
     environment = {
@@ -100,6 +107,7 @@ def events(folder) -> list[tuple[int, str, float]]:
 
 
 def test_a_tracker_that_can_not_be_reached_costs_no_more_than_a_warning(tmp_path, monkeypatch):
+    need_trackers()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     folder, said = tmp_path / "a" / "n1" / "rep1", []
     both = trackers.Trackers(folder, settings_of(log_to=["mlflow", "tensorboard"]), said.append)
