@@ -122,6 +122,7 @@ class Resumption:
             "train_seconds": clock.seconds,
             "evaluation_seconds": clock.evaluation,
             "events": files.events,
+            "joules": session.meter.joules if session.meter else {},
             "dev": dev_split.history,
             "best": dev_split.kept.best if np.isfinite(dev_split.kept.best) else None,
             "began_at": self.began_at,
@@ -148,6 +149,8 @@ class Resumption:
         for ledger in ledgers:
             session.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
         session.files.events = plain["events"] + session.files.events
+        if session.meter:
+            session.meter.joules |= plain["joules"]
         session.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
         replay.dev_split.history = plain["dev"]
         if plain["best"] is not None:
