@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lockstep import paths
 from lockstep.config import containers, registry
 from tests.conftest import PROJECT, Workplace
 from tests.test_engines import answers
@@ -91,6 +92,8 @@ def run(place: Workplace, words: list[str]) -> None:
         check(finished, 0, 2)
         assert finished.returncode == 0 or "breaks the rules of a fair run" in finished.stderr  # a row that failed
     elif program in ("snakemake", "python"):
+        if "--resume" in rest:
+            leave_a_state(place)
         check(place.run(*words))
     elif words[:2] == ["docker", "compose"]:
         in_compose(place, rest[1:])
@@ -103,6 +106,14 @@ def run(place: Workplace, words: list[str]) -> None:
     else:
         assert program == "export"
         check(place.run("bash", "-c", shlex.join(words)))
+
+
+def leave_a_state(place: Workplace) -> None:
+    """As if a run of `ddp` had been interrupted after step 5 of 9."""
+    check(place.script("launch", "--row", "ddp", "--set", "train.checkpoint_every=5"))
+    last, before = paths.saved_states(place.path("results/runs/ddp/n2/rep1"))
+    shutil.rmtree(last)
+    assert before.is_dir()
 
 
 def in_compose(place: Workplace, words: list[str]) -> None:
