@@ -19,7 +19,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from lockstep import workflow
 from lockstep.config import reading
 from lockstep.data.plan import Plan
-from lockstep.files import write_json
+from lockstep.files import seal, write_json
 from tests.conftest import HOROVOD, PROFILED, Workplace
 
 ROWS = {"single": 1, "dataparallel": 1, "ddp": 2, "ddp_spawn": 2, "ddp_amp": 2}
@@ -198,7 +198,8 @@ def test_a_conversion_to_other_weights_is_caught(benchmark, tmp_path):
     run = tmp_path / "rep1"
     shutil.copytree(run_folder(benchmark, "ddp"), run)
     manifest = json.loads((run / "native" / "manifest.json").read_text())
-    (run / "native" / "manifest.json").write_text(json.dumps(manifest | {"weights": "0" * 64}))
+    (run / "native" / "manifest.json").unlink()
+    seal(run / "native", {"weights": "0" * 64, "tied": manifest["tied"]})
     finished = benchmark.script("convert", str(run))
     assert finished.returncode == 1
     assert "the converted weights differ from the live ones" in finished.stderr
