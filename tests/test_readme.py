@@ -8,6 +8,8 @@ import itertools
 import re
 import shlex
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,8 @@ def run(place: Workplace, words: list[str]) -> None:
         if "--resume" in rest:
             leave_a_state(place)
         check(place.run(*words))
+        if "--resume" in rest:
+            check(place.script("launch", "--row", "ddp"))
         if "launch.py" in rest[0]:  # which took away the test of the run before, and the report shows one
             check(place.script("evaluate", "results/runs/ddp/n2/rep1"))
     elif words[:2] == ["docker", "compose"]:
@@ -111,11 +115,13 @@ def run(place: Workplace, words: list[str]) -> None:
 
 
 def leave_a_state(place: Workplace) -> None:
-    """As if a run of `ddp` had been interrupted after step 5 of 9."""
-    check(place.script("launch", "--row", "ddp", "--set", "train.checkpoint_every=5"))
-    last, before = paths.saved_states(place.path("results/runs/ddp/n2/rep1"))
-    shutil.rmtree(last)
-    assert before.is_dir()
+    """As a run of `ddp` does that is killed once it has saved one."""
+    command = ["python", "workflow/scripts/launch.py", "--row", "ddp", "--set", "train.checkpoint_every=1"]
+    with subprocess.Popen(command, cwd=place.folder, env=place.environment()) as process:
+        while not paths.saved_states(place.path("results/runs/ddp/n2/rep1")):
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.kill()
 
 
 def in_compose(place: Workplace, words: list[str]) -> None:
