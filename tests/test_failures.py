@@ -198,3 +198,19 @@ def test_ctrl_c_while_snakemake_looks_what_to_do_is_a_word(fresh):
     code, said = interrupted(fresh, command, lambda process, said: "Building DAG of jobs" in said)
     assert code == -signal.SIGINT
     assert (said[-1], [line for line in said if "Traceback" in line]) == ("interrupted", [])
+
+
+def test_ctrl_c_while_an_event_loop_is_made_is_a_word(fresh):
+    """Python complains of what is half made, when it takes it away, after the last words of the program."""
+    program = """import sys
+sys.path.insert(0, "workflow/scripts")
+import asyncio.selector_events, lockstep
+
+def cut_off(loop):
+    raise KeyboardInterrupt
+
+asyncio.selector_events.BaseSelectorEventLoop._make_self_pipe = cut_off
+asyncio.new_event_loop()
+"""
+    finished = subprocess.run(["python", "-c", program], cwd=fresh.folder, env=fresh.environment(), capture_output=True)
+    assert (finished.returncode, finished.stderr.decode()) == (-signal.SIGINT, "interrupted\n")

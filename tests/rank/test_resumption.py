@@ -109,12 +109,22 @@ def wait_for_step(process: subprocess.Popen, results: Path, row: str, step: int)
 
 def kill(process: subprocess.Popen) -> None:
     """SIGKILL for the whole job at once."""
-    children = children_of(process)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     for child in children:
         if child.is_running():
             child.kill()
     process.communicate()
+
+
+def whole_and_killed(prepared: Path, row: str, *arguments: str) -> tuple[Path, Path]:
+    """The results of a run that nothing stopped, and of one that was killed after step 13."""
+    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
+    run(whole, "launch", "--row", row, *arguments)
+    process = begin(parted, row, *arguments)
+    wait_for_step(process, parted, row, 13)
+    kill(process)
+    return whole, parted
 
 
 def same(ours: tuple, theirs: tuple) -> None:
@@ -142,11 +152,7 @@ ROWS = (
 @pytest.mark.ci
 @pytest.mark.parametrize("row", [*ROWS, "bf16_weights", pytest.param("horovod", marks=NEED_HOROVOD)])
 def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
-    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
-    run(whole, "launch", "--row", row)
-    process = begin(parted, row)
-    wait_for_step(process, parted, row, 13)
-    kill(process)
+    whole, parted = whole_and_killed(prepared, row)
     assert "carries on from" in run(parted, "launch", "--row", row)
     same(ended(whole, row), ended(parted, row))
     record = ended(parted, row)[0]
@@ -158,11 +164,7 @@ def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
 
 
 def test_a_damaged_state_is_named_and_the_one_before_is_used(prepared):
-    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
-    run(whole, "launch", "--row", "single")
-    process = begin(parted, "single")
-    wait_for_step(process, parted, "single", 13)
-    kill(process)
+    whole, parted = whole_and_killed(prepared, "single")
     folder = folder_of(parted, "single")
     last, before = paths.saved_states(folder)[:2]
     file = last / "strategy" / "state.pt"
@@ -199,10 +201,6 @@ def test_every_flipped_byte_and_every_cut_is_noticed(prepared):
     assert verify(state, "")["step"] == 6
 
 
-def children_of(process: subprocess.Popen) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("row", ["ddp", "fsdp"])
@@ -227,11 +225,7 @@ def test_a_kill_while_it_saves_harms_no_state(row, prepared):
 
 def test_a_full_disk_while_it_saves_harms_no_state(prepared):
     """Files may have 400 kB: enough for all that a run writes, but not for its state."""
-    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
-    run(whole, "launch", "--row", "single")
-    process = begin(parted, "single")
-    wait_for_step(process, parted, "single", 13)
-    kill(process)
+    whole, parted = whole_and_killed(prepared, "single")
     folder = folder_of(parted, "single")
     before = [state.name for state in paths.saved_states(folder)]
     small = ["prlimit", "--fsize=400000", *command(parted, "launch", "--row", "single")]
@@ -292,11 +286,7 @@ WITHOUT_DROPOUT = ("--set", "model.dropout=0")
 @pytest.mark.parametrize("row", [*ANY_NUMBER, pytest.param("horovod", marks=NEED_HOROVOD)])
 def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
     """Two processes are killed, three go on: without dropout they come to the weights of an uninterrupted run."""
-    whole, parted = results_of(prepared, f"whole-{row}"), results_of(prepared, f"parted-{row}")
-    run(whole, "launch", "--row", row, *WITHOUT_DROPOUT)
-    process = begin(parted, row, *WITHOUT_DROPOUT)
-    wait_for_step(process, parted, row, 13)
-    kill(process)
+    whole, parted = whole_and_killed(prepared, row, *WITHOUT_DROPOUT)
     two = folder_of(parted, row)
     three = ("--row", row, *WITHOUT_DROPOUT, "--set", "hardware.processes=3", "--resume", str(two))
     assert "carries on from" in run(parted, "launch", *three)
@@ -380,11 +370,7 @@ training.main(Path(sys.argv[1]))
 def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
     """Negative controls: each is a failed run, or ends elsewhere."""
     row, before, after = FORGETTING[forgotten]
-    whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
-    run(whole, "launch", "--row", row)
-    process = begin(parted, row)
-    wait_for_step(process, parted, row, 13)
-    kill(process)
+    whole, parted = whole_and_killed(prepared, row)
     program = prepared / "forget.py"
     program.write_text(f"BEFORE, AFTER = {before!r}, {after!r}\n{FORGET}")
     folder = folder_of(parted, row)

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep import paths
 from lockstep.config import reading, tracking
+from lockstep.config.registry import Need
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
 from lockstep.run import live, trackers
@@ -33,9 +34,10 @@ def settings_of(**train):
 
 
 def need_trackers() -> None:
-    """Skips where they are not installed, as in the images."""
-    pytest.importorskip("tensorboardX")
-    pytest.importorskip("mlflow")
+    """Skips where they are not installed, as in the images, which leave them to those who want them."""
+    for need in tracking.NEEDS.values():
+        if need.installed is None:
+            pytest.skip(f"needs: {need.command}")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,8 @@ def test_what_is_not_there_is_refused_before_the_run(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(BadInput, match=r"rows.x.log_to: mlflow needs to know where to. Set MLFLOW_TRACKING_URI"):
         tracking.refuse(["mlflow"], "rows.x.log_to")
-    monkeypatch.setattr(tracking, "PACKAGES", {"tensorboard": ("no-such-package", "1.0")})
+    need = Need("no-such-package", "1.0", "pip install no-such-package==1.0", only={})
+    monkeypatch.setattr(tracking, "NEEDS", {"tensorboard": need})
     with pytest.raises(BadInput, match=r"which is not installed. Run: pip install no-such-package==1.0"):
         tracking.refuse(["tensorboard"], "rows.x.log_to")
 

@@ -26,7 +26,9 @@ def _say_interrupted(kind, error, traceback):
     """Ctrl-C ends a program with a word, also while it imports what it needs, and Snakemake while it plans its jobs."""
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
-        warnings.simplefilter("ignore", RuntimeWarning)  # that a coroutine, which was cut off, was never awaited
+        # What was cut off has no more to say: a coroutine that was never awaited, an event loop that was half made.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        sys.unraisablehook = lambda unraisable: None
     else:
         sys.__excepthook__(kind, error, traceback)
 

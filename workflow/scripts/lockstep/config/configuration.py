@@ -29,6 +29,8 @@ MISTAKES = {
 # With `repeats: auto`: the blocks that hold every row, how many there may be, and the width of an interval (its upper
 # end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
+# Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
+NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "log_every": 0}
 
 
 @dataclass(frozen=True)
@@ -128,24 +130,20 @@ class Config:
             learning_rate=TRIAL_RATE,
             schedule="constant",
             warmup=0,
-            eval_every=0,
-            checkpoint="last",
-            checkpoint_every=0,
-            log_every=0,
+            **NOTHING_BESIDES,
         )
         asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row, train=train, asked=asked, kind=PARITY)
 
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
-        train = replace(row.train, eval_every=0, checkpoint="last", checkpoint_every=0, log_every=0)
+        train = replace(row.train, **NOTHING_BESIDES)
         return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
     def tried(self, name: str, recipe: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
-        base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, eval_every=0, checkpoint="last")
-        base = replace(base, checkpoint_every=0, log_every=0)
+        base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
         row = read_row(name, recipe, Base(self.task, base, self.hardware), "tune")
         return replace(row, kind=TUNE)
 

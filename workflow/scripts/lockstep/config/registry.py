@@ -35,7 +35,7 @@ from lockstep.paths import STRATEGIES, TASKS
 
 @dataclass(frozen=True)
 class Need:
-    """A package that a strategy needs."""
+    """A package that something needs which not all rows have: a strategy, or where its figures go."""
 
     package: str
     version: str  # with which Lockstep was tested

@@ -161,7 +161,7 @@ class Resumption:
             buffer.copy_(tensors[f"buffer.{name}"])
         if not as_it_was:
             session.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
-            torch.manual_seed(_seed(session.train.seed, world.rank, replay.done))
+            torch.manual_seed(derived_seed(session.train.seed, world.rank, replay.done))
             return
         # Random states last: what is done before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]
@@ -178,7 +178,8 @@ def ranks_of(folder: Path) -> int:
     return len(list(folder.glob("rank-*.json")))
 
 
-def _seed(*numbers: int) -> int:
+def derived_seed(*numbers: int) -> int:
+    """A seed that is another one wherever one of `numbers` is."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 

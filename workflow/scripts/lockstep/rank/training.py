@@ -28,6 +28,7 @@ from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.energy import Meter
 from lockstep.rank.replay import Replay
+from lockstep.rank.resumption import derived_seed
 from lockstep.rank.session import Session
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
@@ -80,6 +81,7 @@ def main(folder: Path) -> None:
 
 
 def _introduce(world: World) -> None:
+    """Say who this rank is, in one piece: print would write the line's end by itself, and ranks share the log."""
     line = f"rank {world.rank} of {world.size}: local rank {world.local_rank} on {platform.node()}, {world.device}"
     print(f"{line}, process {os.getpid()}, {world.backend or 'no'} backend\n", end="", flush=True)
 
@@ -177,8 +179,7 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     # memory of which warnings were shown already.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
     # Dropout must differ from rank to rank.
-    seed = int(np.random.SeedSequence([session.train.seed, world.rank]).generate_state(1)[0])
-    torch.manual_seed(seed)
+    torch.manual_seed(derived_seed(session.train.seed, world.rank))
     models.keep_masks()
     model = models.load(data / paths.WEIGHTS, settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}

@@ -1,7 +1,7 @@
 """What a person watches while a run trains: a line every `train.log_every` steps, and the same for TensorBoard, MLflow.
 
-The main rank notes them in memory that it shares with its supervisor (rank/losses.py), without a
-system call; all that takes time, the supervisor does.
+The main rank notes them in memory that it shares with its supervisor (rank/losses.py), without a system call; all that
+takes time, the supervisor does.
 """
 
 import time

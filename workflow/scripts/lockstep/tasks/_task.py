@@ -99,15 +99,15 @@ class Task:
 
     def own_loss(self, module: torch.nn.Module, outputs, labels: torch.Tensor) -> torch.Tensor | None:
         """The mean loss of a batch by a model that brings its own, as a method `loss(outputs, labels)`; else None."""
-        own = getattr(module, "loss", None)
-        if own is None:
+        brought = getattr(module, "loss", None)
+        if brought is None:
             return None
         if self.train.class_weights is not None or self.train.label_smoothing:
             raise RunFailed(
                 f"model.name: {type(module).__name__} has a loss of its own, to which train.class_weights and"
                 " label_smoothing mean nothing; leave them out"
             )
-        loss = own(outputs, labels)
+        loss = brought(outputs, labels)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise RunFailed(
