@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.config import reading, registry, schema
 from lockstep.run import launchers
+from lockstep.run.nodes import Meeting
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies
@@ -54,9 +55,8 @@ def section(name: str) -> str:
 def command(name: str) -> str:
     row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
-        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder))
+        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Meeting("PORT"))
     text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
-    text = re.sub(r"(?<=port )\d+", "PORT", text)
     return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", text))
 
 

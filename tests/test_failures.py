@@ -43,7 +43,7 @@ def start(place: Workplace, row: str, *, steps: int = 20):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if (folder / "progress").exists():
-            table = np.fromfile(folder / "progress", dtype=np.int64).reshape(-1, 4)
+            table = np.fromfile(folder / "progress", dtype=np.int64).reshape(-1, 5)
             if len(table) and table[:, 2].min() >= steps:
                 return supervisor, [psutil.Process(int(pid)) for pid in table[:, 0]], folder
         time.sleep(0.05)

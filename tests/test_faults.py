@@ -162,7 +162,7 @@ class Run:
         self.began = time.monotonic()
 
     def ranks(self) -> list[psutil.Process]:
-        table = np.fromfile(self.folder / paths.PROGRESS, dtype=np.int64).reshape(-1, 4)
+        table = np.fromfile(self.folder / paths.PROGRESS, dtype=np.int64).reshape(-1, 5)
         return [psutil.Process(int(pid)) for pid in table[:, 0]]
 
     def states(self) -> list[Path]:

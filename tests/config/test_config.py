@@ -460,7 +460,7 @@ def accelerate_row(file, **changes):
         ({"distributed_type": "FSDP"}, "says distributed_type: 'FSDP', and the row trains with Distributed"),
         ({"distributed_type": "MULTI_CPU"}, "for which Accelerate starts processes by that name only, on a CPU too."),
         ({"compute_environment": "AMAZON_SAGEMAKER"}, "and the row trains on this machine. Set it to 'LOCAL_MACHINE'."),
-        ({"num_machines": 2}, "says num_machines: 2, and the row trains on this machine"),
+        ({"num_machines": 2}, "says num_machines: 2, and the row has 1"),
         ({"gpu_ids": "2,3"}, "says gpu_ids: '2,3', and the row's GPUs are chosen by hardware.gpus"),
         ({"distributed_type": None}, "does not say distributed_type"),
         ({"deepspeed_config": {"training_script": "other.py"}}, "says deepspeed_config, of which a row has nothing"),

@@ -22,7 +22,7 @@ from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
 from lockstep.proof import fairness
 from lockstep.report import summary
-from lockstep.run import runs
+from lockstep.run import node, runs
 from tests.conftest import PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -67,7 +67,7 @@ def main(folder):
         {
             "clock": clock | {"window": [began, now]},
             "memory": {"peak_mb": 10.0, "reserved_mb": 10.0, "proportional_mb": None},
-            "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank,
+            "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank, "node": 0,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
             "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0},
@@ -132,6 +132,7 @@ def test_every_strategy_says_how_many_processes_two_gpus_take(two_gpus, name):
 )
 def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts, monkeypatch, tmp_path, name):
     monkeypatch.setattr(runs, "SCRIPTS", scripts)
+    monkeypatch.setattr(node, "SCRIPTS", scripts)
     # DeepSpeed's own launcher counts GPUs for itself: tests/test_pretended_gpus.py shows it some.
     launcher = {"launcher": "torchrun"} if name == "deepspeed" else {}
     checked = parse(x={"strategy": name} | launcher)
@@ -182,6 +183,7 @@ def test_nccl_for_ranks_that_share_a_gpu_is_refused_before_they_start(two_gpus):
 def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, monkeypatch):
     """Efficiency is speed-up per device, and the peak that of all devices, whatever the number of processes."""
     monkeypatch.setattr(runs, "SCRIPTS", scripts)
+    monkeypatch.setattr(node, "SCRIPTS", scripts)
     monkeypatch.setattr(summary.metrics, "device_peak", lambda name, kind: 1e12)
     checked = parse(single={"strategy": "single"}, dataparallel={"strategy": "dataparallel"})
     for row in checked.rows.values():

@@ -100,7 +100,7 @@ def wait_for_step(process: subprocess.Popen, results: Path, row: str, step: int)
     while time.monotonic() < end and process.poll() is None:
         for file in results.glob(f"{paths.RUNS}/{row}/n*/rep1/{paths.PROGRESS}"):
             table = np.fromfile(file, dtype=np.int64)
-            ranks = table.reshape(-1, 4) if len(table) else np.zeros((1, 4))
+            ranks = table.reshape(-1, 5) if len(table) else np.zeros((1, 5))
             if ranks[:, 2].min() >= step and psutil.pid_exists(int(ranks[0, 0])):
                 return
         time.sleep(0.001)

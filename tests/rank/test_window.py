@@ -87,7 +87,7 @@ def session(benchmark, tmp_path) -> Session:
     torch.set_num_threads(row.hardware.threads)
     strategy = registry.load("single")(settings)
     strategy.start()
-    progress = Progress(tmp_path, 1)
+    progress = Progress(tmp_path, ranks=1)
     progress.begin(0)
     yield Session(
         strategy,

@@ -140,7 +140,7 @@ def launch(place: Workplace, row: str, *arguments: str, **options) -> subprocess
 def steps(folder: Path) -> np.ndarray:
     """Of each rank: process id, things done, steps done. Empty before there are any."""
     file = folder / "progress"
-    return np.fromfile(file, dtype=np.int64).reshape(-1, 4) if file.exists() else np.empty((0, 4), dtype=np.int64)
+    return np.fromfile(file, dtype=np.int64).reshape(-1, 5) if file.exists() else np.empty((0, 5), dtype=np.int64)
 
 
 def training(folder: Path, seconds: float = 300) -> list[psutil.Process]:

@@ -50,7 +50,7 @@ def supervise(tmp_path: Path, then: str, timeout: float = 60) -> processes.Outco
     command = [sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "rank.py"), str(folder)]
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     with (folder / "run.log").open("w") as log:
-        return processes.supervise(command, environment, folder, log, world_size=2, steps=10, timeout=timeout)
+        return processes.supervise(command, environment, folder, log, ranks=2, steps=10, timeout=timeout)
 
 
 @pytest.fixture(autouse=True)

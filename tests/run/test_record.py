@@ -11,7 +11,7 @@ from jsonschema import ValidationError
 from lockstep import files, paths
 from lockstep.data import plan
 from lockstep.errors import RunFailed
-from lockstep.run import record, runs
+from lockstep.run import record
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_steps
 from lockstep.run.progress import RankFiles
 
@@ -138,4 +138,4 @@ torch.distributed.DistNetworkError: The server socket has failed to listen: EADD
 )
 def test_why_a_launcher_did_not_start(tmp_path, log, said):
     (tmp_path / "run.log").write_text(log)
-    assert runs.first_error(tmp_path / "run.log") == said
+    assert record.first_error(tmp_path / "run.log") == said

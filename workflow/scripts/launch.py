@@ -1,15 +1,18 @@
 """Train one row of the table: start its processes, watch them, and write the run's record."""
 
+import shlex
+import sys
 from pathlib import Path
 
 from lockstep import cli
+from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
-from lockstep.run import runs
+from lockstep.run import following, node, nodes, runs
 
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--row", required=True, help="a name under rows in the configuration")
+    parser.add_argument("--row", help="a name under rows in the configuration")
     parser.add_argument("--repeat", type=int, default=1, help="which repetition this is, from 1")
     parser.add_argument("--profile", action="store_true", help="a few steps instead, to see where a step's time goes")
     parser.add_argument(
@@ -18,11 +21,30 @@ def main() -> None:
         metavar="FOLDER",
         help="go on from the latest state saved in this run's folder, whatever number of processes saved it",
     )
+    several = parser.add_argument_group("several machines (docs/several-machines.md)")
+    several.add_argument("--nodes", type=int, help="how many; short for --set hardware.nodes=N")
+    several.add_argument("--node-rank", type=int, help="which one this is, from 0; where srun starts it, it knows")
+    several.add_argument("--print", action="store_true", help="show what would be started on this machine, and end")
     arguments = parser.parse_args()
-    config = cli.configuration(arguments)
-    if arguments.row not in config.rows:
+    config = _configuration(arguments)
+    if arguments.row is None and not arguments.node_rank:
+        raise BadInput("--row: name a row. Only nodes other than the first serve whichever row that one trains.")
+    if arguments.row not in (None, *config.rows):
         raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
-    row = config.rows[arguments.row]
+    row = config.rows[arguments.row] if arguments.row else None
+    rank = nodes.node_rank(arguments.node_rank, row.asked.nodes if row else config.hardware.nodes)
+    if rank and row and row.hardware.nodes == 1:
+        raise BadInput(f"--node-rank {rank}: {row.name} trains on one machine, which is node 0.")
+    if arguments.print:
+        if row is None:
+            raise BadInput("--print: name a row, by --row.")
+        for number in range(row.hardware.nodes if row.hardware.nodes > 1 else 0):
+            print(f"# on node {number}\n{_typed(number)}")
+        print(f"# starts on node {rank}\n{node.show(row, arguments.results, arguments.repeat, rank)}")
+        return
+    if rank:
+        following.follow(config, arguments.results, rank, row)
+        return
     if arguments.profile and not config.profile.steps:
         raise BadInput("--profile: profile.steps is 0, which is none. Set it, as in --set profile.steps=8.")
     if arguments.profile:
@@ -34,6 +56,27 @@ def main() -> None:
         f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
         f" {record['throughput']['samples_per_second']:.0f} samples/s, final loss {record['losses'][-1]:.4f}"
     )
+
+
+def _typed(rank: int) -> str:
+    """This command for node `rank`, without --print."""
+    words = [word for word in sys.argv if word != "--print" and not word.startswith("--node-rank=")]
+    if "--node-rank" in words:
+        at = words.index("--node-rank")
+        del words[at : at + 2]
+    return shlex.join(["python", *words, "--node-rank", str(rank)])
+
+
+def _configuration(arguments) -> Config:
+    """The configuration with what --nodes, and a scheduler's environment, say of several machines."""
+    if arguments.nodes is not None:
+        arguments.set.append(f"hardware.nodes={arguments.nodes}")
+    config = cli.configuration(arguments)
+    endpoint = nodes.environment_endpoint()
+    if config.hardware.nodes > 1 and not config.hardware.endpoint and endpoint:
+        arguments.set.append(f"hardware.endpoint={endpoint}")
+        config = cli.configuration(arguments)
+    return config
 
 
 if __name__ == "__main__":

@@ -54,6 +54,16 @@ def decision_file(results: Path, block: int | str) -> Path:
     return results / "blocks" / f"{block}.json"
 
 
+def nodes_folder(results: Path) -> Path:
+    """Where the nodes of a run on several meet (run/nodes.py)."""
+    return results / "nodes"
+
+
+def node_file(results: Path, node: int) -> Path:
+    """What a node says of itself."""
+    return nodes_folder(results) / f"{node}.json"
+
+
 def predictions_file(results: Path) -> Path:
     """The same texts through every row's model."""
     return results / "predict" / "predictions.csv"
@@ -179,6 +189,7 @@ LOG = "run.log"
 PROGRESS = "progress"  # how far each rank is
 LIVE = "live"  # the main rank's losses, with `train.log_every`
 RANKS = "ranks"  # what each rank leaves
+NODES = "nodes"  # of a run on several: a folder for each but the first
 RENDEZVOUS = "rendezvous"  # where processes meet that torch.multiprocessing.spawn started
 ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
 # What it leaves:
@@ -206,6 +217,11 @@ FINAL_WEIGHTS = "weights.safetensors"
 # What a profiled run leaves besides:
 PROFILE = "profile.json"
 TRACE = "trace.json.gz"  # with `profile.trace`
+
+
+def node_folder(run: Path, node: int) -> Path:
+    """Where a node's supervisor keeps what is this node's: LOCK, LOG, PROGRESS and WATCH; the first one's in `run`."""
+    return run / NODES / str(node) if node else run
 
 
 def rank_summary(run: Path, rank: int | str) -> Path:

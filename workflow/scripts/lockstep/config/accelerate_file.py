@@ -15,7 +15,7 @@ from lockstep.files import hash_text
 
 # Keys that may be anything. Of others Accelerate takes whatever they hold for its own arguments, the script among them.
 FREE = ("debug", "use_cpu", "rdzv_backend", "same_network", "main_process_ip", "main_process_port", "downcast_bf16")
-FREE += ("main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
+FREE += ("machine_rank", "main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
 
 
 def digest(file: str) -> str | None:
@@ -55,8 +55,7 @@ def _wanted(hardware: Hardware, precision: str) -> dict[str, tuple]:
             " CPU too",
         ),
         "num_processes": (hardware.processes, f"the row has {hardware.processes}"),
-        "num_machines": (1, "the row trains on this machine"),
-        "machine_rank": (0, "the row trains on this machine"),
+        "num_machines": (hardware.nodes, f"the row has {hardware.nodes}"),
         "gpu_ids": ("all", "the row's GPUs are chosen by hardware.gpus"),
         "mixed_precision": ("no" if precision == "fp32" else precision, f"the row trains in {precision}"),
     }

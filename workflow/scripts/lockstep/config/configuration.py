@@ -132,7 +132,8 @@ class Config:
             warmup=0,
             **NOTHING_BESIDES,
         )
-        asked = replace(row.asked, processes=most, threads=row.hardware.threads, oversubscribe=True)
+        # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
+        asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row, train=train, asked=asked, kind=PARITY)
 
     def profiled(self, row: Row) -> Row:
@@ -144,7 +145,7 @@ class Config:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
         base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
-        row = read_row(name, recipe, Base(self.task, base, self.hardware), "tune")
+        row = read_row(name, recipe, Base(self.task, base, replace(self.hardware, nodes=1)), "tune")
         return replace(row, kind=TUNE)
 
     @property

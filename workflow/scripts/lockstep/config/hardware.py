@@ -38,9 +38,10 @@ VARIABLES = [
 class Hardware:
     """What one row runs on, with every `auto` resolved.
 
-    `devices` is how many train: GPUs, or on a CPU shares of its cores of `threads` threads each. `processes` is how
-    many ranks there are for them: one for each, unless the strategy drives all from one (strategies/__init__.py). With
-    `oversubscribe` several of them may be on one GPU: `gpu_count` is how many there are. It is 0 on a CPU.
+    `devices` is how many train, on all `nodes` together, each of which has as many: GPUs, or on a CPU shares of its
+    cores of `threads` threads each. `processes` is how many ranks there are for them: one for each, unless the strategy
+    drives all from one (strategies/__init__.py). With `oversubscribe` several of them may be on one GPU: `gpu_count` is
+    how many there are on a node. It is 0 on a CPU.
     """
 
     device: str
@@ -50,10 +51,19 @@ class Hardware:
     gpus: list[int] | None  # by the numbers of nvidia-smi, one for each device; None: the first that are visible
     threads: int
     nodes: int
+    interface: str | None
     backend: str
     port: int | str
     timeout: float
     oversubscribe: bool
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.processes // self.nodes
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.devices // self.nodes
 
 
 def busy_cores(hardware: dict) -> int:
@@ -61,7 +71,8 @@ def busy_cores(hardware: dict) -> int:
 
     On a GPU each process has one thread that launches kernels, whatever it may use besides.
     """
-    return hardware["processes"] * (hardware["threads"] if hardware["device"] == "cpu" else 1)
+    processes = hardware["processes"] // hardware["nodes"]
+    return processes * (hardware["threads"] if hardware["device"] == "cpu" else 1)
 
 
 def training_gpus(hardware: Hardware) -> list[int]:
@@ -181,8 +192,9 @@ def _built(kind: str) -> bool:
 
 
 def resolve(asked, row: str = "") -> Hardware:
-    """Replace every `auto` in the configuration's `hardware` section by what this machine has.
+    """Replace every `auto` in the configuration's `hardware` section by what this machine has, as each node has it.
 
+    `devices` and `processes` are one node's here, for all that a row knows whether it needs more than one.
     Raises BadInput where more is asked for than there is.
     """
     where = f"rows.{row}" if row else "hardware"
@@ -253,6 +265,7 @@ def resolve(asked, row: str = "") -> Hardware:
         gpus=chosen[:devices] if chosen else None,
         threads=threads,
         nodes=asked.nodes,
+        interface=asked.interface,
         backend=backend,
         port=asked.port,
         timeout=asked.timeout,

@@ -44,11 +44,16 @@ class Need:
 
     @property
     def installed(self) -> str | None:
-        """The version that is installed here, without a build's name; None where none is."""
-        try:
-            return importlib.metadata.version(self.package).split("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        """The version that is installed here; None where none is."""
+        return version(self.package)
+
+
+def version(package: str) -> str | None:
+    """The version of a package that is installed here, without a build's name; None where none is."""
+    try:
+        return importlib.metadata.version(package).split("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def names() -> list[str]:

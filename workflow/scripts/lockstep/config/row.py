@@ -80,9 +80,19 @@ class Row:
         if resolved.device in literals["ONE_PROCESS_ON"]:
             processes, devices = 1, min(devices, resolved.gpu_count or devices)  # one process sees each GPU once
         gpu_count = min(devices, resolved.gpu_count)
+        alone = resolved.device in (*literals["ONE_DEVICE_ON"], *literals["ONE_PROCESS_ON"])
+        nodes = 1 if alone else resolved.nodes
         threads = max(1, cpu_cores() // processes) if self.asked.threads == "all" else resolved.threads
         gpus = resolved.gpus[:gpu_count] if resolved.gpus else None
-        return replace(resolved, devices=devices, processes=processes, gpu_count=gpu_count, gpus=gpus, threads=threads)
+        return replace(
+            resolved,
+            devices=devices * nodes,
+            processes=processes * nodes,
+            gpu_count=gpu_count,
+            gpus=gpus,
+            threads=threads,
+            nodes=nodes,
+        )
 
     @property
     def precision(self) -> str:

@@ -105,6 +105,9 @@ class AskedHardware:
     mixed_gpus: bool
     threads: int | str
     nodes: int
+    hosts: list[str] | str | None
+    endpoint: str | None
+    interface: str | None
     backend: str
     port: int | str
     timeout: float

@@ -152,12 +152,13 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield "its training and its evaluation took longer than the whole run"
     if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work over its training time"
-    ranks = [rank["clock"] for rank in record.read_ranks(folder, run["asked"]["hardware"]["processes"])]
+    summaries = record.read_ranks(folder, run["asked"]["hardware"]["processes"])
+    ranks = [rank["clock"] for rank in summaries]
     if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
     if not run["watch"]["samples"] and seconds > 2:
         yield "nothing watched the machine beside it"
-    window = [min(rank["window"][0] for rank in ranks), max(rank["window"][1] for rank in ranks)]
+    window = record.window([rank for rank in summaries if rank.get("node", 0) == 0])
     cores, busy = read_json(folder / paths.ENVIRONMENT)["cores"], busy_cores(run["asked"]["hardware"])
     seen = watcher.judge(watcher.read(folder), window, cores, busy)
     if seen["samples"] != run["watch"]["samples"]:

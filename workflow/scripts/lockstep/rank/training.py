@@ -32,7 +32,7 @@ from lockstep.rank.resumption import derived_seed
 from lockstep.rank.session import Session
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
-from lockstep.run.progress import Progress, RankFiles
+from lockstep.run.progress import NODE, Progress, RankFiles
 
 
 def main(folder: Path) -> None:
@@ -42,9 +42,10 @@ def main(folder: Path) -> None:
     after all is done. So everything is written and flushed first, and what was written says how the run went.
     """
     die_with_parent()
-    lifetime.end_with_holder(folder)
+    files = RankFiles(folder, int(os.environ.get("RANK", 0)))
+    lifetime.end_with_holder(paths.node_folder(folder, files.node))
     signal.signal(signal.SIGTERM, _end)
-    code, files, progress = 1, RankFiles(folder, int(os.environ.get("RANK", 0))), None
+    code, progress = 1, None
     try:
         clock = Clock()
         settings = Settings.from_json(read_json(folder / paths.SETTINGS))
@@ -55,10 +56,12 @@ def main(folder: Path) -> None:
         world = strategy.start()
         clock.part("process_group")
         files.rank = world.rank
+        if NODE not in os.environ:  # started from another node, as Horovod does it
+            files.node = world.rank // settings.hardware.processes_per_node
         _introduce(world)
         if world.rank:
             _redirect(paths.rank_log(folder, world.rank))
-        progress = Progress(folder)
+        progress = Progress(folder, files.node)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
         train(Session(copy.copy(strategy), _task(settings), settings, folder, clock, files, progress))
@@ -133,6 +136,7 @@ def train(session: Session) -> None:
             "memory_by_gpu": session.gauge.by_gpu,
             "reserved_by_gpu": session.gauge.reserved_by_gpu,
             "local_rank": strategy.world.local_rank,
+            "node": files.node,
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},

@@ -272,7 +272,7 @@ def _warnings(summary: Summary) -> list[Text]:
 
 def _shares_gpus(asked: dict) -> bool:
     """Whether several ranks were on one GPU; results of earlier versions do not say `gpu_count`, and had none so."""
-    return 0 < asked.get("gpu_count", 0) < asked["processes"]
+    return 0 < asked.get("gpu_count", 0) < asked["processes"] // asked.get("nodes", 1)
 
 
 def mixed_conditions(runs: list[dict]) -> list[str]:

@@ -1,8 +1,9 @@
 """Launchers: the programs that start a run's ranks, as torchrun or DeepSpeed's own. A row's option `launcher` names it.
 
-Each is a function that returns its command, of the row's settings, the training script, and the run's folder, on which
-the script works; a strategy without that option is started as plain Python. What starts the launcher, and watches all
-below it, is the run's supervisor (processes.py). It needs neither PyTorch nor a framework, which take long to import.
+Each is a function that returns its command on one node, of the row's settings, the training script, the run's folder,
+on which the script works, and where the ranks of all nodes meet (nodes.py); a strategy without that option is started
+as plain Python. What starts the launcher, and watches all below it, is the node's supervisor (processes.py). It needs
+neither PyTorch nor a framework, which take long to import.
 """
 
 import sys
@@ -10,63 +11,81 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config.hardware import free_port, training_gpus
+from lockstep.config.hardware import training_gpus
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
-from lockstep.paths import ACCELERATE, RENDEZVOUS
+from lockstep.paths import ACCELERATE, RENDEZVOUS, node_folder
+from lockstep.run.nodes import Meeting
+
+FROM_ONE_NODE = ("horovodrun",)  # these start the ranks on all nodes, by ssh
 
 
-def command(settings: Settings, script: Path, folder: Path) -> list[str]:
+def command(settings: Settings, script: Path, folder: Path, meeting: Meeting) -> list[str]:
     """The command of the launcher that a row asks for."""
-    return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder)
+    return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder, meeting)
 
 
-def python(settings, script, folder):
+def python(settings, script, folder, meeting):
     return [sys.executable, str(script), str(folder)]
 
 
-def torchrun(settings, script, folder, module="torch.distributed.run"):
-    hardware = settings.hardware
-    processes = ["--nproc-per-node", str(hardware.processes), "--max-restarts", "0"]
-    address = ["--master-addr", "127.0.0.1", "--master-port", str(free_port(hardware.port))]
-    return [sys.executable, "-m", module, *processes, *address, str(script), str(folder)]
+def torchrun(settings, script, folder, meeting, module="torch.distributed.run"):
+    hardware, port = settings.hardware, str(meeting.port)
+    shape = ["--nproc-per-node", str(hardware.processes_per_node), "--max-restarts", "0"]
+    if hardware.nodes > 1:
+        shape += ["--nnodes", str(hardware.nodes)]
+    if settings.options.get("rendezvous") == "c10d":  # which numbers the nodes as they come
+        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting.address}:{port}"]
+        place += ["--rdzv-id", meeting.name or "lockstep", "--local-addr", meeting.own]
+    else:
+        number = ["--node-rank", str(meeting.node)] if hardware.nodes > 1 else []
+        place = [*number, "--master-addr", meeting.address, "--master-port", port]
+    return [sys.executable, "-m", module, *shape, *place, str(script), str(folder)]
 
 
-def launch(settings, script, folder):
+def launch(settings, script, folder, meeting):
     """What torchrun replaced; deprecated since PyTorch 1.9."""
-    return torchrun(settings, script, folder, "torch.distributed.launch")
+    return torchrun(settings, script, folder, meeting, "torch.distributed.launch")
 
 
-def spawn(settings, script, folder):
+def spawn(settings, script, folder, meeting):
     """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
-    meeting = (folder / RENDEZVOUS).absolute()
-    meeting.unlink(missing_ok=True)  # one left by a killed run would make this one fail
-    address = f"tcp://127.0.0.1:{free_port(settings.hardware.port)}"
-    if settings.options["rendezvous"] == "file":
-        address = f"file://{meeting}"
-    processes = str(settings.hardware.processes)
-    return [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder), address, processes]
+    hardware = settings.hardware
+    file = (folder / RENDEZVOUS).absolute()
+    if meeting.node == 0:
+        file.unlink(missing_ok=True)  # one left by a killed run would make this one fail
+    by_file = settings.options["rendezvous"] == "file"
+    address = f"file://{file}" if by_file else f"tcp://{meeting.address}:{meeting.port}"
+    ranks = [meeting.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
+    return [
+        *(sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)),
+        *(address, *map(str, ranks)),
+    ]
 
 
-def accelerate(settings, script, folder):
+def accelerate(settings, script, folder, meeting):
     hardware, own = settings.hardware, settings.options.get("config_file")
-    port = str(free_port(hardware.port))
     program = [sys.executable, "-m", "accelerate.commands.launch"]
+    file = node_folder(folder, meeting.node) / ACCELERATE
     if own:
         # A copy, which tells later what the run was started with.
-        file = (folder / ACCELERATE).with_suffix(Path(own).suffix)
+        file = file.with_suffix(Path(own).suffix)
         write_text(file, Path(own).read_text(encoding="utf-8"))
-        shape = ["--num_processes", str(hardware.processes), "--main_process_port", port]
+        shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(meeting.port)]
+        if hardware.nodes > 1:
+            shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(meeting.node)]
+            shape += ["--main_process_ip", meeting.address]
         return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
-    file = folder / ACCELERATE
     about = {
         "compute_environment": "LOCAL_MACHINE",
         # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
         "distributed_type": "MULTI_GPU",
         "num_processes": hardware.processes,
-        "num_machines": 1,
-        "main_process_ip": "127.0.0.1",
-        "main_process_port": int(port),
+        "num_machines": hardware.nodes,
+        "machine_rank": meeting.node,
+        "main_process_ip": meeting.address,
+        "main_process_port": meeting.port,
+        "rdzv_backend": "static",
         "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
         "dynamo_config": {"dynamo_backend": "NO"},
         "use_cpu": False,
@@ -75,21 +94,27 @@ def accelerate(settings, script, folder):
     return [*program, "--config_file", str(file), str(script), str(folder)]
 
 
-def deepspeed(settings, script, folder):
+def deepspeed(settings, script, folder, meeting):
     hardware = settings.hardware
     # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
     gpus = training_gpus(hardware)
-    devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
-    if not gpus:
+    if hardware.nodes > 1:
+        file = node_folder(folder, meeting.node) / "hosts"
+        write_text(file, "".join(f"{host} slots={hardware.processes_per_node}\n" for host in meeting.hosts))
+        devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(meeting.node)]
+    elif gpus:
+        devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
+    else:
         devices = ["--num_accelerators", str(hardware.processes)]
-    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port(hardware.port))]
+    address = ["--master_addr", meeting.address, "--master_port", str(meeting.port)]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 
 
-def horovodrun(settings, script, folder):
-    controller, processes = settings.options["controller"], str(settings.hardware.processes)
+def horovodrun(settings, script, folder, meeting):
+    hardware, controller = settings.hardware, settings.options["controller"]
     program = Path(sys.executable).with_name("horovodrun")
-    shape = [f"--{controller}", "-np", processes, "-H", f"localhost:{processes}", "--network-interface", "lo"]
+    hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in meeting.hosts)
+    shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts, "--network-interface", meeting.interface]
     # Its cache of what it found out about the hosts would be a file in the user's home.
     return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 

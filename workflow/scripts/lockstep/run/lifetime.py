@@ -98,7 +98,7 @@ def end_with_holder(folder: Path) -> None:
     def wait() -> None:
         with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as stream:
             if _holder(stream).get("pid") == supervisor:
-                fcntl.flock(stream, fcntl.LOCK_SH)
+                fcntl.flock(stream, fcntl.LOCK_SH)  # a network's file system may have none: then it is not ended so
             os.kill(os.getpid(), signal.SIGKILL)
 
     if supervisor := int(os.environ.get(SUPERVISOR, 0)):

@@ -6,8 +6,10 @@ supervisor (it is their "child subreaper", prctl(2)), and every process asks the
 dies. This process ends when the Snakemake that started it does (lifetime.py).
 """
 
+import collections
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -77,14 +79,18 @@ class StopRequest:
     """What SIGTERM does while the block runs: of a run that saves its state it asks for that; a second one ends it.
 
     The ranks must all end after the same step. They are a step apart at most, as each step's gradients are averaged, so
-    they are told of one that none can have begun.
+    they are told of one that none can have begun. Of several nodes the first one says which (nodes.py), and the others
+    hear of it a little later.
     """
 
     AHEAD = 3  # steps
+    HEARD_AFTER = 5.0  # seconds, on all nodes
 
-    def __init__(self, progress: Progress, saves: bool):
-        self.progress, self.saves = progress, saves
+    def __init__(self, progress: Progress, saves: bool, node: int, nodes: int):
+        self.progress, self.saves, self.node, self.nodes = progress, saves, node, nodes
+        self.asked = False  # by SIGTERM
         self.step = 0  # after which the ranks are to end
+        self.seen = collections.deque(maxlen=10)  # moments, and the steps that were done then
 
     def __enter__(self):
         self.previous = signal.signal(signal.SIGTERM, self._asked)
@@ -94,11 +100,27 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self.previous)
 
     def _asked(self, number, frame):
-        done = self.progress.table[:, 2]
-        if not self.saves or self.step or not done.min():
+        if not self.saves or self.asked or not self.progress.table[:, 2].min():
             raise Interrupted("the run was ended from outside (SIGTERM)")
-        self.step = int(done.max()) + self.AHEAD
-        self.progress.table[:, 3] = self.step
+        self.asked = True
+        if self.node == 0 and not self.step:
+            self.soon()
+
+    def note(self) -> None:
+        """Called again and again, to know how fast steps are done."""
+        self.seen.append((time.perf_counter(), int(self.progress.table[:, 2].max())))
+
+    def soon(self) -> None:
+        """End after the first step that no rank can have begun when it hears of this."""
+        ahead = self.AHEAD
+        if self.nodes > 1:
+            (began, first), (ended, last) = self.seen[0], self.seen[-1]
+            ahead += math.ceil((last - first) / max(ended - began, POLL_SECONDS) * self.HEARD_AFTER)
+        self.after(int(self.progress.table[:, 2].max()) + ahead)
+
+    def after(self, step: int) -> None:
+        self.step = step
+        self.progress.table[:, 3] = step
 
 
 def supervise(
@@ -106,21 +128,23 @@ def supervise(
     environment: dict,
     folder: Path,
     log,
-    world_size: int,
+    ranks: int,
     steps: int,
     timeout: float,
     saves: bool = False,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[StopRequest], None] = lambda request: None,
+    node: int = 0,
+    nodes: int = 1,
 ) -> Outcome:
     """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state is asked to by SIGTERM, and ends then. Output
-    goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
-    KeyboardInterrupt included, no process is left behind.
+    It starts the `ranks` of one of the `nodes`. `meanwhile` is called every POLL_SECONDS. A run that `saves` its state
+    is asked to by SIGTERM, and ends then. Output goes to `log`, an open file; on a terminal a progress bar is shown on
+    stderr. Whatever happens in here, KeyboardInterrupt included, no process is left behind.
     """
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    progress = Progress(folder, world_size)
-    with StopRequest(progress, saves) as request:
+    progress = Progress(folder, node, ranks)
+    with StopRequest(progress, saves, node, nodes) as request:
         started, process = time.perf_counter(), None
         try:
             with signals_wait():
@@ -133,7 +157,7 @@ def supervise(
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
-            reason = _watch(process, progress, folder, log, steps, timeout, meanwhile)
+            reason = _watch(process, progress, folder, log, steps, timeout, meanwhile, request)
             if request.step < steps and paths.saved_state(folder, request.step).is_dir():
                 raise Saved(f"ended from outside (SIGTERM); its state after step {request.step} is saved")
             return Outcome(process.wait(), reason, time.perf_counter() - started)
@@ -144,12 +168,13 @@ def supervise(
             reap_orphans()
 
 
-def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile) -> str:
+def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile, request) -> str:
     last_sum, last_change, dead, logged, failed = -1, time.perf_counter(), [], 0, None
     with tqdm(total=steps, unit="step", desc=paths.row_of(folder), leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            meanwhile()
+            request.note()
+            meanwhile(request)
             if lifetime.starter_is_gone():
                 raise Interrupted("Snakemake, which had started the run, was ended")
             now, done = time.perf_counter(), int(progress.table[:, 1].sum())
@@ -170,13 +195,15 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
                 break
             allowed = timeout if step else max(timeout, STARTUP_SECONDS)
             if now - last_change > allowed:
-                at = ", ".join(f"rank {rank} after step {row[2]}" for rank, row in enumerate(progress.table))
+                at = ", ".join(
+                    f"rank {row[4]} after step {row[2]}" if row[0] else "a rank not started" for row in progress.table
+                )
                 end_descendants()
                 return f"no progress for {allowed:g} s, so the run was ended as hung ({at} of {steps})"
     if process.returncode and not dead:
         dead = _dead_ranks(progress, folder)
     if dead:
-        at = int(progress.table[dead[0], 2])
+        at = max(int(row[2]) for row in progress.table if row[4] in dead)
         names = " and ".join(f"rank {rank}" for rank in dead)
         return f"{names} died after step {at} of {steps} without a word; killed, or out of memory?"
     return ""
@@ -184,14 +211,14 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
 
 def _failed_ranks(progress: Progress, folder: Path) -> list[int]:
     """Ranks that have said why they failed."""
-    return [rank for rank in range(len(progress.table)) if paths.rank_error(folder, rank).exists()]
+    return [rank for rank in progress.table[:, 4].tolist() if paths.rank_error(folder, rank).exists()]
 
 
 def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
     """Ranks that have begun, are gone, and left neither a result nor an error."""
     return [
         rank
-        for rank, (pid, *_) in enumerate(progress.table)
+        for pid, *_, rank in progress.table.tolist()
         if pid
         and not _alive(int(pid))
         and not any(file(folder, rank).exists() for file in (paths.rank_summary, paths.rank_error))

@@ -12,24 +12,29 @@ from lockstep.files import atomic_file, write_json
 
 # Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
 WARMUP_STEPS = 3
-LAUNCHED = "LOCKSTEP_LAUNCHED"  # environment variable: perf_counter at which the supervisor started the launcher
+# Environment variables: perf_counter at which the supervisor started the launcher; and the number of its node.
+LAUNCHED, NODE = "LOCKSTEP_LAUNCHED", "LOCKSTEP_NODE"
 
 
 class Progress:
     """How far each rank is, in memory that the supervisor shares: a rank writes a number, and no system call is made.
 
-    int64 [world size, 4]: process id, things done of any kind (so that standing still shows), steps done; and, for the
-    rank to read, after how many steps it is to save its state and end, 0 for never.
+    int64 [ranks on this node, 5]: process id, things done of any kind (so that standing still shows), steps done; for
+    the rank to read, after how many steps it is to save its state and end, 0 for never; and the rank.
     """
 
-    def __init__(self, folder: Path, world_size: int | None = None):
-        path = folder / paths.PROGRESS
-        if world_size:
-            np.zeros((world_size, 4), dtype=np.int64).tofile(path)
-        self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 4)
+    def __init__(self, folder: Path, node: int = 0, ranks: int | None = None):
+        path = paths.node_folder(folder, node) / paths.PROGRESS
+        if ranks:
+            np.zeros((ranks, 5), dtype=np.int64).tofile(path)
+        self.table = np.memmap(path, dtype=np.int64, mode="r+").reshape(-1, 5)
+        if ranks:
+            self.table[:, 4] = node * ranks + np.arange(ranks)
 
     def begin(self, rank: int) -> None:
-        self.row = self.table[rank]
+        """Whatever starts ranks, those of a node follow one another; but c10d numbers the nodes as they come."""
+        self.row = self.table[rank % len(self.table)]
+        self.row[4] = rank
         self.row[0] = os.getpid()
         self.alive()
 
@@ -55,6 +60,7 @@ class RankFiles:
 
     def __init__(self, folder: Path, rank: int):
         self.folder, self.rank = folder, rank
+        self.node = int(os.environ.get(NODE, 0))
         self.ids: list[np.ndarray] = []
         self.id_steps: list[int] = []
         self.events: list[dict] = []
@@ -93,6 +99,7 @@ class RankFiles:
                 "time": time.time(),
                 "at": time.perf_counter(),  # which of several was first must not depend on a clock that is set
                 "rank": self.rank,
+                "node": self.node,
                 "step": step,
                 "type": type(error).__name__,
                 "message": message.splitlines()[0][:300],

@@ -1,6 +1,7 @@
 """The record of a run: written by its schema, read again; and the events and errors of its ranks."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +20,35 @@ def read_ranks(folder: Path, world_size: int) -> list[dict]:
 
 
 def read_errors(folder: Path) -> list[dict]:
-    """What ranks said when they failed, the first one first."""
+    """What ranks said when they failed, the first one first; of several nodes by their clocks, which may be set."""
     every = rank_error(folder, "*")
-    return sorted((read_json(file) for file in every.parent.glob(every.name)), key=lambda error: error["at"])
+    errors = [read_json(file) for file in every.parent.glob(every.name)]
+    several = len({error["node"] for error in errors}) > 1
+    return sorted(errors, key=lambda error: error["time" if several else "at"])
+
+
+def read_written(folder: Path) -> list[dict]:
+    """What those ranks wrote that came to their end, in order of their numbers."""
+    every = rank_summary(folder, "*")
+    files = [file for file in every.parent.glob(every.name) if file.stem.isdecimal()]
+    return [read_json(file) for file in sorted(files, key=lambda file: int(file.stem))]
+
+
+def window(ranks: list[dict]) -> list[float]:
+    """From when to when these ranks, all of one node, were timed: by its perf_counter, in seconds."""
+    windows = [rank["clock"]["window"] for rank in ranks]
+    return [min(begin for begin, _ in windows), max(end for _, end in windows)]
+
+
+def say_error(error: dict, steps: int) -> str:
+    return f"rank {error['rank']}, after step {error['step']} of {steps}: {error['type']}: {error['message']}"
+
+
+def first_error(log: Path) -> str:
+    """What the log of a run that never began names as its first error; empty where it names none."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
+    return f": {found[1][:300]}" if found else ""
 
 
 def write_events(path: Path, ranks: list[dict]) -> None:

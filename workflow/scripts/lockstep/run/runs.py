@@ -3,11 +3,8 @@
 import contextlib
 import datetime
 import json
-import os
-import re
 import shutil
 import sys
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from tqdm import tqdm
 
 from lockstep import nvml, paths
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, selection, training_gpus
+from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, training_gpus
 from lockstep.config.row import Row
 from lockstep.config.settings import Settings
 from lockstep.data import prepared
@@ -24,14 +21,14 @@ from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
 from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
-from lockstep.run import journal, launchers, lifetime, live, record, saved, watcher
+from lockstep.run import journal, launchers, lifetime, live, node, nodes, record, saved, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
-from lockstep.run.processes import Interrupted, Saved, supervise
+from lockstep.run.processes import Interrupted, Saved
 
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
-    *(paths.LIVE, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
+    *(paths.LIVE, paths.NODES, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
     *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 
@@ -56,9 +53,9 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refuse_to_start(row)
     refuse_unused_parameters(row, about.get("unused_parameters", []))
     disturbed: list[dict] = []
-    with lifetime.hold(folder):
+    with lifetime.hold(folder), nodes.leading(results, row, repeat) as lead:
         while True:
-            finished = _run(config, row, repeat, results, plan, disturbed, resume)
+            finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
             reasons = finished["watch"]["disturbed"]
             # One that was carried on is no measurement, however often it is repeated.
             if row.kind != paths.RUNS or not reasons or finished["resumed"] or len(disturbed) == config.retries:
@@ -77,8 +74,10 @@ def _run(
     plan: Plan,
     disturbed_before: list[dict],
     resume: Path | None,
+    lead: nodes.Lead | None,
 ) -> dict:
     folder, data = results / row.folder(repeat), data_folder(results)
+    meeting = lead.meet() if lead else nodes.alone(row)
     settings = replace(
         row.settings(),
         data=str(data),
@@ -133,7 +132,8 @@ def _run(
     data_before = prepared.stamps(results)
     try:
         try:
-            finished = _train(row, settings, folder, log, plan, results, [process["pid"] for process in others])
+            strangers = [process["pid"] for process in others]
+            finished = _train(row, settings, folder, plan, results, meeting, lead, strangers)
         finally:
             if file := prepared.changed(data_before):
                 saved.remove(folder, but=state)
@@ -219,36 +219,45 @@ def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
 
 
 def _train(
-    row: Row, settings: Settings, folder: Path, log: Path, plan: Plan, results: Path, strangers: list[int]
+    row: Row,
+    settings: Settings,
+    folder: Path,
+    plan: Plan,
+    results: Path,
+    meeting: nodes.Meeting,
+    lead: nodes.Lead | None,
+    strangers: list[int],
 ) -> dict:
-    command, processes = launchers.command(row.settings(), SCRIPTS / "train.py", folder), row.hardware.processes
-    # Launchers leave files in the temporary folder, so they get one that goes when they do.
-    with (
-        named_when_full(log),
-        log.open("w", encoding="utf-8") as stream,
-        tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
-    ):
-        stream.write(f"$ {' '.join(command)}\n")
-        stream.flush()
-        environment = _environment(row) | {"TMPDIR": scratch}
-        with watcher.beside(folder, training_gpus(row.hardware), strangers):
-            timeout, saves = row.hardware.timeout, bool(row.train.checkpoint_every)
-            with _told(folder, settings, plan, stream) as meanwhile:
-                outcome = supervise(
-                    command, environment, folder, stream, processes, plan.steps, timeout, saves, meanwhile
-                )
-    if outcome.reason:
-        raise RunFailed(outcome.reason)
+    command = launchers.command(row.settings(), SCRIPTS / "train.py", folder, meeting)
+
+    @contextlib.contextmanager
+    def meanwhile(log):
+        with _told(folder, settings, plan, log) as tell:
+
+            def call(request) -> None:
+                tell()
+                if lead:
+                    lead.meanwhile(request)
+
+            yield call
+
+    if lead:
+        lead.begin()
+    outcome = node.train(row, folder, command, meeting, plan.steps, strangers, meanwhile)
+    processes = row.hardware.processes
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
     errors = record.read_errors(folder)
+    missing = any(not paths.rank_summary(folder, rank).is_file() for rank in range(row.hardware.processes_per_node))
+    if lead and (outcome.reason or errors or missing) and (reason := lead.first_reason()):
+        raise RunFailed(reason)
+    if outcome.reason:
+        raise RunFailed(outcome.reason)
     if errors:
-        first = errors[0]
-        raise RunFailed(
-            f"rank {first['rank']}, after step {first['step']} of {plan.steps}: {first['type']}: {first['message']}"
-        )
+        raise RunFailed(record.say_error(errors[0], plan.steps))
+    told = lead.gather() if lead else []
     if any(not paths.rank_summary(folder, rank).is_file() for rank in range(processes)):
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
-        raise RunFailed(ended + first_error(log))
+        raise RunFailed(ended + record.first_error(folder / paths.LOG))
     ledger = gather_ledger(folder, processes)
     check_ledger(ledger, plan)
     write_ledger(folder / paths.LEDGER, ledger)
@@ -258,13 +267,19 @@ def _train(
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
         raise RunFailed(f"a rank started from other weights than those in {data_folder(results) / paths.WEIGHTS}")
     record.write_events(folder / paths.EVENTS, ranks)
-    window = [min(rank["clock"]["window"][0] for rank in ranks), max(rank["clock"]["window"][1] for rank in ranks)]
+    window = record.window([rank for rank in ranks if rank["node"] == 0])
     watch = watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware)))
+    for number, said in enumerate(told, 1):
+        reasons = said["watch"]["disturbed"] if said["watch"] else []
+        watch["disturbed"] += [f"node {number} ({said['about']['host']}): {reason}" for reason in reasons]
     summary = _summary(ranks, plan, results)
     if summary["resumed"]:
         steps = " and ".join(str(step) for step in summary["resumed"])
         watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
-    return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary
+    if any(said["watch"] is None for said in told):
+        summary["notes"].append("nothing watched the other machines: its launcher starts their ranks from the first")
+    about = {"nodes": lead.nodes} if lead else {}
+    return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary | about
 
 
 @contextlib.contextmanager
@@ -303,37 +318,6 @@ def _add_last_words(folder: Path, log: Path) -> None:
                 stream.write("\n".join([f"the last of {files[rank]}:", *lines, ""]))
 
 
-def first_error(log: Path) -> str:
-    """What the log of a run that never began names as its first error; empty where it names none."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
-    return f": {found[1][:300]}" if found else ""
-
-
-def _environment(row: Row) -> dict[str, str]:
-    """The variables that every process of a run gets. Launchers would set threads each in their own way."""
-    threads = str(row.hardware.threads)
-    environment = os.environ | {
-        # Programs that frameworks call, as DeepSpeed does ninja: another one would compile anew what set-up compiled.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(SCRIPTS),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-    environment |= selection(row.hardware.gpus)
-    if row.hardware.nodes == 1:  # talk over loopback, whatever the host's name resolves to
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
-    return environment
-
-
 def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     clocks = [rank["clock"] for rank in ranks]
     largest = {
@@ -343,10 +327,9 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     about = read_json(data_file(results))
     work = metrics.work(plan, load_lengths(data_folder(results)), metrics.Shape(**about["shape"]))
     seconds = largest["train_seconds"]
-    by_gpu = [rank["memory_by_gpu"] for rank in ranks]
     return {
         "settings": ranks[0]["settings"],
-        "notes": ranks[0]["notes"] + (_strays(ranks) if by_gpu[1:] else []),
+        "notes": ranks[0]["notes"] + (_strays(ranks) if len(ranks) > 1 else []),
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
@@ -369,8 +352,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         },
         "evaluation": _evaluation(ranks[0]["dev"], largest.get("evaluation_seconds", 0.0)),
         "memory": _total([rank["memory"] for rank in ranks]),
-        "memory_by_gpu": _sums(by_gpu),
-        "reserved_by_gpu": _sums([rank["reserved_by_gpu"] for rank in ranks]),
+        "memory_by_gpu": _by_gpu(ranks, "memory_by_gpu"),
+        "reserved_by_gpu": _by_gpu(ranks, "reserved_by_gpu"),
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
@@ -393,9 +376,13 @@ def _total(ranks: list[dict]) -> dict:
     return totals
 
 
-def _sums(by_gpu: list[list[float]]) -> list[float]:
-    """What all ranks together had on each GPU, of what each had on each."""
-    return [round(sum(gpu), 1) for gpu in zip(*by_gpu, strict=True)]
+def _by_gpu(ranks: list[dict], kind: str) -> list[float]:
+    """What all ranks together had on each GPU of each node, of what each had on each of its own."""
+    sums = []
+    for number in sorted({rank["node"] for rank in ranks}):
+        theirs = [rank[kind] for rank in ranks if rank["node"] == number]
+        sums += [round(sum(gpu), 1) for gpu in zip(*theirs, strict=True)]
+    return sums
 
 
 def _strays(ranks: list[dict]) -> list[str]:

@@ -68,6 +68,12 @@ OPTIONS = {
         "default": "torchrun",
         "description": "torchrun, or the deprecated torch.distributed.launch",
     },
+    "rendezvous": {
+        "enum": ["static", "c10d"],
+        "default": "static",
+        "description": "how torchrun's agents on several machines find each other: by fixed numbers, or through c10d's"
+        " store, which numbers them as they come",
+    },
     "gradient_as_bucket_view": {
         "type": "boolean",
         "default": True,

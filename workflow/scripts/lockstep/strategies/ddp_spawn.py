@@ -1,9 +1,10 @@
 """ddp_spawn: DistributedDataParallel whose launcher is torch.multiprocessing.spawn, a function of Python's.
 
-The processes find each other through a shared file, or through a TCP port of this machine (`rendezvous: tcp`).
+The processes find each other through a shared file, or through a TCP port of the first machine (`rendezvous: tcp`).
 
 Advantages: starts from plain Python, as in a notebook or a larger program.
-Limits: one machine; every process imports the program anew; no restart, and threads must be set by hand.
+Limits: on each machine the program must be told which ranks are its own; every process imports the program anew; no
+restart, and threads must be set by hand.
 On a CPU: as ddp.
 """
 
@@ -36,13 +37,14 @@ OPTIONS = {
 }
 
 
-def process(rank: int, script: str, folder: str, address: str, world_size: int) -> None:
-    """One rank: the same script that other launchers start."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "RENDEZVOUS": address}
+def process(local_rank: int, script: str, folder: str, address: str, first: int, world_size: int) -> None:
+    """One rank: the same script that other launchers start. `first` is the first rank on this machine."""
+    os.environ |= {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
+    os.environ["RENDEZVOUS"] = address
     sys.argv = [script, folder]
     runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
-    *arguments, world_size = sys.argv[1:]
-    torch.multiprocessing.spawn(process, args=(*arguments, int(world_size)), nprocs=int(world_size))
+    *arguments, first, here, world_size = sys.argv[1:]
+    torch.multiprocessing.spawn(process, args=(*arguments, int(first), int(world_size)), nprocs=int(here))

@@ -27,11 +27,14 @@ class Strategy(ddp.Strategy):
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
         hardware = self.hardware
         if gpus := hardware.gpu_count:  # each rank's by name: told a number, Fabric wants a GPU for each
-            options["parallel_devices"] = [torch.device("cuda", rank % gpus) for rank in range(hardware.devices)]
+            options["parallel_devices"] = [
+                torch.device("cuda", rank % gpus) for rank in range(hardware.devices_per_node)
+            ]
         timeout = timedelta(seconds=hardware.timeout)
         self.fabric = Fabric(
             accelerator=hardware.device,
-            devices=gpus or hardware.devices,
+            devices=gpus or hardware.devices_per_node,
+            num_nodes=hardware.nodes,
             strategy=DDPStrategy(process_group_backend=hardware.backend, timeout=timeout, **options),
             precision=PRECISION[self.precision],
         )

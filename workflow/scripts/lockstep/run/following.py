@@ -1,0 +1,180 @@
+"""The nodes that do not lead (nodes.py): they wait for node 0's call, train their share, and end as it says."""
+
+import contextlib
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep import nvml, paths
+from lockstep.config.configuration import Config
+from lockstep.config.hardware import busy_cores, cpu_cores, training_gpus
+from lockstep.config.row import Row
+from lockstep.data.plan import Plan
+from lockstep.errors import BadInput, RunFailed, RunSaved
+from lockstep.paths import SCRIPTS
+from lockstep.run import launchers, lifetime, node, nodes, record, watcher
+from lockstep.run.processes import Interrupted
+from lockstep.run.progress import Progress
+
+
+def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None:
+    """Serve node 0 as node `rank`: in one run of the row that is `wanted`, or in every one, until this is ended.
+
+    Raises what node 0 ends with: BadInput, RunFailed or RunSaved.
+    """
+    own = paths.nodes_folder(results) / str(rank)
+    with lifetime.hold(own):  # two nodes of one number would both take its place
+        word, lead = nodes.Word(results, rank), nodes.Other(results, 0)
+        answered: list[str] = []
+        while True:
+            called = _await_call(lead, word, answered, config.hardware.timeout if wanted else None)
+            answered.append(called["call"])
+            row = _row(config, called["run"])
+            if row is None or (wanted and row.name != wanted.name) or rank >= called["run"]["nodes"]:
+                _refuse(word, called, wanted, rank, config)
+            else:
+                _answer(word, row, results, called)
+                _take_part(word, lead, row, results, rank)
+            ended = _await_end(word, lead, called["call"])
+            if ended is None:  # it calls again: the run was disturbed, and is repeated
+                continue
+            if wanted:
+                _end(ended)
+                return
+            print(f"{called['run']['row']}: {ended['reason'] or 'done'}", flush=True)
+
+
+def _await_call(lead: nodes.Other, word: nodes.Word, answered: list[str], patience: float | None) -> dict:
+    """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
+    first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
+    while True:
+        said = lead.read()
+        if said.get("phase") == nodes.CALLING and said["call"] not in answered and said["beat"] != first:
+            return said
+        if patience and time.monotonic() > deadline:
+            raise BadInput(
+                f"node 0 did not call within {patience:g} s (hardware.timeout). Start launch.py there with --node-rank"
+                f" 0 and the same --results, in a folder that all nodes share: {word.file.parent.parent.resolve()}"
+            )
+        time.sleep(nodes.POLL)
+
+
+def _row(config: Config, run: dict) -> Row | None:
+    """The row of a call, as this node's configuration has it; None where it has none of that name."""
+    if run["row"] not in config.rows:
+        return None
+    row = config.rows[run["row"]]
+    return config.profiled(row) if run["kind"] == paths.PROFILED else config.repetition(row, run["repeat"])
+
+
+def _refuse(word: nodes.Word, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
+    known = wanted.name if wanted else ", ".join(config.rows)
+    why = f"node {rank} was started for {known}, and node 0 for {called['run']['row']}. Name the same row on both."
+    if rank >= called["run"]["nodes"]:
+        why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
+    word.said = {}
+    word.say(phase=nodes.FAILED, call=called["call"], reason=why, about={"time": time.time()})
+
+
+def _answer(word: nodes.Word, row: Row, results: Path, called: dict) -> None:
+    """Say what this node knows of itself, and whether it reaches node 0."""
+    reason, at, interface = "", "", ""
+    try:
+        at, interface = nodes.reach(*called["endpoint"], row.asked.interface)
+    except BadInput as error:
+        reason = str(error)
+    if row.unavailable:
+        reason = reason or f"rows.{row.name} on node {word.node}: {row.unavailable}."
+    word.said = {}
+    about = nodes.describe(row, results, at, interface)
+    word.say(phase=nodes.FAILED if reason else nodes.READY, call=called["call"], reason=reason, about=about)
+
+
+def _take_part(word: nodes.Word, lead: nodes.Other, row: Row, results: Path, rank: int) -> None:
+    """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
+    if word.said["phase"] == nodes.FAILED:
+        return
+    call = word.said["call"]
+    while (said := lead.read()).get("phase") == nodes.CALLING and said["call"] == call:
+        word.beat()
+        if lead.silent:
+            return
+        time.sleep(nodes.POLL)
+    if said["call"] != call or said["phase"] != nodes.TRAINING:
+        return
+    folder = Path(said["run"]["folder"])
+    own = word.said["about"]
+    hosts = nodes.host_names(row, said["nodes"])
+    meeting = nodes.Meeting(
+        said["endpoint"][1], said["endpoint"][0], rank, own["address"], own["interface"], hosts, call
+    )
+    word.say(phase=nodes.TRAINING)
+    paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
+    if row.options.get("launcher") in launchers.FROM_ONE_NODE:
+        Progress(folder, rank, row.hardware.processes_per_node)
+        word.say(phase=nodes.DONE, watch=None)
+        return
+    try:
+        watch = _train(word, lead, row, results, folder, meeting)
+        word.say(phase=nodes.DONE, watch=watch)
+    except (Interrupted, RunFailed) as error:
+        word.say(phase=nodes.FAILED, reason=str(error))
+    except BaseException as error:
+        word.say(phase=nodes.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
+        raise
+
+
+def _train(word, lead, row: Row, results: Path, folder: Path, meeting: nodes.Meeting) -> dict:
+    """Train this node's ranks, and say what else used this machine meanwhile."""
+    place = paths.node_folder(folder, meeting.node)
+    plan = Plan.load(paths.plan_file(results, row.plan_name))
+    command = launchers.command(row.settings(), SCRIPTS / "train.py", folder, meeting)
+    strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
+
+    @contextlib.contextmanager
+    def listening(log):
+        def listen(request) -> None:
+            word.beat()
+            said = lead.read()
+            if lead.silent:
+                raise Interrupted(f"node 0 has not been heard of for {nodes.SILENCE:g} s")
+            if said["call"] != meeting.name or said["phase"] == nodes.OVER:
+                raise Interrupted(f"node 0 ended the run: {said.get('reason', '')}")
+            if said.get("stop_after"):
+                request.after(said["stop_after"])
+            if request.asked and not word.said.get("asked_to_stop"):
+                word.say(asked_to_stop=True)
+
+        yield listen
+
+    with lifetime.hold(place):
+        outcome = node.train(row, folder, command, meeting, plan.steps, strangers, listening)
+    if outcome.reason:
+        raise RunFailed(outcome.reason)
+    if errors := record.read_errors(folder):
+        raise RunFailed(record.say_error(errors[0], plan.steps))
+    ranks = [summary for summary in record.read_written(folder) if summary["node"] == meeting.node]
+    if len(ranks) < row.hardware.processes_per_node:
+        ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
+        raise RunFailed(ended + record.first_error(place / paths.LOG))
+    return watcher.judge(watcher.read(place), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
+
+
+def _await_end(word: nodes.Word, lead: nodes.Other, call: str) -> dict | None:
+    """What node 0 ends the run with; None where it calls once more."""
+    while True:
+        said = lead.read()
+        if said["call"] != call:
+            return None
+        if said["phase"] == nodes.OVER:
+            return said
+        if lead.silent:
+            return {"code": 1, "reason": f"node 0 has not been heard of for {nodes.SILENCE:g} s"}
+        word.beat()
+        time.sleep(nodes.POLL)
+
+
+def _end(ended: dict) -> None:
+    kinds = {2: BadInput, 143: RunSaved}
+    if ended["code"]:
+        raise kinds.get(ended["code"], RunFailed)(ended["reason"])

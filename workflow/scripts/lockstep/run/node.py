@@ -1,0 +1,106 @@
+"""What each node does of a run: it starts the launcher of its own ranks, and watches them and the machine."""
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config.hardware import selection, training_gpus
+from lockstep.config.row import Row
+from lockstep.files import named_when_full
+from lockstep.paths import SCRIPTS
+from lockstep.run import launchers, nodes, watcher
+from lockstep.run.launchers import FROM_ONE_NODE
+from lockstep.run.nodes import Meeting
+from lockstep.run.processes import Outcome, supervise
+from lockstep.run.progress import NODE
+
+# By which schedulers, and launchers that this process may run under, tell a program which rank it is: its own launchers
+# tell its ranks.
+OF_OUTSIDE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def train(
+    row: Row,
+    folder: Path,
+    command: list[str],
+    meeting: Meeting,
+    steps: int,
+    strangers: list[int] = (),
+    meanwhile: Callable = lambda log: contextlib.nullcontext(lambda request: None),
+) -> Outcome:
+    """Run `command`, this node's launcher, until it ends; its output goes to this node's run.log.
+
+    `meanwhile(log)` is a context whose value is called again and again, with processes.StopRequest.
+    """
+    place = paths.node_folder(folder, meeting.node)
+    log = place / paths.LOG
+    # Launchers leave files in the temporary folder, so they get one that goes when they do.
+    with (
+        named_when_full(log),
+        log.open("w", encoding="utf-8") as stream,
+        tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
+    ):
+        stream.write(f"$ {' '.join(command)}\n")
+        stream.flush()
+        environment = _environment(row, meeting) | {"TMPDIR": scratch}
+        processes, timeout = row.hardware.processes_per_node, row.hardware.timeout
+        saves = bool(row.train.checkpoint_every)
+        with watcher.beside(place, training_gpus(row.hardware), strangers), meanwhile(stream) as called:
+            return supervise(
+                *(command, environment, folder, stream, processes, steps, timeout, saves, called),
+                node=meeting.node,
+                nodes=row.hardware.nodes,
+            )
+
+
+def show(row: Row, results: Path, repeat: int, rank: int) -> str:
+    """What node `rank` starts, with the variables that it sets, as a command for a shell.
+
+    What is known only when the nodes meet is in capitals.
+    """
+    hardware, folder = row.hardware, results / row.folder(repeat)
+    address, port = nodes.endpoint(row.asked.endpoint or "HOST0")
+    port = port or ("PORT" if hardware.port == "auto" else hardware.port)
+    meeting = nodes.Meeting(port)
+    if hardware.nodes > 1:
+        names = [{"host": f"HOST{number}"} for number in range(hardware.nodes)]
+        own, interface = (address if rank == 0 else f"HOST{rank}"), row.asked.interface or "INTERFACE"
+        meeting = nodes.Meeting(port, address, rank, own, interface, nodes.host_names(row, names), "RUN")
+    if rank and row.options.get("launcher") in FROM_ONE_NODE:
+        return "# nothing: its ranks are started from node 0, by ssh"
+    with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
+        command = launchers.command(row.settings(), SCRIPTS / "train.py", Path(elsewhere), meeting)
+    command = [word.replace(elsewhere, str(folder)) for word in command]
+    given = {name: value for name, value in _environment(row, meeting).items() if os.environ.get(name) != value}
+    variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(given.items()) if name != "PATH"]
+    return " \\\n  ".join([*variables, shlex.join(command)])
+
+
+def _environment(row: Row, meeting: Meeting) -> dict[str, str]:
+    """The variables that every process of a run gets. Launchers would set threads each in their own way."""
+    threads = str(row.hardware.threads)
+    environment = os.environ | {
+        # Programs that frameworks call, as DeepSpeed does ninja: another one would compile anew what set-up compiled.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(SCRIPTS),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    environment |= selection(row.hardware.gpus)
+    environment |= {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": meeting.interface}
+    for name in OF_OUTSIDE:
+        environment.pop(name, None)
+    if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
+        environment[NODE] = str(meeting.node)
+    return environment
