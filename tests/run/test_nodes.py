@@ -90,6 +90,7 @@ def results(prepared, tmp_path) -> Path:
 
 
 def start(results: Path, row: str, *arguments: str, sets: list[str] = ()) -> list[subprocess.Popen]:
+    subprocess.run(command("plan", results, sets=sets), cwd=PROJECT, check=True, capture_output=True)
     shape = ["--row", row, "--nodes", "2", *arguments]
     return [
         on_host(number, command("launch", results, *shape, "--node-rank", str(number), sets=sets)) for number in (0, 1)
@@ -364,4 +365,5 @@ def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
 @pytest.mark.parametrize("name", ["single", "dataparallel"])
 def test_a_row_of_one_process_stays_on_one_machine(name):
     asked = {"nodes": 2, "processes": 2, "oversubscribe": True, "device": "cpu"}
-    assert reading.parse({"rows": {"x": {"strategy": name} | asked}}).rows["x"].hardware.nodes == 1
+    config = reading.parse({"hardware": asked, "rows": {"x": {"strategy": name}}})
+    assert config.rows["x"].hardware.nodes == 1

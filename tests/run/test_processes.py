@@ -142,7 +142,7 @@ os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
 folder = Path(sys.argv[1])
 try:
     with (folder / "run.log").open("w") as log:
-        processes.supervise(["sleep", "600"], dict(os.environ), folder, log, world_size=1, steps=10, timeout=60)
+        processes.supervise(["sleep", "600"], dict(os.environ), folder, log, ranks=1, steps=10, timeout=60)
 except KeyboardInterrupt:
     print("interrupted")
 """

@@ -13,7 +13,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
 from lockstep.paths import SCRIPTS
 from lockstep.run import launchers, lifetime, node, nodes, record, watcher
-from lockstep.run.processes import Interrupted
+from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
 
@@ -117,6 +117,8 @@ def _take_part(word: nodes.Word, lead: nodes.Other, row: Row, results: Path, ran
     try:
         watch = _train(word, lead, row, results, folder, meeting)
         word.say(phase=nodes.DONE, watch=watch)
+    except Saved:
+        word.say(phase=nodes.DONE, watch=None)  # node 0 has stopped after the same step, and says so
     except (Interrupted, RunFailed) as error:
         word.say(phase=nodes.FAILED, reason=str(error))
     except BaseException as error:
