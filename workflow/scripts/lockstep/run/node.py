@@ -22,6 +22,7 @@ from lockstep.run.progress import NODE
 # By which schedulers, and launchers that this process may run under, tell a program which rank it is: its own launchers
 # tell its ranks.
 OF_OUTSIDE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_SCHEDULERS = ("SLURM_", "PET_")  # what theirs begin with; Lightning takes a SLURM_NTASKS for its own launcher's
 
 
 def train(
@@ -99,8 +100,9 @@ def _environment(row: Row, meeting: Meeting) -> dict[str, str]:
     environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     environment |= selection(row.hardware.gpus)
     environment |= {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": meeting.interface}
-    for name in OF_OUTSIDE:
-        environment.pop(name, None)
+    for name in list(environment):
+        if name in OF_OUTSIDE or name.startswith(OF_SCHEDULERS):
+            del environment[name]
     if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
         environment[NODE] = str(meeting.node)
     return environment
