@@ -16,6 +16,8 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         container:
             image(row)
         threads: workflow.cores
+        resources:
+            **lockstep.resources(profiled),
         params:
             row=row.name,
             settings=profiled.deciding(),
@@ -23,7 +25,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         message:
             f"{row.name}: where does a step's time go?"
         shell:
-            command("launch") + " --row {params.row:q} --profile"
+            lockstep.on_nodes(profiled, command("launch") + " --row {params.row:q} --profile")
 
 
 rule profile:

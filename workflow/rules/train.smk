@@ -25,6 +25,8 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         container:
             image(row)
         threads: workflow.cores
+        resources:
+            **lockstep.resources(row),
         params:
             row=row.name,
             repeat=repeat,
@@ -33,7 +35,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         message:
             f"{row.name}, repetition {repeat}: train on {row.hardware.devices} x {row.hardware.device}"
         shell:
-            command("launch") + " --row {params.row:q} --repeat {params.repeat:q}"
+            lockstep.on_nodes(row, command("launch") + " --row {params.row:q} --repeat {params.repeat:q}")
 
 
 for row in ROWS.values():

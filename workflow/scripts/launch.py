@@ -32,7 +32,8 @@ def main() -> None:
     if arguments.row not in (None, *config.rows):
         raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
     row = config.rows[arguments.row] if arguments.row else None
-    rank = nodes.node_rank(arguments.node_rank, row.asked.nodes if row else config.hardware.nodes)
+    most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
+    rank = nodes.node_rank(arguments.node_rank, row.asked.nodes if row else most)
     if rank and row and row.hardware.nodes == 1:
         raise BadInput(f"--node-rank {rank}: {row.name} trains on one machine, which is node 0.")
     if arguments.print:

@@ -184,6 +184,24 @@ def command(script: str) -> list[str]:
     return ["python", str(SCRIPTS / f"{script}.py"), "--config", str(ASKED[0])]
 
 
+def on_nodes(row: Row, train: str) -> str:
+    """A command that trains a row, for a rule's shell: by Slurm on all nodes of its job, else here, as node 0.
+
+    There the other nodes' launch.py was started by hand, and waits for the call.
+    """
+    nodes = row.hardware.nodes
+    if nodes == 1:
+        return train
+    by_slurm = f"srun --nodes={nodes} --ntasks-per-node=1 {train}"
+    return f'if [ -n "${{{{SLURM_JOB_ID:-}}}}" ]; then {by_slurm}; else {train} --node-rank 0; fi'
+
+
+def resources(row: Row) -> dict:
+    """What a rule that trains a row asks of a cluster's executor; nothing on one machine."""
+    nodes = row.hardware.nodes
+    return {"nodes": nodes, "tasks": nodes, "mpi": "srun"} if nodes > 1 else {}
+
+
 def run_script(name: str, *arguments: str) -> None:
     """Run a script of Lockstep's on the results that there are; what it can't do it says itself."""
     subprocess.run([*command(name), *arguments], check=False)

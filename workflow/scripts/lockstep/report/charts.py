@@ -250,23 +250,31 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     figure, axes = bars([row["row"] for row in done])
     table, most = [], 1
     for place, row in enumerate(done):
-        hardware = median_run(row, summary)["asked"]["hardware"]
-        processes, devices = hardware["processes"], hardware.get("gpu_count") or hardware["devices"]
+        run = median_run(row, summary)
+        hardware, nodes = run["asked"]["hardware"], run["asked"]["hardware"]["nodes"]
+        processes, devices = hardware["processes"], hardware.get("gpu_count", 0) * nodes or hardware["devices"]
+        for node in range(1, nodes):
+            axes.plot([node * devices / nodes - 0.5] * 2, [place - 0.45, place + 0.45], color=COLOURS[-1])
         for device in range(devices):
             axes.barh(place, 0.84, left=device - 0.42, height=0.66, fill=False, edgecolor=COLOURS[-1])
         if processes < devices:  # one rank drives them all
             axes.plot([0, devices - 1], [place, place], color=COLOURS[0])
         for rank in range(max(processes, devices)):
             sharing = math.ceil(processes / devices)  # ranks on one device
-            at = rank % devices + 0.7 * ((rank // devices + 0.5) / sharing - 0.5)
+            node, local = divmod(rank, max(processes, devices) // nodes)
+            device, turn = local % (devices // nodes), local // (devices // nodes)
+            at = node * devices // nodes + device + 0.7 * ((turn + 0.5) / sharing - 0.5)
             axes.plot(at, place, "o", color=COLOURS[0], markersize=15)
             axes.text(at, place, str(min(rank, processes - 1)), **INSIDE)
-        table.append([row["row"], str(processes), str(devices), str(hardware["nodes"])])
+        where = "; ".join(f"{node['host']} ({node['interface']})" for node in run.get("nodes", []))
+        table.append(
+            [row["row"], str(processes), str(devices), str(nodes), where or "-", run["settings"]["backend"] or "-"]
+        )
         most = max(most, devices)
     axes.set_xlim(-0.5, max(most, 4) - 0.5)
     axes.set_xticks(range(most))
     axes.set_xlabel(say("axis_device").en)
-    header = [say("row"), say("ranks"), say("world_size"), say("nodes")]
+    header = [say("row"), say("ranks"), say("world_size"), say("nodes"), say("hosts"), say("backend")]
     return Drawing(figure, say("picture_ranks"), say("picture_ranks_note"), header, table)
 
 

@@ -118,8 +118,7 @@ def session() -> str:
     """
     leader = os.getsid(0)
     named = os.environ.get(STARTER) or f"{_namespace()} {leader} {_began(leader)}"
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return hash_text(f"{boot.read_text() if boot.is_file() else ''} {named}")[:12]
+    return hash_text(named)[:12]
 
 
 def starter_is_gone() -> bool:
@@ -135,9 +134,10 @@ def starter_is_gone() -> bool:
 
 
 def _namespace() -> str:
-    """In which process ids mean the same (pid_namespaces(7))."""
+    """In which process ids mean the same: a machine since it was started, and there one of pid_namespaces(7)."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return f"{boot.read_text().strip() if boot.is_file() else ''}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return "unknown"
 
