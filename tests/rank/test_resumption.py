@@ -238,20 +238,34 @@ def test_a_full_disk_while_it_saves_harms_no_state(prepared):
     same(ended(whole, "single"), ended(parted, "single"))
 
 
-def test_sigterm_saves_and_the_same_command_carries_on(prepared):
+# Launchers have handlers of their own for SIGTERM, which would end the ranks.
+OTHER_LAUNCHERS = [
+    *(pytest.param(row, True, marks=pytest.mark.slow) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")),
+    pytest.param("horovod", True, marks=[pytest.mark.slow, NEED_HOROVOD]),
+]
+
+
+@pytest.mark.parametrize(("row", "everywhere"), [("ddp", False), ("ddp", True), *OTHER_LAUNCHERS])
+def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared):
+    """Also where all processes of the run get it, some twice, as from Slurm."""
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
-    run(whole, "launch", "--row", "ddp")
-    process = begin(parted, "ddp")
-    wait_for_step(process, parted, "ddp", 2)
+    run(whole, "launch", "--row", row)
+    process = begin(parted, row)
+    wait_for_step(process, parted, row, 2)
+    others = psutil.Process(process.pid).children(recursive=True) if everywhere else []
     process.send_signal(signal.SIGTERM)
+    for other in others:
+        other.send_signal(signal.SIGTERM)
+    if everywhere:
+        process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 143, said
-    (state,) = paths.saved_states(folder_of(parted, "ddp"))
+    (state,) = paths.saved_states(folder_of(parted, row))
     step = json.loads((state / "manifest.json").read_text())["step"]
     assert f"its state after step {step} is saved" in said
-    run(parted, "launch", "--row", "ddp")
-    assert ended(parted, "ddp")[0]["resumed"] == [step]
-    same(ended(whole, "ddp"), ended(parted, "ddp"))
+    run(parted, "launch", "--row", row)
+    assert ended(parted, row)[0]["resumed"] == [step]
+    same(ended(whole, row), ended(parted, row))
 
 
 def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepared):

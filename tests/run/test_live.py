@@ -152,3 +152,9 @@ def test_figures_are_of_the_steps_since_the_last_line(tmp_path):
         "epoch 1.00/2, step 4/8: loss 1.5000, learning rate 0.5, 2 samples/s, 00:00:04 left",
         "epoch 1.50/2, step 6/8: loss 1.2500, learning rate 0.5, 2 samples/s, 00:00:02 left",
     ]
+
+
+def test_figures_that_nobody_writes_are_refused():
+    row = reading.parse({"train": {"log_to": ["tensorboard"]}, "rows": {"x": {"strategy": "single"}}}).rows["x"]
+    with pytest.raises(BadInput, match=r"rows.x.log_to: nothing goes there while log_every is 0"):
+        row.refuse()

@@ -30,7 +30,7 @@ MISTAKES = {
 # end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
-NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "log_every": 0}
+NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "log_every": 0, "log_to": []}
 
 
 @dataclass(frozen=True)

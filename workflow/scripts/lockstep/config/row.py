@@ -152,6 +152,10 @@ class Row:
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
                 " set checkpoint_every to 0."
             )
+        if self.train.log_to and not self.train.log_every:
+            raise BadInput(
+                f"rows.{self.name}.log_to: nothing goes there while log_every is 0. Set that, to 20 perhaps."
+            )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
         if file := self.options.get("config_file"):
             where = f"rows.{self.name}.config_file"

@@ -124,7 +124,7 @@ def describe(row: Row, results: Path, at: str, interface: str) -> dict:
         "weights": paths.data_folder(results) / paths.WEIGHTS,
     }
     return {
-        "host": platform.node(),
+        "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
         "address": at,
         "interface": interface,
         "pid": os.getpid(),

@@ -43,6 +43,16 @@ def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _die_with_parent_deaf() -> None:
+    """The same, of processes that SIGTERM does not reach, nor those that they start.
+
+    Slurm sends it to all processes of a job's step at once. Where the run's state is to be saved first, it is for the
+    supervisor alone.
+    """
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
 @contextlib.contextmanager
 def signals_wait():
     """SIGINT and SIGTERM wait until the block has ended, in which a process is started by `preexec_fn`.
@@ -85,10 +95,11 @@ class StopRequest:
 
     AHEAD = 3  # steps
     HEARD_AFTER = 5.0  # seconds, on all nodes
+    ONCE = 2.0  # seconds in which another signal is the same request: Slurm sends a job's step two
 
     def __init__(self, progress: Progress, saves: bool, node: int, nodes: int):
         self.progress, self.saves, self.node, self.nodes = progress, saves, node, nodes
-        self.asked = False  # by SIGTERM
+        self.asked = 0.0  # by SIGTERM: when, by perf_counter
         self.step = 0  # after which the ranks are to end
         self.seen = collections.deque(maxlen=10)  # moments, and the steps that were done then
 
@@ -100,9 +111,12 @@ class StopRequest:
         signal.signal(signal.SIGTERM, self.previous)
 
     def _asked(self, number, frame):
+        now = time.perf_counter()
+        if self.asked and now - self.asked < self.ONCE:
+            return
         if not self.saves or self.asked or not self.progress.table[:, 2].min():
             raise Interrupted("the run was ended from outside (SIGTERM)")
-        self.asked = True
+        self.asked = now
         if self.node == 0 and not self.step:
             self.soon()
 
@@ -155,7 +169,7 @@ def supervise(
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=die_with_parent,
+                    preexec_fn=_die_with_parent_deaf if saves else die_with_parent,
                 )
             reason = _watch(process, progress, folder, log, steps, timeout, meanwhile, request)
             if request.step < steps and paths.saved_state(folder, request.step).is_dir():
@@ -200,7 +214,7 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
                 )
                 end_descendants()
                 return f"no progress for {allowed:g} s, so the run was ended as hung ({at} of {steps})"
-    if process.returncode and not dead:
+    if process.returncode and not dead and failed is None:
         dead = _dead_ranks(progress, folder)
     if dead:
         at = max(int(row[2]) for row in progress.table if row[4] in dead)
