@@ -148,9 +148,16 @@ ROWS = (
 )
 
 
+def in_ci(rows: tuple[str, ...], chosen: tuple[str, ...]) -> list:
+    """Rows for a slow test, of which CI takes those of each kind of state: `chosen`."""
+    needs = {"horovod": [NEED_HOROVOD]}
+    return [
+        pytest.param(row, marks=[*([pytest.mark.ci] if row in chosen else []), *needs.get(row, [])]) for row in rows
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("row", [*ROWS, "bf16_weights", pytest.param("horovod", marks=NEED_HOROVOD)])
+@pytest.mark.parametrize("row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp", "trainer", "fsdp", "horovod")))
 def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
     whole, parted = whole_and_killed(prepared, row)
     assert "carries on from" in run(parted, "launch", "--row", row)
@@ -239,13 +246,10 @@ def test_a_full_disk_while_it_saves_harms_no_state(prepared):
 
 
 # Launchers have handlers of their own for SIGTERM, which would end the ranks.
-OTHER_LAUNCHERS = [
-    *(pytest.param(row, True, marks=pytest.mark.slow) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")),
-    pytest.param("horovod", True, marks=[pytest.mark.slow, NEED_HOROVOD]),
-]
+OTHERS = [pytest.param(row, True, marks=pytest.mark.slow) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")]
 
 
-@pytest.mark.parametrize(("row", "everywhere"), [("ddp", False), ("ddp", True), *OTHER_LAUNCHERS])
+@pytest.mark.parametrize(("row", "everywhere"), [("ddp", False), ("ddp", True), *OTHERS])
 def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared):
     """Also where all processes of the run get it, some twice, as from Slurm."""
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
@@ -260,7 +264,7 @@ def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared
         process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 143, said
-    (state,) = paths.saved_states(folder_of(parted, row))
+    state = paths.saved_states(folder_of(parted, row))[0]
     step = json.loads((state / "manifest.json").read_text())["step"]
     assert f"its state after step {step} is saved" in said
     run(parted, "launch", "--row", row)
@@ -296,8 +300,7 @@ WITHOUT_DROPOUT = ("--set", "model.dropout=0")
 
 
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("row", [*ANY_NUMBER, pytest.param("horovod", marks=NEED_HOROVOD)])
+@pytest.mark.parametrize("row", in_ci((*ANY_NUMBER, "horovod"), ("ddp", "fsdp", "deepspeed")))
 def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
     """Two processes are killed, three go on: without dropout they come to the weights of an uninterrupted run."""
     whole, parted = whole_and_killed(prepared, row, *WITHOUT_DROPOUT)

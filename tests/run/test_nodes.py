@@ -40,7 +40,7 @@ ROWS = {
     "accelerate by torchrun": {"launcher": "torchrun"},
     "zero_redundancy": {},
 }
-QUICK = ("ddp", "deepspeed", "horovod")
+QUICK = ("ddp", "horovod")
 
 
 def command(script: str, results: Path, *arguments: str, sets: list[str] = ()) -> list[str]:
@@ -137,9 +137,13 @@ def options(given: dict) -> list[str]:
     return [f"rows={{x: {json.dumps(given)}}}"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=(pytest.mark.slow, pytest.mark.ci)) for name in ROWS]
+    ("name", "processes"),
+    [
+        pytest.param(name, processes, marks=[] if name in QUICK and processes == 2 else [pytest.mark.slow])
+        for name in ROWS
+        for processes in (1, 2)
+    ],
 )
 def test_two_hosts_train_the_same_model_as_one(link, results, name, processes):
     strategy = name.split(" by ")[0]
@@ -181,7 +185,6 @@ def test_a_killed_rank_elsewhere_is_named_on_both(link, results):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_supervisor_that_is_killed_ends_the_run_on_both(link, results, number):
     processes = start(results, "ddp", sets=["train.epochs=4000"])
@@ -200,7 +203,6 @@ def test_a_supervisor_that_is_killed_ends_the_run_on_both(link, results, number)
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_link_that_is_cut_ends_the_run_and_it_carries_on_when_it_is_mended(link, results):
     sets = ["hardware.timeout=8", "train.checkpoint_every=5", "train.epochs=40"]
     link("slow", "2mbit")
@@ -223,7 +225,6 @@ def test_a_link_that_is_cut_ends_the_run_and_it_carries_on_when_it_is_mended(lin
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("number", [0, 1])
 def test_sigterm_on_either_saves_one_state_and_the_run_carries_on(link, results, number):
     sets = ["train.checkpoint_every=1000", "train.epochs=60"]

@@ -10,7 +10,9 @@ On a CPU: as ddp.
 
 import os
 import runpy
+import signal
 import sys
+from multiprocessing import resource_tracker
 
 import torch
 
@@ -45,6 +47,14 @@ def process(local_rank: int, script: str, folder: str, address: str, first: int,
     runpy.run_path(script, run_name="__main__")
 
 
+def start_resource_tracker() -> None:
+    """Start what multiprocessing would start by itself: then it lets SIGTERM through, which may be blocked here."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 if __name__ == "__main__":
+    start_resource_tracker()
     *arguments, first, here, world_size = sys.argv[1:]
     torch.multiprocessing.spawn(process, args=(*arguments, int(first), int(world_size)), nprocs=int(here))
