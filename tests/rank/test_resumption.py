@@ -17,11 +17,13 @@ import torch
 
 from lockstep import paths
 from lockstep.config import reading, registry
+from lockstep.config.hardware import free_port
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
 from lockstep.model.optimizer import make_optimizer
 from lockstep.run import launchers, saved
+from lockstep.run.nodes import Meeting
 from tests.conftest import HOROVOD, PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -396,9 +398,9 @@ def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
     (folder / paths.SETTINGS).write_text(json.dumps(settings | {"saved": str(state)}))
     for file in (folder / paths.RANKS).glob("*"):
         file.unlink()
-    np.zeros((settings["hardware"]["processes"], 4), dtype=np.int64).tofile(folder / paths.PROGRESS)
+    np.zeros((settings["hardware"]["processes"], 5), dtype=np.int64).tofile(folder / paths.PROGRESS)
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    started = launchers.command(Settings.from_json(settings), program, folder)
+    started = launchers.command(Settings.from_json(settings), program, folder, Meeting(free_port("auto")))
     subprocess.run(started, check=False, env=environment, timeout=120)
     if not paths.rank_summary(folder, 0).is_file():
         assert "step" in json.loads(paths.rank_error(folder, 0).read_text())  # it got as far as to train
