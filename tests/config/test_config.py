@@ -83,6 +83,17 @@ def test_every_rung_of_the_ladder_can_be_climbed():
         row.refuse()
 
 
+def test_rows_for_slow_networks_are_for_one_machine_and_for_two():
+    for nodes in (1, 2):
+        keys = ["hardware.device=cpu", "hardware.processes=2", f"hardware.nodes={nodes}"]
+        checked = reading.read([DEFAULT, DEFAULT.with_name("network.yaml")], keys)
+        for row in checked.rows.values():
+            row.refuse()
+        assert {row.hardware.nodes for row in checked.rows.values()} == {1, nodes}
+        apart = {name for name, row in checked.rows.items() if row.division == "open"}
+        assert apart == {"accumulated", "local_sgd", "local_sgd_32", "diloco"}
+
+
 def test_a_cpu_refuses_rungs_of_gpus_by_name():
     keys = ["hardware.device=cpu", "hardware.oversubscribe=true"]
     checked = reading.read([DEFAULT, LADDER, LADDER.with_name("ladder-gpu.yaml")], keys)

@@ -39,6 +39,8 @@ retries: 0
 rows:
   bf16_weights: {strategy: recipe, precision: bf16, weights: bf16}
   sharded_state: {strategy: zero_redundancy}
+  apart: {strategy: local_sgd, every: 4}
+  outer: {strategy: diloco, every: 4}
   zero_2: {strategy: deepspeed, stage: 2}
   zero_0: {strategy: deepspeed, stage: 0}
 """
@@ -147,6 +149,8 @@ ROWS = (
     "fsdp",
     "deepspeed",
     "sharded_state",
+    "apart",
+    "outer",
 )
 
 
@@ -159,7 +163,9 @@ def in_ci(rows: tuple[str, ...], chosen: tuple[str, ...]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp", "trainer", "fsdp", "horovod")))
+@pytest.mark.parametrize(
+    "row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp", "trainer", "fsdp", "outer", "horovod"))
+)
 def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
     whole, parted = whole_and_killed(prepared, row)
     assert "carries on from" in run(parted, "launch", "--row", row)

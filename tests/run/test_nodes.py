@@ -39,6 +39,7 @@ ROWS = {
     "deepspeed by torchrun": {"launcher": "torchrun", "stage": 3},
     "accelerate by torchrun": {"launcher": "torchrun"},
     "zero_redundancy": {},
+    "local_sgd by node": {"within": "node"},
 }
 QUICK = ("ddp", "horovod")
 

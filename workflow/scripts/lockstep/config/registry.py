@@ -14,6 +14,8 @@ without importing torch or its framework):
     DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
+    OTHER_MODEL    why its rows train another model than single's, which the proof then finds and no one need mend;
+                   empty if they train the same, or close to it
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
@@ -68,7 +70,7 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "NO_FP64": ""}
+    values |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "OTHER_MODEL": "", "NO_FP64": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:

@@ -15,6 +15,8 @@ from lockstep.strategies import single
 
 
 class Strategy(single.Strategy):
+    same_state_everywhere = True  # weights and optimizer, between any two steps
+
     def joins_group(self) -> bool:
         """Whether there is a group in this run."""
         return True
@@ -48,7 +50,7 @@ class Strategy(single.Strategy):
             super().save(folder)
 
     def save_state(self, folder):
-        if self.world.rank == 0:  # every rank has the same
+        if self.world.rank == 0 or not self.same_state_everywhere:
             super().save_state(folder)
 
     def stop(self):

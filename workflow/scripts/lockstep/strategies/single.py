@@ -155,14 +155,18 @@ class Strategy:
         (rank/resumption.py).
         """
         state = {"weights": self.trained_module().state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state | {"scaler": self.scaler.state_dict()}, folder / "state.pt")
+        torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
 
     def load_state(self, folder: Path) -> None:
         """Take over what `save_state` wrote, after `prepare`. Called on every rank, before the timed window."""
-        state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+        state = torch.load(self.state_file(folder), map_location="cpu", weights_only=True)
         self.trained_module().load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+
+    def state_file(self, folder: Path) -> Path:
+        """Where this rank's state lies in a saved one."""
+        return folder / "state.pt"
 
     def stop(self) -> None:
         """Called last in each process: leave no process, port or file behind."""

@@ -1,0 +1,77 @@
+"""diloco: local_sgd that takes each average for a step of a second optimizer (Douillard et al. 2023, arXiv:2311.08105).
+
+Where the ranks began together, less the mean of where they came to, is the gradient of that outer step; its optimizer
+is SGD with Nesterov's momentum. With `outer_rate: 1` and `outer_momentum: 0` it is local_sgd.
+
+Advantages: bears longer times between two averages than local_sgd does.
+Limits: trains another model than ddp; two more copies of the weights on each rank, and two more learning rates to find.
+On a CPU: nothing differs.
+"""
+
+import torch
+
+from lockstep.strategies import local_sgd
+
+
+class Strategy(local_sgd.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        self.begun = [parameter.detach().clone() for parameter in self.module.parameters()]  # where all began together
+        rate, momentum = self.options["outer_rate"], self.options["outer_momentum"]
+        self.outer = torch.optim.SGD(self.begun, lr=rate, momentum=momentum, nesterov=momentum > 0)
+
+    @torch.no_grad()
+    def meet(self):
+        super().meet()
+        for begun, parameter in zip(self.begun, self.module.parameters(), strict=True):
+            begun.grad = begun - parameter
+        self.outer.step()
+        for begun, parameter in zip(self.begun, self.module.parameters(), strict=True):
+            parameter.copy_(begun)
+
+    def save_state(self, folder):
+        super().save_state(folder)
+        if self.world.rank == 0:  # the outer step is the same on all ranks
+            torch.save({"begun": self.begun, "outer": self.outer.state_dict()}, folder / "outer.pt")
+
+    def load_state(self, folder):
+        super().load_state(folder)
+        state = torch.load(folder / "outer.pt", map_location="cpu", weights_only=True)
+        torch._foreach_copy_(self.begun, state["begun"])
+        self.outer.load_state_dict(state["outer"])
+
+
+OPTIONS = {
+    "every": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 16,
+        "description": "steps from one outer step to the next; there is one too where the dev split is evaluated, and"
+        " at the end",
+    },
+    "outer_rate": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "default": 0.7,
+        "description": "learning rate of the outer step",
+    },
+    "outer_momentum": {
+        "type": "number",
+        "minimum": 0,
+        "exclusiveMaximum": 1,
+        "default": 0.9,
+        "description": "Nesterov's momentum of the outer step",
+    },
+}
+INHERITS = [
+    "launcher",
+    "rendezvous",
+    "gradient_as_bucket_view",
+    "bucket_mb",
+    "static_graph",
+    "find_unused_parameters",
+    "sync_batchnorm",
+    "within",
+]
+DIVISION = "open"
+OTHER_MODEL = "ranks take steps along gradients of their own, and an outer optimizer takes others"

@@ -1,0 +1,112 @@
+"""local_sgd: the ranks train by themselves, and average their weights every few steps (Stich 2018, arXiv:1805.09767).
+
+In the first `local_after` steps they average gradients, as ddp does (post-local SGD: Lin et al. 2018,
+arXiv:1808.07217). With `within: node` the ranks of one machine average their gradients in every step, and only machines
+go apart.
+
+Advantages: talks once in `every` steps, so that a slow network costs little.
+Limits: trains another model than ddp, the more so the more seldom it talks; each rank's optimizer has its own state.
+On a CPU: nothing differs.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+from lockstep.errors import RunFailed
+from lockstep.strategies import ddp
+
+
+class Strategy(ddp.Strategy):
+    same_state_everywhere = False
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.options = {name: option["default"] for name, option in OPTIONS.items()} | self.options
+
+    def wrap(self):
+        super().wrap()
+        among, within_node = None, self.options["within"] == "node"
+        if within_node:
+            among, _ = dist.new_subgroups(self.hardware.processes_per_node)
+        self.gradients = PostLocalSGDState(None, among, self.options["local_after"], within_node)
+        self.model.register_comm_hook(self.gradients, post_localSGD_hook)
+
+    def train(self, replay):
+        self.replay = replay
+        super().train(replay)
+
+    def averaging(self, last):
+        self.gradients.iter = self.replay.done  # which is not 0 at first where a run carries on
+        return super().averaging(last)
+
+    def step(self):
+        super().step()
+        if self.is_due(self.replay.done + 1):
+            self.meet()
+
+    def is_due(self, done: int) -> bool:
+        """Whether weights are averaged after `done` steps: every so often, and where the model is tested or kept."""
+        apart = done - self.options["local_after"]
+        used = done == self.replay.steps or self.replay.dev_split.due(done)
+        return apart > 0 and (used or apart % self.options["every"] == 0)
+
+    def meet(self) -> None:
+        """All ranks take the mean of their weights."""
+        average_parameters(self.module.parameters(), None)
+
+    def gradient_norm(self):
+        """That of the mean over all ranks, which nobody steps along: what can be held against other strategies."""
+        gradients = [parameter.grad.clone() for parameter in self.module.parameters() if parameter.grad is not None]
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+        return torch.nn.utils.get_total_norm(gradients) / (self.world.size * self.loss_scale())
+
+    def load_state(self, folder):
+        savers = len(list(folder.glob("state-*.pt")))
+        if savers != self.world.size:
+            raise RunFailed(
+                f"{savers} processes saved the state in {folder.parent}, each with weights of its own, and"
+                f" {self.world.size} can't share them. Take as many processes, or start anew with --fresh"
+            )
+        super().load_state(folder)
+
+    def state_file(self, folder):
+        return folder / f"state-{self.world.rank}.pt"
+
+
+OPTIONS = {
+    "every": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 8,
+        "description": "steps from one average of the weights to the next; they are averaged too where the dev split is"
+        " evaluated, and at the end",
+    },
+    "local_after": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "steps at the beginning in which gradients are averaged",
+    },
+    "within": {
+        "enum": ["rank", "node"],
+        "default": "rank",
+        "description": "who trains by itself between two averages: each rank, or the ranks of a machine together",
+    },
+}
+INHERITS = [
+    "launcher",
+    "rendezvous",
+    "gradient_as_bucket_view",
+    "bucket_mb",
+    "static_graph",
+    "find_unused_parameters",
+    "sync_batchnorm",
+]
+DIVISION = "open"
+OTHER_MODEL = "ranks take steps along gradients of their own"
+LOSSY = [
+    ({"within": ["rank", "node"]}, "weights are averaged, every few steps, in place of gradients"),
+]
