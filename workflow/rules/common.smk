@@ -1,11 +1,12 @@
 # What all rules use: the checked configuration, and which code each rule depends on.
 lockstep.use_this_python()
-lockstep.lifetime.name_starter()  # a training ends with it, also where it can't say so
+lockstep.lifetime.name_starter(workflow.remote_exec)  # a training ends with it, also where it can't say so
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
 RESULTS = paths.RESULTS
+CORES = CONFIG.hardware.node_cores or workflow.cores  # of a machine that trains
 REPORT = paths.report_folder(RESULTS)
 # Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
 READY = paths.ready_file(RESULTS, CONFIG.data_key)

@@ -27,7 +27,8 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
         container:
             image(trial)
         # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.
-        threads: max(1, workflow.cores // 2)
+        # A machine that is said to have so many cores is one for each.
+        threads: CORES if CONFIG.hardware.node_cores else max(1, CORES // 2)
         params:
             row=trial.name,
             settings=trial.deciding(),

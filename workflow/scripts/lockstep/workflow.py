@@ -192,14 +192,15 @@ def on_nodes(row: Row, train: str) -> str:
     nodes = row.hardware.nodes
     if nodes == 1:
         return train
-    by_slurm = f"srun --nodes={nodes} --ntasks-per-node=1 {train}"
+    cores = f" --cpus-per-task={row.asked.node_cores}" if row.asked.node_cores else ""
+    by_slurm = f"srun --nodes={nodes} --ntasks-per-node=1{cores} {train}"
     return f'if [ -n "${{{{SLURM_JOB_ID:-}}}}" ]; then {by_slurm}; else {train} --node-rank 0; fi'
 
 
 def resources(row: Row) -> dict:
-    """What a rule that trains a row asks of a cluster's executor; nothing on one machine."""
+    """What a rule that trains a row asks of a cluster's executor; a profile lets one job be `timed` at a time."""
     nodes = row.hardware.nodes
-    return {"nodes": nodes, "tasks": nodes, "mpi": "srun"} if nodes > 1 else {}
+    return {"timed": 1} | ({"nodes": nodes, "tasks": nodes, "mpi": "srun"} if nodes > 1 else {})
 
 
 def run_script(name: str, *arguments: str) -> None:

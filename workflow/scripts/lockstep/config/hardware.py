@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import re
 import socket
 import sys
@@ -203,21 +204,22 @@ def resolve(asked, row: str = "") -> Hardware:
             f"Lockstep runs on Linux, and this is {sys.platform}. It measures CPUs and GPUs that PyTorch calls cuda;"
             " Apple's (mps) are one device without process groups. Docker on a Mac runs it on the CPU: make images."
         )
-    cores, gpus = cpu_cores(), visible_gpus()
+    here = asked.node_gpus is None  # GPUs elsewhere are not looked at
+    cores, gpus = asked.node_cores or cpu_cores(), visible_gpus() if here else asked.node_gpus
     device = ("cuda" if gpus else "cpu") if asked.device == "auto" else asked.device
     if device == "cuda" and not gpus:
-        why, otherwise = "no GPU or driver is visible", ""
-        if not built_for_gpus():
+        why, otherwise = "no GPU or driver is visible" if here else "node_gpus is 0", ""
+        if here and not built_for_gpus():
             why, otherwise = "PyTorch is its CPU build", ", or install its build for CUDA: make setup TORCH=cuda"
         raise BadInput(
             f"{where}.device: cuda is asked for, but no GPU can be used here ({why}). Set it to cpu or auto{otherwise}."
         )
-    if device == "cuda":
+    if device == "cuda" and here:
         refuse_misnamed_gpus()
     if asked.gpus is not None:
         if device == "cpu":
             raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, and this runs on the CPU. Set device to cuda.")
-        there = gpu_numbers()
+        there = gpu_numbers() if here else list(range(gpus))
         if gone := sorted(set(asked.gpus) - set(there)):
             names = ", ".join(map(str, there))
             raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {names}. Choose among those.")
@@ -231,7 +233,7 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.processes: {devices}, but there {there} here. Ask for at most {most}, or set oversubscribe: true,"
             " to let several share one."
         )
-    if device == "cuda" and not asked.mixed_gpus:
+    if device == "cuda" and here and not asked.mixed_gpus:
         kinds = gpu_kinds((chosen or gpu_numbers())[:devices])
         if len(kinds) > 1:
             raise BadInput(
@@ -271,6 +273,19 @@ def resolve(asked, row: str = "") -> Hardware:
         timeout=asked.timeout,
         oversubscribe=asked.oversubscribe,
     )
+
+
+def refuse_less(asked) -> None:
+    """Raises BadInput where this machine, which is to train, has less than `hardware` says that such machines have."""
+    for key, wanted, there, what in (
+        ("node_cores", asked.node_cores, cpu_cores(), "CPU cores"),
+        ("node_gpus", asked.node_gpus, visible_gpus(), "GPUs"),
+    ):
+        if wanted and there < wanted:
+            raise BadInput(
+                f"hardware.{key}: {wanted}, but on {platform.node()} this job may use {there} {what}. Set it to what a"
+                " job is given there, or ask for more."
+            )
 
 
 def free_port(wanted: int | str) -> int:

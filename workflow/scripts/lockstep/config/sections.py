@@ -105,6 +105,8 @@ class AskedHardware:
     mixed_gpus: bool
     threads: int | str
     nodes: int
+    node_cores: int | None
+    node_gpus: int | None
     hosts: list[str] | str | None
     endpoint: str | None
     interface: str | None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep import nvml, paths
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import busy_cores, cpu_cores, training_gpus
+from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, training_gpus
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
@@ -80,6 +80,7 @@ def _answer(word: nodes.Word, row: Row, results: Path, called: dict) -> None:
     """Say what this node knows of itself, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
+        refuse_less(row.asked)
         at, interface = nodes.reach(*called["endpoint"], row.asked.interface)
     except BadInput as error:
         reason = str(error)

@@ -23,7 +23,7 @@ from lockstep.paths import LOCK
 
 PATIENCE = 5  # seconds: a run that was killed takes a moment to end
 # Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
-SUPERVISOR, STARTER = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER"
+SUPERVISOR, STARTER, SESSION = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER", "LOCKSTEP_SESSION"
 
 _held: set[Path] = set()
 
@@ -105,10 +105,15 @@ def end_with_holder(folder: Path) -> None:
         threading.Thread(target=wait, daemon=True).start()
 
 
-def name_starter() -> None:
-    """Tell all that this process starts, also in Apptainer's containers, that this is what started it."""
+def name_starter(submitted: bool = False) -> None:
+    """Tell all that this process starts, also in Apptainer's containers, that this is what started it.
+
+    submitted: whether another Snakemake submitted this one to a cluster; then the session is that one's.
+    """
     named = f"{_namespace()} {os.getpid()} {_began(os.getpid())}"
-    os.environ |= {STARTER: named, f"APPTAINERENV_{STARTER}": named}
+    of_session = os.environ.get(SESSION, named) if submitted else named
+    for name, value in ((STARTER, named), (SESSION, of_session)):
+        os.environ |= {name: value, f"APPTAINERENV_{name}": value}
 
 
 def session() -> str:
@@ -117,7 +122,7 @@ def session() -> str:
     Runs of other sessions lie hours apart as a rule, when the machine is not what it was.
     """
     leader = os.getsid(0)
-    named = os.environ.get(STARTER) or f"{_namespace()} {leader} {_began(leader)}"
+    named = os.environ.get(SESSION) or f"{_namespace()} {leader} {_began(leader)}"
     return hash_text(named)[:12]
 
 

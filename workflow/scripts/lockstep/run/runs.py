@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lockstep import nvml, paths
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, training_gpus
+from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, refuse_less, training_gpus
 from lockstep.config.row import Row
 from lockstep.config.settings import Settings
 from lockstep.data import prepared
@@ -204,6 +204,7 @@ def refuse_to_start(row: Row) -> None:
     on what the machine has, in `hardware.resolve`, which the Snakefile and the report ask too.
     """
     row.refuse()
+    refuse_less(row.asked)
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
 
