@@ -83,8 +83,10 @@ class Strategy(ddp.Strategy):
         return self.accelerator.autocast()
 
     def backward(self, loss, last):
-        with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-            self.accelerator.backward(loss)
+        self.accelerator.backward(loss)
+
+    def averaging(self, last):
+        return contextlib.nullcontext() if last else self.accelerator.no_sync(self.model)
 
     def step(self):
         if self.clip:

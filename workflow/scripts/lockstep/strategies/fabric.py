@@ -54,8 +54,10 @@ class Strategy(ddp.Strategy):
         return contextlib.nullcontext()  # the wrapped model brings its own
 
     def backward(self, loss, last):
-        with self.fabric.no_backward_sync(self.model, enabled=not last):
-            self.fabric.backward(loss)
+        self.fabric.backward(loss)
+
+    def averaging(self, last):
+        return self.fabric.no_backward_sync(self.model, enabled=not last)
 
     def step(self):
         if self.clip:

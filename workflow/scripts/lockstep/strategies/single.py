@@ -58,10 +58,11 @@ class Strategy:
         replay.begin()
         for step in range(replay.done, replay.steps):
             for batch in replay.batches(step):
-                with self.autocast():
-                    outputs = self.model(**batch.inputs)
-                loss = replay.loss(batch, outputs)
-                self.backward(loss, batch.last)
+                with self.averaging(batch.last):
+                    with self.autocast():
+                        outputs = self.model(**batch.inputs)
+                    loss = replay.loss(batch, outputs)
+                    self.backward(loss, batch.last)
                 replay.trained(batch, loss)
             replay.gradients_ready(step)
             self.step()
@@ -98,11 +99,13 @@ class Strategy:
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
-        with self.averaging(last):
-            self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()
 
     def averaging(self, last: bool) -> contextlib.AbstractContextManager:
-        """The context of a backward pass, in which ranks average their gradients if it is the step's `last` one."""
+        """The context of a micro-batch, after which ranks average their gradients if it is the step's `last` one.
+
+        Its forward pass is in it too: DistributedDataParallel decides there whether the backward pass will talk.
+        """
         return contextlib.nullcontext()
 
     def gradient_norm(self) -> torch.Tensor:
