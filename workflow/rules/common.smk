@@ -1,6 +1,8 @@
 # What all rules use: the checked configuration, and which code each rule depends on.
 lockstep.use_this_python()
-lockstep.lifetime.name_starter(workflow.remote_exec)  # a training ends with it, also where it can't say so
+lockstep.lifetime.name_starter(
+    workflow.remote_exec
+)  # a training ends with it, also where it can't say so
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)

@@ -25,7 +25,9 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         message:
             f"{row.name}: where does a step's time go?"
         shell:
-            lockstep.on_nodes(profiled, command("launch") + " --row {params.row:q} --profile")
+            lockstep.on_nodes(
+                profiled, command("launch") + " --row {params.row:q} --profile"
+            )
 
 
 rule profile:

@@ -35,7 +35,10 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         message:
             f"{row.name}, repetition {repeat}: train on {row.hardware.devices} x {row.hardware.device}"
         shell:
-            lockstep.on_nodes(row, command("launch") + " --row {params.row:q} --repeat {params.repeat:q}")
+            lockstep.on_nodes(
+                row,
+                command("launch") + " --row {params.row:q} --repeat {params.repeat:q}",
+            )
 
 
 for row in ROWS.values():

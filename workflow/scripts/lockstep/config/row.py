@@ -82,7 +82,8 @@ class Row:
         gpu_count = min(devices, resolved.gpu_count)
         alone = resolved.device in (*literals["ONE_DEVICE_ON"], *literals["ONE_PROCESS_ON"])
         nodes = 1 if alone else resolved.nodes
-        threads = max(1, (asked.node_cores or cpu_cores()) // processes) if self.asked.threads == "all" else resolved.threads
+        cores = asked.node_cores or cpu_cores()
+        threads = max(1, cores // processes) if self.asked.threads == "all" else resolved.threads
         gpus = resolved.gpus[:gpu_count] if resolved.gpus else None
         return replace(
             resolved,
