@@ -4,6 +4,8 @@ The hosts and their link are made by a script that lies beside this project wher
 them is skipped, and what nodes say to each other is tested all the same.
 """
 
+import contextlib
+import csv
 import json
 import os
 import shutil
@@ -16,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 from lockstep import paths
 from lockstep.config import reading, registry
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.run import launchers, nodes
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, copy_project
 
 HOSTS = PROJECT.parent / "shared" / "tools" / "two-hosts.sh"
 SMALL = [
@@ -42,6 +45,17 @@ ROWS = {
     "local_sgd by node": {"within": "node"},
 }
 QUICK = ("ddp", "horovod")
+OF_PODS = """
+data: {limit: 700}
+model: {hidden_size: 32, layers: 1}
+train: {epochs: 1, global_batch: 32, eval_every: 5}
+hardware: {device: cpu, nodes: 2, processes: 1, threads: 1, timeout: 60}
+profile: {steps: 0}
+repeats: 1
+retries: 0
+rows: {all_threads: null, dataparallel: null, ddp_spawn: null, ddp_amp: null, horovod: null, deepspeed: null,
+       accelerate: null, trainer: null, fabric: null, fsdp: null}
+"""
 
 
 def command(script: str, results: Path, *arguments: str, sets: list[str] = ()) -> list[str]:
@@ -51,8 +65,8 @@ def command(script: str, results: Path, *arguments: str, sets: list[str] = ()) -
 
 def on_host(number: int, words: list[str], **options) -> subprocess.Popen:
     there = [*("bash", str(HOSTS), "exec", f"h{number + 1}"), *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(there, cwd=PROJECT, **pipes | options)
+    usual = {"cwd": PROJECT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(there, **usual | options)
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +300,32 @@ def test_two_nodes_of_one_number(link, results):
     for child in psutil.Process(first.pid).children(recursive=True):
         child.send_signal(signal.SIGINT)
     assert ended([first])[0][1].splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.slow
+def test_what_pods_of_kubernetes_run_trains_a_benchmark(link, tmp_path):
+    """profiles/kubernetes/benchmark.yaml, whose pods are told their number and the first one's address."""
+    place = copy_project(tmp_path)
+    place.path("small.yaml").write_text(OF_PODS)
+    *_, job = yaml.safe_load_all(place.path("profiles/kubernetes/benchmark.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (script,) = container["args"]
+    words = [*container["command"], script.replace("/config/benchmark.yaml", "small.yaml")]
+    pods = []
+    for number in (0, 1):
+        environment = place.environment() | {"NODE_RANK": str(number), "MASTER_ADDR": "h1"}
+        pods.append(on_host(number, words, cwd=place.folder, env=environment, start_new_session=True))
+    try:
+        said, _ = pods[0].communicate(timeout=300)
+    finally:
+        for pod in pods:  # as Kubernetes ends the one that serves
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pod.pid, signal.SIGTERM)
+        served, _ = pods[1].communicate(timeout=60)
+    assert pods[0].returncode == 0, said + served
+    with place.path("results/report/summary.csv").open() as stream:
+        rows = {row["row"]: row["status"] for row in csv.DictReader(stream)}
+    assert rows == {"single": "ok", "ddp": "ok"}, served
 
 
 # What needs no hosts.

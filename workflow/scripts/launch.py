@@ -27,13 +27,13 @@ def main() -> None:
     several.add_argument("--print", action="store_true", help="show what would be started on this machine, and end")
     arguments = parser.parse_args()
     config = _configuration(arguments)
-    if arguments.row is None and not arguments.node_rank:
-        raise BadInput("--row: name a row. Only nodes other than the first serve whichever row that one trains.")
     if arguments.row not in (None, *config.rows):
         raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
     row = config.rows[arguments.row] if arguments.row else None
     most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
     rank = nodes.node_rank(arguments.node_rank, row.asked.nodes if row else most)
+    if row is None and not rank:
+        raise BadInput("--row: name a row. Only nodes other than the first serve whichever row that one trains.")
     if rank and row and row.hardware.nodes == 1:
         raise BadInput(f"--node-rank {rank}: {row.name} trains on one machine, which is node 0.")
     if arguments.print:
