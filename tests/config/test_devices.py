@@ -68,6 +68,7 @@ def main(folder):
             "clock": clock | {"window": [began, now]},
             "memory": {"peak_mb": 10.0, "reserved_mb": 10.0, "proportional_mb": None},
             "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank, "node": 0,
+            "bytes_read": 0,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
             "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0},

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config.sections import Data
-from lockstep.data import sources
+from lockstep.data import mapped, sources
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split
@@ -18,6 +18,7 @@ from lockstep.paths import about_split
 NO_TARGET = -100  # the label of a token whose successor is not learnt, which cross-entropy leaves out
 SPLITS = ("train", "dev", "test")
 ARRAYS = ("input_ids", "labels", "positions", "lengths")
+TARGETS = "targets"  # of each sequence: stored too, as counting them reads all labels
 
 
 class Sequences:
@@ -28,10 +29,12 @@ class Sequences:
     sequence. targets: int64 [n], of how many of them the next one is learnt.
     """
 
-    def __init__(self, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray, lengths, pad_id: int):
+    def __init__(
+        self, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray, lengths, pad_id: int, targets=None
+    ):
         self.input_ids, self.labels, self.positions, self.lengths = input_ids, labels, positions, lengths
         self.starts, self.pad_id = np.cumsum(lengths) - lengths, pad_id
-        self.targets = np.add.reduceat(labels != NO_TARGET, self.starts, dtype=np.int64)
+        self.targets = count_targets(labels, lengths) if targets is None else targets
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -42,10 +45,11 @@ class Sequences:
         if not (folder / f"{ARRAYS[0]}.npy").is_file():
             raise BadInput(f"{folder} does not exist. Run workflow/scripts/prepare.py first.")
         try:
-            arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS]
+            arrays = [mapped.array(folder / f"{name}.npy") for name in (*ARRAYS, TARGETS)]
         except (OSError, ValueError) as error:
             raise BadInput(f"{folder}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None
-        return Sequences(*arrays[:3], np.array(arrays[3]), read_json(about_split(folder))["pad_id"])
+        lengths, targets = map(np.array, arrays[3:])
+        return Sequences(*arrays[:3], lengths, read_json(about_split(folder))["pad_id"], targets)
 
     def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
         """Sequences `ids`, padded to `width` tokens: input_ids, position_ids, labels int64 [len(ids), width], and
@@ -156,8 +160,10 @@ def store(parts: dict[str, Rows], tokenizer, max_length: int, source: str, notes
         for key, array in arrays.items():
             np.save(folder / name / f"{key}.npy", array)
             hashed[f"{name}/{key}"] = array
+        targets = count_targets(arrays["labels"], arrays["lengths"])
+        np.save(folder / name / f"{TARGETS}.npy", targets)
         summary["tokens"][name] = int(arrays["lengths"].sum())
-        summary["targets"][name] = int((arrays["labels"] != NO_TARGET).sum())
+        summary["targets"][name] = int(targets.sum())
         summary["sequences"][name] = len(arrays["lengths"])
         summary["longest"][name] = int(arrays["lengths"].max())
     if cut:
@@ -166,6 +172,11 @@ def store(parts: dict[str, Rows], tokenizer, max_length: int, source: str, notes
             " and the completion's last ones where that alone is longer"
         )
     return {"hash": hash_arrays(hashed)} | summary
+
+
+def count_targets(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """In how many places of each sequence the next token is learnt: int64 [n]."""
+    return np.add.reduceat(labels != NO_TARGET, np.cumsum(lengths) - lengths, dtype=np.int64)
 
 
 def _tokenise(tokenizer, texts: list[str]) -> list[list[int]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lockstep.config import containers
 from lockstep.config.sections import Data
-from lockstep.data import sources
+from lockstep.data import mapped, sources
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays, read_json, write_json
 
@@ -57,7 +57,7 @@ class Images:
             raise BadInput(f"{split} does not exist. Run workflow/scripts/prepare.py first.")
         about = read_json(split.parent / ABOUT)
         try:
-            pixels = np.load(split / PIXELS, mmap_mode="r", allow_pickle=False)
+            pixels = mapped.array(split / PIXELS)
             labels = np.load(split / LABELS, allow_pickle=False)
         except (OSError, ValueError) as error:
             raise BadInput(f"{split}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None

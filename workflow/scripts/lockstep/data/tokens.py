@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from lockstep.data.mapped import advise
 from lockstep.errors import BadInput, brief
 from lockstep.files import read_json
 from lockstep.paths import about_split
@@ -27,7 +28,7 @@ def _mapped(folder: Path) -> pa.Buffer:
     (part,) = read_json(folder / "state.json")["_data_files"]
     with (folder / part["filename"]).open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    mapped.madvise(mmap.MADV_WILLNEED)  # so that the timed window does not wait for the disk
+    advise(mapped)
     return pa.py_buffer(mapped)
 
 

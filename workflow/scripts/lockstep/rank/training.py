@@ -18,6 +18,7 @@ from lockstep import paths, provenance
 from lockstep.config import registry
 from lockstep.config.hardware import World
 from lockstep.config.settings import Settings
+from lockstep.data.mapped import bytes_read
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, remove_unfinished, write_json
@@ -137,6 +138,7 @@ def train(session: Session) -> None:
             "reserved_by_gpu": session.gauge.reserved_by_gpu,
             "local_rank": strategy.world.local_rank,
             "node": files.node,
+            "bytes_read": bytes_read(),
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.settings | {"parameters": start["parameters"]},

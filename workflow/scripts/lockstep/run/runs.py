@@ -355,6 +355,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "memory": _total([rank["memory"] for rank in ranks]),
         "memory_by_gpu": _by_gpu(ranks, "memory_by_gpu"),
         "reserved_by_gpu": _by_gpu(ranks, "reserved_by_gpu"),
+        "bytes_read_per_rank": [rank["bytes_read"] for rank in ranks],
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
