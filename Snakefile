@@ -55,6 +55,7 @@ rule all:
 
 
 onstart:
+    lockstep.require_slurm(workflow)
     lockstep.refuse_beside_others()
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
     lockstep.tell_blocks(CONFIG, ROWS)

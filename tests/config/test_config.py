@@ -1,5 +1,6 @@
 """The configuration: defaults, overrides, and one clear message for each mistake."""
 
+import contextlib
 import importlib.metadata
 import json
 import re
@@ -11,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import configuration, reading, schema
+from lockstep.config import configuration, hardware, reading, schema
 from lockstep.config.hardware import selection
 from lockstep.data import plan
 from lockstep.errors import BadInput
@@ -92,6 +93,35 @@ def test_rows_for_slow_networks_are_for_one_machine_and_for_two():
         assert {row.hardware.nodes for row in checked.rows.values()} == {1, nodes}
         apart = {name for name, row in checked.rows.items() if row.division == "open"}
         assert apart == {"accumulated", "local_sgd", "local_sgd_32", "diloco"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"), [("ddp", "static_graph: Distr"), ("trainer", "static_graph: Distr"), ("single", "")]
+)
+def test_a_static_graph_and_accumulation_are_refused(strategy, says):
+    options = {"static_graph": True} if says else {}
+    checked = reading.parse({"rows": {"x": {"strategy": strategy, "accumulation": 2} | options}})
+    with pytest.raises(BadInput, match=says) if says else contextlib.nullcontext():
+        checked.rows["x"].refuse()
+
+
+def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
+    """On a login node without a GPU and with two cores; where it trains there must be as much as was said."""
+    monkeypatch.setattr(hardware, "cpu_cores", lambda: 2)
+    asked = {"device": "auto", "processes": "auto", "node_cores": 32, "node_gpus": 4}
+    checked = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}})
+    there = checked.rows["x"].hardware
+    assert (there.device, there.devices, there.threads, there.backend) == ("cuda", 4, 8, "nccl")
+    with pytest.raises(BadInput, match=r"hardware.node_cores: 32, but on .* this job may use 2 CPU cores"):
+        hardware.refuse_less(checked.rows["x"].asked, there)
+    monkeypatch.setattr(hardware, "cpu_cores", lambda: 32)
+    with pytest.raises(BadInput, match=r"hardware.node_gpus: 4, but on .* this job may use 0 GPUs"):
+        hardware.refuse_less(checked.rows["x"].asked, there)
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(hardware, "refuse_misnamed_gpus", lambda: None)
+    monkeypatch.setattr(hardware, "gpu_kinds", lambda numbers: ["A", "B"])
+    with pytest.raises(BadInput, match="GPUs of unlike kinds"):
+        hardware.refuse_less(checked.rows["x"].asked, there)
 
 
 def test_a_cpu_refuses_rungs_of_gpus_by_name():

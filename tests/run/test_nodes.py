@@ -385,8 +385,20 @@ def test_hosts_are_a_list_or_a_hostfile(tmp_path):
     for wrong in (["h1"], ["h1", "h1"]):
         with pytest.raises(BadInput, match="2 nodes need as many hosts, each named once"):
             nodes.read_hosts(wrong, 2)
-    with pytest.raises(BadInput, match="does not exist"):
-        nodes.read_hosts(str(tmp_path / "no"), 2)
+    for content, message in ((None, "can't be read"), (b"\xff\xfe\x00", "can't be read"), (b"", "none: 2 nodes need")):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(BadInput, match=message):
+            nodes.read_hosts(str(tmp_path / "no" if content is None else file), 2)
+
+
+def test_a_wrong_endpoint_is_refused(monkeypatch):
+    for wrong in ("h1:0", "h1:99999"):
+        with pytest.raises(BadInput, match="from 1 to 65535"):
+            nodes.endpoint(wrong)
+    monkeypatch.setenv("MASTER_ADDR", "::1")
+    with pytest.raises(BadInput, match="MASTER_ADDR=::1: give a name, or an IPv4 address"):
+        nodes.environment_endpoint()
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if name not in ("single", "dataparallel")])

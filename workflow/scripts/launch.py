@@ -31,7 +31,8 @@ def main() -> None:
         raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
     row = config.rows[arguments.row] if arguments.row else None
     most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
-    rank = nodes.node_rank(arguments.node_rank, row.asked.nodes if row else most)
+    several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # of which it is on one
+    rank = nodes.node_rank(arguments.node_rank, max(row.asked.nodes, several_machines) if row else most)
     if row is None and not rank:
         raise BadInput("--row: name a row. Only nodes other than the first serve whichever row that one trains.")
     if rank and row and row.hardware.nodes == 1:
@@ -41,7 +42,8 @@ def main() -> None:
             raise BadInput("--print: name a row, by --row.")
         for number in range(row.hardware.nodes if row.hardware.nodes > 1 else 0):
             print(f"# on node {number}\n{_typed(number)}")
-        print(f"# starts on node {rank}\n{node.show(row, arguments.results, arguments.repeat, rank)}")
+        shown = config.profiled(row) if arguments.profile else row
+        print(f"# starts on node {rank}\n{node.show(shown, arguments.results, arguments.repeat, rank)}")
         return
     if rank:
         following.follow(config, arguments.results, rank, row)

@@ -26,7 +26,9 @@ logging.getLogger("DeepSpeed").addFilter(lambda entry: entry.levelno >= logging.
 
 def parser(description: str, *, configured: bool = True) -> argparse.ArgumentParser:
     """A parser with --results, and with --config and --set for commands that are `configured`."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+    )
     made.add_argument("--results", type=Path, default=paths.RESULTS, help="the folder of all results")
     if configured:
         made.add_argument(

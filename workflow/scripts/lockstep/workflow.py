@@ -93,6 +93,17 @@ def contain(checked: Config, settings) -> bool:
     return True
 
 
+@exit_on_bad_input()
+def require_slurm(workflow) -> None:
+    """End the program where jobs are to be submitted to Slurm, and its commands are not there."""
+    missing = [command for command in ("sbatch", "squeue", "sacct", "srun") if not shutil.which(command)]
+    if missing and workflow.executor_plugin.name == "slurm":
+        raise BadInput(
+            f"--profile profiles/slurm: {', '.join(missing)} can't be found here. Start it where jobs are submitted, as"
+            " on the cluster's login node."
+        )
+
+
 def write_manifest(checked: Config, available: list[str], command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
     # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.

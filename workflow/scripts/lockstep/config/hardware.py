@@ -233,14 +233,15 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.processes: {devices}, but there {there} here. Ask for at most {most}, or set oversubscribe: true,"
             " to let several share one."
         )
-    if device == "cuda" and here and not asked.mixed_gpus:
-        kinds = gpu_kinds((chosen or gpu_numbers())[:devices])
-        if len(kinds) > 1:
-            raise BadInput(
-                f"{where}.gpus: GPUs of unlike kinds would train together ({', '.join(kinds)}), and the slowest would"
-                " set the pace. Choose like ones by their numbers, or set mixed_gpus: true."
-            )
+    if device == "cuda" and here:
+        refuse_mixed(asked, (chosen or gpu_numbers())[:devices], where)
     threads = max(1, cores // devices) if asked.threads in ("auto", "all") else asked.threads
+    if devices > cores and asked.threads in ("auto", "all") and not asked.oversubscribe:
+        there = "hardware.node_cores says that there are" if asked.node_cores else "there are"
+        raise BadInput(
+            f"{where}.processes: {devices}, and {there} {cores} CPU cores, one for each process at least. Ask for"
+            " fewer, or, where other machines train, set node_cores to what a job has there."
+        )
     if devices * threads > cores and not asked.oversubscribe:
         raise BadInput(
             f"{where}.threads: {devices} processes of {threads} threads need more than the {cores} CPU cores here."
@@ -275,8 +276,18 @@ def resolve(asked, row: str = "") -> Hardware:
     )
 
 
-def refuse_less(asked) -> None:
-    """Raises BadInput where this machine, which is to train, has less than `hardware` says that such machines have."""
+def refuse_mixed(asked, numbers: list[int], where: str) -> None:
+    """Raises BadInput where these GPUs, numbered as by nvidia-smi, are of unlike kinds, and that was not asked for."""
+    kinds = [] if asked.mixed_gpus else gpu_kinds(numbers)
+    if len(kinds) > 1:
+        raise BadInput(
+            f"{where}.gpus: GPUs of unlike kinds would train together ({', '.join(kinds)}), and the slowest would set"
+            " the pace. Choose like ones by their numbers, or set mixed_gpus: true."
+        )
+
+
+def refuse_less(asked, hardware: Hardware) -> None:
+    """Raises BadInput where this machine, which is to train, has less than was `asked`, or other GPUs."""
     for key, wanted, there, what in (
         ("node_cores", asked.node_cores, cpu_cores(), "CPU cores"),
         ("node_gpus", asked.node_gpus, visible_gpus(), "GPUs"),
@@ -286,6 +297,9 @@ def refuse_less(asked) -> None:
                 f"hardware.{key}: {wanted}, but on {platform.node()} this job may use {there} {what}. Set it to what a"
                 " job is given there, or ask for more."
             )
+    if asked.node_gpus and hardware.device == "cuda":  # else they were looked at when it was resolved
+        refuse_misnamed_gpus()
+        refuse_mixed(asked, training_gpus(hardware), "hardware")
 
 
 def free_port(wanted: int | str) -> int:

@@ -153,6 +153,11 @@ class Row:
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
                 " set checkpoint_every to 0."
             )
+        if self.train.accumulation > 1 and self.options.get("static_graph"):
+            raise BadInput(
+                f"rows.{self.name}.static_graph: DistributedDataParallel plans by the first backward pass, which"
+                " accumulation lets it not see. Set it to false, or accumulation to 1."
+            )
         if self.train.log_to and not self.train.log_every:
             raise BadInput(
                 f"rows.{self.name}.log_to: nothing goes there while log_every is 0. Set that, to 20 perhaps."

@@ -80,7 +80,7 @@ def _answer(word: nodes.Word, row: Row, results: Path, called: dict) -> None:
     """Say what this node knows of itself, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
-        refuse_less(row.asked)
+        refuse_less(row.asked, row.hardware)
         at, interface = nodes.reach(*called["endpoint"], row.asked.interface)
     except BadInput as error:
         reason = str(error)

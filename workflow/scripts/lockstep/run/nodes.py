@@ -25,7 +25,7 @@ from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.hardware import free_port
 from lockstep.config.row import Row
-from lockstep.errors import BadInput, RunFailed, RunSaved
+from lockstep.errors import BadInput, RunFailed, RunSaved, brief
 from lockstep.files import hash_file, hash_text, read_json, write_json
 from lockstep.run.processes import StopRequest
 
@@ -216,9 +216,13 @@ def own_address(row: Row) -> tuple[str, str]:
 
 
 def endpoint(text: str) -> tuple[str, int | None]:
-    """The host and port that `hardware.endpoint` names; the port may be left out."""
+    """The host and port that `hardware.endpoint` names; the port may be left out. Raises BadInput."""
     host, _, port = text.rpartition(":")
-    return (host, int(port)) if host else (text, None)
+    if not host:
+        return text, None
+    if not 0 < int(port) < 2**16:
+        raise BadInput(f"hardware.endpoint: {text}: a port is a number from 1 to 65535.")
+    return host, int(port)
 
 
 def _resolve(host: str, where: str) -> str:
@@ -263,6 +267,8 @@ class Lead:
     def meet(self) -> Meeting:
         """Call the other nodes, and agree with them. Raises BadInput where one does not come, or is unlike this one."""
         hardware = self.row.hardware
+        if self.row.asked.hosts:
+            read_hosts(self.row.asked.hosts, hardware.nodes)  # refuses before anybody waits
         address, interface = own_address(self.row)
         port = (endpoint(self.row.asked.endpoint)[1] if self.row.asked.endpoint else None) or free_port(hardware.port)
         name = secrets.token_hex(8)
@@ -387,12 +393,17 @@ def read_hosts(asked: list[str] | str, nodes: int) -> list[str]:
     """The names in `hardware.hosts`: a list, or a hostfile as MPI has it, a host in each line. Raises BadInput."""
     hosts = asked
     if isinstance(asked, str):
-        if not Path(asked).is_file():
-            raise BadInput(f"hardware.hosts: {asked} does not exist. Name a hostfile, or list the hosts: [h1, h2].")
-        lines = Path(asked).read_text(encoding="utf-8").splitlines()
+        try:
+            lines = Path(asked).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(
+                f"hardware.hosts: {asked} can't be read as a hostfile ({brief(error)}). Name a text file with a host in"
+                " each line, or list the hosts: [h1, h2]."
+            ) from None
         hosts = [words[0] for line in lines if (words := line.split("#")[0].split())]
     if len(set(hosts)) != len(hosts) or len(hosts) < nodes:
-        raise BadInput(f"hardware.hosts: {', '.join(hosts)}: {nodes} nodes need as many hosts, each named once.")
+        named = ", ".join(hosts) or "none"
+        raise BadInput(f"hardware.hosts: {named}: {nodes} nodes need as many hosts, each named once.")
     return list(hosts[:nodes])
 
 
@@ -449,6 +460,11 @@ def node_rank(given: int | None, nodes: int) -> int:
 
 
 def environment_endpoint() -> str | None:
-    """Where a scheduler wants the ranks to meet, by MASTER_ADDR and MASTER_PORT; None where it does not say."""
+    """Where a scheduler wants the ranks to meet, by MASTER_ADDR and MASTER_PORT; None where it does not say.
+
+    Raises BadInput where that is no name and no IPv4 address.
+    """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if address and ":" in address:
+        raise BadInput(f"MASTER_ADDR={address}: give a name, or an IPv4 address.")
     return address and (f"{address}:{port}" if port.isdecimal() else address)

@@ -204,7 +204,7 @@ def refuse_to_start(row: Row) -> None:
     on what the machine has, in `hardware.resolve`, which the Snakefile and the report ask too.
     """
     row.refuse()
-    refuse_less(row.asked)
+    refuse_less(row.asked, row.hardware)
     if row.unavailable:
         raise BadInput(f"rows.{row.name}: {row.unavailable}.")
 

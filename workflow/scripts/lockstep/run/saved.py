@@ -102,7 +102,7 @@ def difference(made: dict, now: dict, anywhere: bool = False) -> str:
     if made["rates"] != now["rates"]:
         return (
             f"the learning rates of its {made['step']} steps would be others now, as the schedule is by the number of"
-            " all steps; with schedule: constant a run can be made longer"
+            " all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
         )
     return ""
 

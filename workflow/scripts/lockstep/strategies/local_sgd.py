@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from lockstep.errors import RunFailed
+from lockstep.paths import PROFILED
 from lockstep.strategies import ddp
 
 
@@ -49,7 +50,10 @@ class Strategy(ddp.Strategy):
     def is_due(self, done: int) -> bool:
         """Whether weights are averaged after `done` steps: every so often, and where the model is tested or kept."""
         apart = done - self.options["local_after"]
+        settings = self.replay.session.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
+        if settings.kind == PROFILED:  # of which nothing is kept, and one talk more would count as every eighth step's
+            used = False
         return apart > 0 and (used or apart % self.options["every"] == 0)
 
     def meet(self) -> None:
@@ -58,17 +62,18 @@ class Strategy(ddp.Strategy):
 
     def gradient_norm(self):
         """That of the mean over all ranks, which nobody steps along: what can be held against other strategies."""
-        gradients = [parameter.grad.clone() for parameter in self.module.parameters() if parameter.grad is not None]
+        parts = self.world.size * self.loss_scale()  # ranks may come to scale losses each by its own
+        gradients = [parameter.grad / parts for parameter in self.module.parameters() if parameter.grad is not None]
         for gradient in gradients:
             dist.all_reduce(gradient)
-        return torch.nn.utils.get_total_norm(gradients) / (self.world.size * self.loss_scale())
+        return torch.nn.utils.get_total_norm(gradients)
 
     def load_state(self, folder):
         savers = len(list(folder.glob("state-*.pt")))
         if savers != self.world.size:
             raise RunFailed(
                 f"{savers} processes saved the state in {folder.parent}, each with weights of its own, and"
-                f" {self.world.size} can't share them. Take as many processes, or start anew with --fresh"
+                f" {self.world.size} can't share them. Take as many processes, or leave out --resume"
             )
         super().load_state(folder)
 
