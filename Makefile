@@ -11,6 +11,7 @@
 # make sif      turn them into .sif files, for snakemake --cores all --use-singularity
 # make locks    write docker/locks/ again, after a change of the requirements
 # make benchmark  measure Lockstep against what a user would otherwise write, into docs/performance.md
+# make claims   measure what public articles say of training strategies, into docs/claims.md
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ MARKED ?= not slow
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup other-build bench again test test-slow horovod docs lint benchmark images sif locks clean
+.PHONY: setup other-build bench again test test-slow horovod docs lint benchmark claims images sif locks clean
 
 setup: $(VENV)/.complete
 	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
@@ -64,6 +65,9 @@ lint: setup
 
 benchmark: setup
 	$(BIN)/python -m benchmarks --write
+
+claims: setup
+	$(BIN)/python -m claims --write
 
 images:
 	docker/build.sh

@@ -30,7 +30,7 @@ ROW = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscrib
 
 
 def page() -> str:
-    names = ["single", *(name for name in registry.names() if name != "single")]
+    names = sorted(registry.names(), key=lambda name: (name.startswith("published_"), name != "single", name))
     return "\n".join([INTRODUCTION, *map(section, names)])
 
 

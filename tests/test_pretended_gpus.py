@@ -191,6 +191,35 @@ def test_each_rank_has_a_gpu_of_its_own(two, row):
         assert on_cpu["losses"] == pytest.approx(made["losses"], abs=1e-5)
 
 
+# What the published rows did on two GPUs, in fp16, which a CPU shows in bf16 only, or on one device.
+PUBLISHED = """
+rows:
+  published_trainer: {strategy: published_trainer, batching: padded}
+  published_ddp_amp: {strategy: published_ddp_amp, batching: padded}
+  published_deepspeed: {strategy: published_deepspeed, batching: padded}
+  published_dataparallel: {strategy: published_dataparallel, batching: padded}
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "processes"),
+    [
+        pytest.param("published_trainer", 1, marks=in_ci),
+        ("published_dataparallel", 1),
+        ("published_ddp_amp", 2),
+        ("published_deepspeed", 2),
+    ],
+)
+def test_the_published_rows_train_on_two_gpus_as_they_did(two, row, processes):
+    two.place.path("published.yaml").write_text(PUBLISHED, encoding="utf-8")
+    finished = two.launch(row, "", "--config=published.yaml")
+    assert finished.returncode == 0, finished.stderr
+    made = two.read(f"runs/{row}/n2/rep1/record.json")
+    assert (made["world_size"], made["settings"]["world_size"]) == (2, processes)
+    assert all(used > 0 for used in made["memory_by_gpu"])
+    assert made["precision"] == ("fp32" if row == "published_dataparallel" else "fp16")
+
+
 @pytest.mark.parametrize("row", [pytest.param("ddp", marks=in_ci), "ddp_amp", "fsdp", "deepspeed", "horovod"])
 def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
     """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""

@@ -112,10 +112,10 @@ def results(prepared, tmp_path) -> Path:
     return Path(shutil.copytree(prepared, tmp_path / "results"))
 
 
-EXPECTED = dict.fromkeys(registry.names(), (2, 2)) | {
-    "single": (1, 1),
-    "dataparallel": (2, 1),
-}  # devices, processes
+EXPECTED = dict.fromkeys(registry.names(), (2, 2)) | {  # devices, processes
+    **dict.fromkeys(("single", "published_single"), (1, 1)),
+    **dict.fromkeys(("dataparallel", "published_dataparallel", "published_trainer"), (2, 1)),
+}
 QUICK = ("single", "dataparallel", "ddp_spawn")  # without a launcher that imports PyTorch and more
 
 
@@ -135,7 +135,7 @@ def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts,
     monkeypatch.setattr(runs, "SCRIPTS", scripts)
     monkeypatch.setattr(node, "SCRIPTS", scripts)
     # DeepSpeed's own launcher counts GPUs for itself: tests/test_pretended_gpus.py shows it some.
-    launcher = {"launcher": "torchrun"} if name == "deepspeed" else {}
+    launcher = {"launcher": "torchrun"} if name.endswith("deepspeed") else {}
     checked = parse(x={"strategy": name} | launcher)
     row, (devices, processes) = checked.rows["x"], EXPECTED[name]
     if row.unavailable:
@@ -165,11 +165,11 @@ def test_several_ranks_on_a_gpu_are_for_who_asks(two_gpus, name):
     with pytest.raises(BadInput, match="4, but there are 2 GPUs here"):
         _ = row.hardware
     row = parse(x={"strategy": name, "processes": 4, "oversubscribe": True}).rows["x"]
-    devices, processes = {"single": (1, 1), "dataparallel": (2, 1)}.get(name, (4, 4))
+    devices, processes = EXPECTED[name] if EXPECTED[name] != (2, 2) else (4, 4)
     assert (row.hardware.devices, row.hardware.processes) == (devices, processes)
     assert row.hardware.gpu_count == min(devices, 2)
     assert row.hardware.backend == "gloo"  # NCCL refuses two ranks on one GPU
-    if name == "deepspeed":
+    if name in ("deepspeed", "published_deepspeed"):
         assert "take launcher: torchrun" in row.unavailable
         row = parse(x={"strategy": name, "processes": 4, "oversubscribe": True, "launcher": "torchrun"}).rows["x"]
     assert "launcher" not in row.unavailable

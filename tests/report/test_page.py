@@ -103,7 +103,7 @@ def test_everything_is_there_and_nothing_overflows(visit, report, width):
 
 def test_the_verdict_is_on_the_first_screen(visit, report):
     page = visit(report)
-    for text in ("had the shortest time", "Same model as single", "Mind:"):
+    for text in ("had the shortest time", "Same model as single", "Caution:"):
         box = page.locator("header .en", has_text=text).first.bounding_box()
         assert box["y"] + box["height"] < 900
 

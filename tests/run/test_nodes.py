@@ -401,7 +401,7 @@ def test_a_wrong_endpoint_is_refused(monkeypatch):
         nodes.environment_endpoint()
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if name not in ("single", "dataparallel")])
+@pytest.mark.parametrize("name", [name for name in registry.names() if not registry.literals(name)["ONE_DEVICE_ON"]])
 def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
     asked = {"nodes": 3, "processes": 2, "oversubscribe": True, "device": "cpu"}
     row = reading.parse({"rows": {"x": {"strategy": name} | asked}}).rows["x"]

@@ -16,6 +16,7 @@ def main() -> None:
     prepared.require(arguments.results)
     rows = [
         *(row for row, _ in config.order),
+        *map(config.trial, config.rows.values()),
         config.reference("fp32"),
         config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),

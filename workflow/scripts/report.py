@@ -14,11 +14,11 @@ def main() -> None:
     summary = gather(config, arguments.results)
     page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
-    print_table(*page.plain(summary.rows))
+    print_table(*page.plain(summary.compared.rows))
     for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")
-    for line in headline.lines(summary):
+    for line in [*headline.lines(summary.compared), *page.claims(summary)]:
         print(line.en)
     print(f"report: {folder / paths.PAGE}")
 

@@ -64,10 +64,11 @@ def remove_unfinished(folder: Path) -> None:
     for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
         if not left.is_dir():
             continue
-        for file in left.rglob("*"):
-            with contextlib.suppress(OSError):
-                if file.is_file() and file.stat().st_nlink == 1:
-                    os.truncate(file, 0)
+        with contextlib.suppress(OSError):  # another rank may be removing the same
+            for file in left.rglob("*"):
+                with contextlib.suppress(OSError):
+                    if file.is_file() and file.stat().st_nlink == 1:
+                        os.truncate(file, 0)
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -6,16 +6,17 @@ without importing torch or its framework):
     OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
                    configuration's train or hardware section here narrows it for this strategy, or widens it;
                    without a default, such a key keeps that of the section
-    INHERITS       which options it takes over from the strategy that its class extends; without this, all
+    INHERITS       which options it takes over from the strategies that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
     ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own
     NEEDS          package -> (version, command that installs it); without it, rows of this strategy are unavailable;
                    where option -> values come third, only rows that have one of the values under each
-    DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; else closed
+    DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; published
+                   where it makes again what others have published, flaws and all; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
-    OTHER_MODEL    why its rows train another model than single's, which the proof then finds and no one need mend;
-                   empty if they train the same, or close to it
+    OTHER_MODEL    the same: such a row trains another model than single, which the proof then finds, and which no one
+                   need mend; ({}, reason) is true of every row
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
@@ -70,16 +71,23 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {"REFUSED": [], "LOSSY": [], "DIVISION": "closed", "OTHER_MODEL": "", "NO_FP64": ""}
+    values |= {"REFUSED": [], "LOSSY": [], "OTHER_MODEL": [], "DIVISION": "", "NO_FP64": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:
-        if isinstance(statement, ast.ClassDef) and statement.name == "Strategy" and statement.bases:
-            base = literals(ast.unparse(statement.bases[0]).removesuffix(".Strategy"))  # class Strategy(ddp.Strategy)
-            kept = base["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
-            values["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept} | values["OPTIONS"]
-            values |= {name: base[name] + values[name] for name in ("REFUSED", "LOSSY")}
-    return values
+        if isinstance(statement, ast.ClassDef) and statement.name == "Strategy":
+            for base in statement.bases:  # class Strategy(ddp.Strategy)
+                _inherit(values, literals(ast.unparse(base).removesuffix(".Strategy")))
+    return values | {"DIVISION": values["DIVISION"] or "closed"}
+
+
+def _inherit(values: dict, base: dict) -> None:
+    """Add to a strategy's literals what it takes over from those of a strategy that its class extends."""
+    kept = base["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
+    values["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept if key in base["OPTIONS"]} | values["OPTIONS"]
+    values["NEEDS"] = base["NEEDS"] | values["NEEDS"]
+    values |= {name: base[name] + values[name] for name in ("REFUSED", "LOSSY", "OTHER_MODEL")}
+    values |= {name: values[name] or base[name] for name in ("DIVISION", "NO_FP64")}
 
 
 def needs(name: str) -> list[Need]:

@@ -104,9 +104,13 @@ class Row:
 
     @property
     def division(self) -> str:
-        """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms)."""
+        """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms).
+
+        published: what others have published, made again with its flaws. It is never ranked.
+        """
+        of_strategy = registry.literals(self.strategy)["DIVISION"]
         same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in CLOSED_KEYS)
-        return registry.literals(self.strategy)["DIVISION"] if same else "open"
+        return of_strategy if same or of_strategy == "published" else "open"
 
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{paths.run_name(self.name, self.hardware.devices, repeat)}"
@@ -201,6 +205,15 @@ class Row:
         return "; ".join(f"{reason} ({asked})" for asked, reason in self._matches("LOSSY"))
 
     @property
+    def other_model(self) -> str:
+        """Why the row trains another model than `single`, by its nature and not by mistake; empty if it does not."""
+        reasons = [reason for _, reason in self._matches("OTHER_MODEL")]
+        batch, table = self.train.global_batch, self.base.train.global_batch
+        if self.division == "published" and batch != table:
+            reasons.append(f"it trains {batch} samples a step, where the others train {table}")
+        return "; ".join(reasons)
+
+    @property
     def no_fp64(self) -> str:
         """Why the trial is not trained in float64 too, where only a mistake makes a difference; empty if it is."""
         if self.lossy:
@@ -210,7 +223,7 @@ class Row:
         return registry.literals(self.strategy)["NO_FP64"]
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
-        """Which of its strategy's REFUSED or LOSSY are true of this row: what was asked for, and the reason."""
+        """Which of its strategy's REFUSED, LOSSY or OTHER_MODEL hold for this row: what was asked, and why."""
         has = self.options | asdict(self.train) | asdict(self.hardware)
         has |= {"precision": self.precision, "task": self.base.task}
         return [
@@ -218,6 +231,11 @@ class Row:
             for values, reason in registry.literals(self.strategy)[literal]
             if all(has.get(key) in allowed for key, allowed in values.items())
         ]
+
+
+def times_trained(options: dict, processes: int) -> int:
+    """How often each sample of the plan is trained: once by every rank, where no sampler shares them out."""
+    return processes if options.get("no_sampler") else 1
 
 
 def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
@@ -233,7 +251,8 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
         )
     allowed = schema.of_row(strategy)
     for key in set(raw) - set(allowed["properties"]):
-        if owners := [name for name in registry.names() if key in registry.literals(name)["OPTIONS"]]:
+        honest = [name for name in registry.names() if registry.literals(name)["DIVISION"] != "published"]
+        if owners := [name for name in honest if key in registry.literals(name)["OPTIONS"]]:
             raise BadInput(f"{where}.{key}: {strategy} has no such option; {', '.join(owners)} would have it.")
     given = schema.coerce(raw, allowed)
     schema.check(given, allowed, where)

@@ -13,6 +13,7 @@ import numpy as np
 from lockstep import paths
 from lockstep.config import configuration, reading, registry
 from lockstep.config.hardware import busy_cores
+from lockstep.config.row import times_trained
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
@@ -105,7 +106,8 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
             yield "it trained another plan than the one that is there now"
         try:
             with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
-                check_ledger(dict(ledger), plan)
+                times = times_trained(run["asked"]["options"], run["asked"]["hardware"]["processes"])
+                check_ledger(dict(ledger), plan, times)
         except (OSError, RunFailed) as error:
             yield f"its ledger does not hold: {error}"
     data = read_json(paths.data_file(results))

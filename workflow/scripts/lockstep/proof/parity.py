@@ -24,7 +24,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config import registry
 from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
@@ -131,10 +130,10 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
         verdict |= compare(row, folder, references, _start(results))
-        if verdict["proof"] == "unequal" and (why := another_model(trial, _has_batch_statistics(results))):
-            verdict |= {"by_nature": why, "reason": f"{why}: {verdict['reason']}"}
         (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
+    if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
+        verdict |= {"by_nature": why, "reason": f"{why}: {verdict['reason']}"}
     write_json(folder / paths.VERDICT, verdict)
     journal.note(results, "proof", folder, OF_A_PROOF)
     return verdict
@@ -169,10 +168,9 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
     return verdict | {"proof": proof, "reason": "; ".join(reasons)}
 
 
-def another_model(trial: Row, batch_statistics: bool) -> str:
+def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:
     """Why a row trains another model than `single` by its nature, and not by mistake; else empty."""
-    of_strategy = registry.literals(trial.strategy)["OTHER_MODEL"] if trial.hardware.processes > 1 else ""
-    return of_strategy or (batches_apart(trial) if batch_statistics else "")
+    return row.other_model or (batches_apart(trial) if batch_statistics else "")
 
 
 def batches_apart(trial: Row) -> str:

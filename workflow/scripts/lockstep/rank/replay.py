@@ -55,8 +55,8 @@ class Replay:
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
-        world = self.session.strategy.world
-        parts = self.plan.micro_batches(step, world.rank, world.size, self.session.train.accumulation)
+        part, of = self.session.strategy.share()
+        parts = self.plan.micro_batches(step, part, of, self.session.train.accumulation)
         for number, ids in enumerate(map(self._ordered, parts), 1):
             if self.session.profiler:
                 self.session.profiler.mark("data")
@@ -73,11 +73,12 @@ class Replay:
         """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
 
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
-        this rank's losses * world size / what all samples of the global batch count.
+        this rank's losses * how many ranks share them / what all samples of the global batch count.
         """
         strategy, global_batch = self.session.strategy, self.plan.step_ids(batch.step)
         total = self.session.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
-        return total * (strategy.world.size / self.weights[global_batch].sum())
+        _, of = strategy.share()
+        return total * (of / self.weights[global_batch].sum())
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""

@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from lockstep.rank.session import Session
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
 from lockstep.run.progress import NODE, Progress, RankFiles
+
+TRIES = 25  # of writing why a rank fails, 0.2 s apart
 
 
 def main(folder: Path) -> None:
@@ -73,9 +76,7 @@ def main(folder: Path) -> None:
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
-        remove_unfinished(folder)  # a full disk may have no room for the reason else
-        with contextlib.suppress(RunFailed):  # if it has none all the same
-            files.write_error(error, int(progress.row[2]) if progress else 0)
+        _write_reason(folder, files, error, int(progress.row[2]) if progress else 0)
         print(f"rank {files.rank} failed:", file=sys.stderr)
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -98,6 +99,21 @@ def _redirect(file: Path) -> None:
     with file.open("ab") as stream:
         for number in (1, 2):
             os.dup2(stream.fileno(), number)
+
+
+def _write_reason(folder: Path, files: RankFiles, error: BaseException, step: int) -> None:
+    """Write why this rank fails, also where it is a full disk: on that another rank may fill what was just freed.
+
+    It then fails too, and frees it again; so this one tries for a while, in which its launcher ends nobody.
+    """
+    for _ in range(TRIES):
+        try:
+            remove_unfinished(folder)
+            files.write_error(error, step)
+        except (RunFailed, OSError):
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _end(number, frame):

@@ -57,6 +57,9 @@ def drawings(summary: Summary):
         yield "ranks", lambda: ranks(done, summary)
     if several := scaling_groups(done):
         yield "scaling", lambda: scaling(several)
+    for line in summary.published["rows"]:
+        if line["worth"]:
+            yield f"published_{line['ours']}", lambda line=line: worth(line)
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
@@ -304,6 +307,51 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
     header = [say("row"), say("world_size"), say("speedup")]
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
+
+
+def worth(line: dict) -> Drawing:
+    """A waterfall from a published row to the one that does what was meant, by what each flaw is worth in seconds."""
+    told = line["worth"]
+    parts = [(part["flaw"], part) for part in told["flaws"]]
+    if told["rest"]:
+        parts.append(("rest", told["rest"]))
+    labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
+    figure, axes = bars(["" for _ in labels])
+    axes.set_yticks(range(len(labels)), [label.en for label in labels])
+    begin, tips, table = line["again_train_seconds"], {}, []
+    axes.barh(0, begin, height=0.66, color=COLOURS[5])
+    at = begin
+    for place, (_, part) in enumerate(parts, 1):
+        seconds = part["seconds"] or 0.0
+        (bar,) = axes.barh(place, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
+        bar.set_gid(f"worth-{line['ours']}-{place}")
+        interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
+        tips[bar.get_gid()] = f"{labels[place].en}: {seconds:+.3g} s{interval}"
+        axes.text(max(at, at + seconds), place, f" {seconds:+.3g} s", va="center", fontsize=9)
+        at += seconds
+        orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
+        changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
+        table.append([labels[place].en, f"{seconds:+.3g}{interval}", orders, *changes])
+    axes.barh(len(labels) - 1, line["ours_train_seconds"], height=0.66, color=COLOURS[0])
+    for place, total in ((0, begin), (len(labels) - 1, line["ours_train_seconds"])):
+        axes.text(total, place, f" {total:.3g} s", va="center", fontsize=9)
+    axes.set_xlim(0, max(begin, line["ours_train_seconds"]) * 1.25)
+    axes.set_xlabel(say("axis_train").en)
+    rest = "–"
+    if told["rest"] and told["whole"]["seconds"]:
+        share = abs(told["rest"]["seconds"] / told["whole"]["seconds"])
+        rest = f"{told['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
+    return Drawing(
+        figure,
+        say("picture_worth", name=line["name"]),
+        say("picture_worth_note", again=line["again"], ours=line["ours"], rest=rest),
+        [
+            say(key)
+            for key in ("flaw_name", "train_seconds", "flaw_order", "flaw_steps", "flaw_samples", "flaw_macro_f1")
+        ],
+        table,
+        tips,
+    )
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:

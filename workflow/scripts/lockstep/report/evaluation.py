@@ -44,7 +44,10 @@ def test(run: Path) -> dict:
     """Predict the whole test split with a run's converted model, and write test/report.txt, .json, predictions.csv."""
     model = load_model(run / paths.MODEL)
     settings = read_json(run / paths.SETTINGS)
-    return registry.load_task(settings["task"])().test(model, Path(settings["data"]), run)
+    task = registry.load_task(settings["task"])()
+    if settings["options"].get("count_each_rank"):
+        task.times_counted = settings["hardware"]["processes"]
+    return task.test(model, Path(settings["data"]), run)
 
 
 def predict(folder: Path, inputs: list, task) -> list[tuple[str, float]]:

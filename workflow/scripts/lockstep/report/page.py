@@ -141,31 +141,16 @@ def _word(value) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def published(rows: list[dict]) -> list[dict]:
-    """The published table's lines, each with the same strategy's row here, and both as ratios to their single."""
-    theirs = yaml.safe_load((FOLDER / "published.yaml").read_text(encoding="utf-8"))["rows"]
-    ours = {row["strategy"]: row for row in reversed(rows) if row["speedup"]}
-    base = theirs[0]["minutes"]
-    return [
-        line
-        | {
-            "ratio": line["minutes"] / base,
-            "our_ratio": f"{1 / ours[line['ours']]['speedup']:.3f}" if line["ours"] in ours else "",
-            "flaw": Text(*line["flaw"]),
-        }
-        for line in theirs
-    ]
-
-
 def write(summary: Summary, folder: Path, predictions: Path, galleries: list | None = None) -> None:
     """Write everything into `folder`.
 
     `predictions` is the CSV file of the same samples through every model; `galleries` are those of report/gallery.py.
     """
+    everything, summary = summary, summary.compared
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / paths.PLOTS)
-    write_text(folder / paths.TABLE, pd.DataFrame(summary.rows, columns=COLUMNS).to_csv(index=False))
-    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(summary))
+    write_text(folder / paths.TABLE, pd.DataFrame(everything.rows, columns=COLUMNS).to_csv(index=False))
+    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(everything))
     texts, damaged = None, list(summary.damaged)
     if predictions.is_file():
         try:
@@ -188,7 +173,8 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "published": published(summary.rows),
+        "as_published": _as_published(everything) if everything is not summary else None,
+        "claims": claims(summary),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
         "variance_text": _variance_text(summary.variance),
@@ -207,6 +193,37 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         )
         environment.filters["cell"] = _markdown_cell
         write_text(folder / name, environment.get_template(template).render(context).lstrip())
+
+
+def _as_published(summary: Summary) -> dict:
+    """The rows that make the published ones again: their cells in the table, and those that did not succeed."""
+    rows = [row for row in summary.rows if row["division"] == "published"]
+    return {"cells": table(rows) if rows else [], "rows": rows}
+
+
+def claims(summary: Summary) -> list[Text]:
+    """Which of the published conclusions stand here; none where the published rows were not made again."""
+    return [_claim(claim) for claim in summary.published["claims"] if claim["again_speed"]]
+
+
+def _claim(claim: dict) -> Text:
+    """Whether a published ratio stands here, in a sentence."""
+    speeds = {side: claim[f"{side}_speed"] for side in ("ours", "again")}
+    told = {side: "–" if speed is None else f"{speed:.2f}" for side, speed in speeds.items()}
+    interval = same("")
+    if claim["ours_low"] is not None:
+        interval = same(f" ({claim['ours_low']:.2f} – {claim['ours_high']:.2f})")
+    verdict = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
+    return say(
+        "claim",
+        name=claim["name"],
+        ours=claim["ours"],
+        published=f"{claim['published']:.2f}",
+        honest=told["ours"],
+        again=told["again"],
+        interval=interval,
+        verdict=say(verdict),
+    )
 
 
 def _caption(summary: Summary) -> Text:

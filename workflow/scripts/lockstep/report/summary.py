@@ -3,7 +3,7 @@
 It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.model import metrics
 from lockstep.proof import parity
-from lockstep.report import ladder
+from lockstep.report import ladder, published
 from lockstep.run import blocks, record, staleness
 from lockstep.run.progress import WARMUP_STEPS
 
@@ -103,7 +103,30 @@ class Summary:
     environment: dict | None  # one for all runs (merge_environments); None without any
     manifest: dict | None  # when, where and by which command the results were asked for; None where that is not known
     damaged: list[str]  # the files beside the runs that can't be read, and why
+    published: dict  # the published table, answered (report/published.py)
     config: dict  # the configuration as plain values, defaults filled in
+
+    @property
+    def compared(self) -> "Summary":
+        """Without the rows that make again what others have published, which have a section of their own.
+
+        Where there are no others it is all.
+        """
+        names = {row["row"] for row in self.rows if row["division"] != "published"}
+        if not names:
+            return self
+
+        def of(by_row: dict) -> dict:
+            return {name: value for name, value in by_row.items() if name in names}
+
+        return replace(
+            self,
+            rows=[row for row in self.rows if row["row"] in names],
+            runs=of(self.runs),
+            verdicts=of(self.verdicts),
+            profiles=of(self.profiles),
+            apart=[name for name in self.apart if name in names],
+        )
 
     @property
     def finished_rows(self) -> list[dict]:
@@ -140,6 +163,7 @@ def gather(config: Config, results: Path) -> Summary:
     manifest = _optional(paths.manifest_file(results), MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name], peak) for row in config.rows.values()]
     ratios, statistics, apart = _compare(rows, runs, config)
+    timed = {name: good_runs(several) for name, several in runs.items()}
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
     return Summary(
         rows=rows,
@@ -154,7 +178,7 @@ def gather(config: Config, results: Path) -> Summary:
             config,
             rows,
             {name: succeeded(several) for name, several in runs.items()},
-            {name: good_runs(several) for name, several in runs.items()},
+            timed,
         ),
         profiles=profiles,
         stale=stale,
@@ -168,6 +192,7 @@ def gather(config: Config, results: Path) -> Summary:
         environment=merge_environments(environments),
         manifest=manifest,
         damaged=damaged,
+        published=published.answer(config, rows, timed, verdicts),
         config=config.source,
     )
 

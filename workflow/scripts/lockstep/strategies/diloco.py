@@ -74,4 +74,6 @@ INHERITS = [
     "within",
 ]
 DIVISION = "open"
-OTHER_MODEL = "ranks take steps along gradients of their own, and an outer optimizer takes others"
+OTHER_MODEL = [
+    ({}, "an outer optimizer takes steps of its own"),
+]

@@ -111,7 +111,9 @@ INHERITS = [
     "sync_batchnorm",
 ]
 DIVISION = "open"
-OTHER_MODEL = "ranks take steps along gradients of their own"
+OTHER_MODEL = [
+    ({}, "ranks take steps along gradients of their own"),
+]
 LOSSY = [
     ({"within": ["rank", "node"]}, "weights are averaged, every few steps, in place of gradients"),
 ]

@@ -70,6 +70,10 @@ class Strategy:
             replay.step_done(step)
         replay.end()
 
+    def share(self) -> tuple[int, int]:
+        """Which part of each global batch this rank trains, from 0, and of how many."""
+        return self.world.rank, self.world.size
+
     def batch(self, samples, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
         """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
         return self.inputs(samples.batch(ids, width))

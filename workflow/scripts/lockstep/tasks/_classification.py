@@ -90,16 +90,17 @@ class Task(_task.Task):
         chances = probabilities(model, samples)
         predicted, numbers = chances.argmax(axis=1), range(len(names))
         report = {"labels": numbers, "target_names": names, "zero_division": 0, "digits": 4}
-        by_class = classification_report(samples.labels, predicted, output_dict=True, **report)
+        counted, counted_as = (np.tile(column, self.times_counted) for column in (samples.labels, predicted))
+        by_class = classification_report(counted, counted_as, output_dict=True, **report)
         scores = {
             "labels": names,
-            "support": len(samples),
+            "support": len(counted),
             "accuracy": float((predicted == samples.labels).mean()),
             "macro_f1": by_class["macro avg"]["f1-score"],
             "by_class": by_class,
-            "confusion_matrix": confusion_matrix(samples.labels, predicted, labels=numbers).tolist(),
+            "confusion_matrix": confusion_matrix(counted, counted_as, labels=numbers).tolist(),
         }
-        write_text(folder / paths.TEST_TEXT, classification_report(samples.labels, predicted, **report))
+        write_text(folder / paths.TEST_TEXT, classification_report(counted, counted_as, **report))
         known = self.columns(split)
         write_csv(
             folder / paths.TEST_PREDICTIONS,

@@ -40,6 +40,7 @@ class Task:
     UNIT = "samples"  # what people call them
     INPUT = "input"  # what they call what is predicted, and how it is given to predict.py
     EXAMPLE = ""
+    times_counted = 1  # how often the test counts each sample; a published flaw is to count it once for each rank
     VISIBLE = False  # whether a sample is a picture, which `pictures` draws
 
     def __init__(self, train: Train | None = None):

@@ -1,0 +1,232 @@
+"""The claims: what is said, by whom, and a function that measures it.
+
+The articles: A, github.com/taishan1994/pytorch-distributed-NLP; B, blog.csdn.net/u012374012/article/details/145284637;
+C, "PyTorch分布式训练基础：DDP使用" (CSDN); D, "Pytorch 多卡并行训练教程 (DDP)"; E, a Korean blog on several GPUs. The
+words are Lockstep's.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from benchmarks.common import prepared
+from claims import runs
+from claims.runs import Runs
+from lockstep import paths, stats
+from lockstep.data.tokens import table
+
+HOLDS, NOT, UNKNOWN = "holds here", "does not hold here", "can't be told on this machine"
+ROWS = "snakemake --cores all --configfile config/claims.yaml"
+HERE = "python -m claims {}"
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Claim:
+    said: str
+    by: str
+    measure: Callable[[Runs], tuple[str, str]]  # the verdict, and what it is made of
+    command: str = ROWS
+
+
+def faster(ours: str, theirs: str, more_than: float = 1.0) -> Callable[[Runs], tuple[str, str]]:
+    """Whether a row takes less time than another: less than theirs over `more_than`."""
+
+    def measure(done: Runs) -> tuple[str, str]:
+        if missing := _missing(done, ours, theirs):
+            return UNKNOWN, missing
+        ratio = done.ratio(theirs, ours)
+        return _judged(ratio, more_than), f"`{ours}` is {_told(ratio)} times as fast as `{theirs}`"
+
+    return measure
+
+
+def costs(ours: str, theirs: str) -> Callable[[Runs], tuple[str, str]]:
+    """Whether a row takes longer than another."""
+
+    def measure(done: Runs) -> tuple[str, str]:
+        if missing := _missing(done, ours, theirs):
+            return UNKNOWN, missing
+        ratio = done.ratio(ours, theirs)
+        return _judged(ratio), f"`{ours}` takes {_told(ratio)} times as long as `{theirs}`"
+
+    return measure
+
+
+def _missing(done: Runs, *rows: str) -> str:
+    return "; ".join(f"`{row}`: {done.unavailable[row]}" for row in rows if row in done.unavailable)
+
+
+def _judged(ratio: stats.Ratio, more_than: float = 1.0) -> str:
+    if not ratio.kind or ratio.low <= more_than <= ratio.high:
+        return UNKNOWN
+    return HOLDS if ratio.low > more_than else NOT
+
+
+def _told(ratio: stats.Ratio) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.kind else f"{ratio.value:.2f}"
+
+
+def amp(done: Runs) -> tuple[str, str]:
+    verdict, told = faster("ddp_amp", "ddp_spawn")(done)
+    quality = done.quality("ddp_amp", "ddp_spawn")
+    told += f"; its macro-F1 is {quality['macro_f1_difference']:+.3f} (mean of {quality['seeds']} seeds)"
+    if verdict != HOLDS or quality["quality"] == "as_good":
+        return verdict, told
+    return (NOT if quality["quality"] == "worse" else UNKNOWN), f"{told}, which is not shown to be as good"
+
+
+def steps(done: Runs) -> tuple[str, str]:
+    ours, theirs = (done.records[row][1] for row in ("ddp", "single"))
+    told = f"at the same global batch of {ours['global_batch']} both take {ours['steps']} and {theirs['steps']} steps"
+    return (HOLDS if ours["steps"] < theirs["steps"] else NOT), f"{told}; the published rows doubled the batch"
+
+
+def backend(done: Runs) -> tuple[str, str]:
+    if missing := _missing(done, "horovod", "horovod_mpi"):
+        return UNKNOWN, missing
+    ratio = done.ratio("horovod", "horovod_mpi")
+    told = f"through gloo Horovod takes {_told(ratio)} times as long as through MPI"
+    apart = max(ratio.value, 1 / ratio.value)
+    return (HOLDS if apart >= 2 else NOT), f"{told}; to try NCCL takes GPUs"
+
+
+def first_gpu(done: Runs) -> tuple[str, str]:
+    memory = done.records["dataparallel"][1]["memory_by_gpu"]
+    if not memory or len(memory) < 2:
+        return UNKNOWN, "needs two GPUs: on a CPU nn.DataParallel passes everything on to the model"
+    verdict, told = faster("ddp", "dataparallel")(done)
+    full = memory[0] > 1.1 * max(memory[1:])
+    return (HOLDS if verdict == HOLDS and full else NOT), f"{told}; MiB on each GPU: {memory}"
+
+
+def map_location(_: Runs) -> tuple[str, str]:
+    if torch.cuda.device_count() < 2:
+        return UNKNOWN, "needs two GPUs"
+    with tempfile.NamedTemporaryFile() as file, torch.cuda.device(1):
+        torch.save(torch.ones(1, device="cuda:0"), file.name)
+        device = torch.load(file.name, weights_only=True).device
+    return (HOLDS if device.index == 0 else NOT), f"a process whose device is 1 loads it onto {device}"
+
+
+def whole_checkpoint(done: Runs) -> tuple[str, str]:
+    if missing := _missing(done, "deepspeed"):
+        return UNKNOWN, missing
+    states = sorted(done.folders["deepspeed"].glob("native/final/*model_states.pt"))
+    whole = 4 * done.records["deepspeed"][1]["settings"]["parameters"]
+    from lockstep.strategies.deepspeed import its_classes
+
+    with torch.serialization.safe_globals(its_classes()):
+        first = torch.load(states[0], map_location="cpu", weights_only=True)["module"]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+    told = f"{len(states)} files of model states, the first of which holds {held} of {whole} bytes of weights"
+    return (HOLDS if held < whole else NOT), told
+
+
+def equal_seeds(_: Runs) -> tuple[str, str]:
+    masks = []
+    for seed in (42, 42, 43):  # of two ranks with one seed, and of one with its own
+        torch.manual_seed(seed)
+        masks.append(torch.nn.functional.dropout(torch.ones(1000)))
+    same = [torch.equal(masks[0], mask) for mask in masks[1:]]
+    told = f"dropout of two ranks with one seed: {'equal' if same[0] else 'unequal'}; with seeds of their own:"
+    return (HOLDS if same == [True, False] else NOT), f"{told} {'equal' if same[1] else 'unequal'}"
+
+
+def set_epoch(_: Runs) -> tuple[str, str]:
+    sampler = DistributedSampler(range(1000), num_replicas=2, rank=0)
+    orders = [list(sampler), list(sampler)]
+    sampler.set_epoch(1)
+    other = list(sampler) != orders[0]
+    told = f"two epochs have {'the same order' if orders[0] == orders[1] else 'other orders'}"
+    return (HOLDS if orders[0] == orders[1] and other else NOT), f"{told}; after `set_epoch` it is another"
+
+
+def odd_numbers(_: Runs) -> tuple[str, str]:
+    counted = sum(len(list(DistributedSampler(range(10_000), 7, rank, shuffle=False))) for rank in range(7))
+    return (HOLDS if counted != 10_000 else NOT), f"on 7 ranks 10,000 samples are counted {counted:,} times"
+
+
+def batch_norm(_: Runs) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        verdicts = [runs.proof(Path(folder) / name, "ddp", {"sync_batchnorm": name}) for name in ("true", "false")]
+    told = f"the proof calls two ranks with it {verdicts[0]} to one process, and without it {verdicts[1]}"
+    return (HOLDS if verdicts == ["equal", "unequal"] else NOT), told
+
+
+def workers(_: Runs) -> tuple[str, str]:
+    """Seconds to load texts that are tokenised in collate, with and without worker processes, in turns."""
+    from transformers import AutoTokenizer
+
+    seconds = {number: [] for number in (0, WORKERS)}
+    with tempfile.TemporaryDirectory() as folder:
+        data = paths.data_folder(prepared(Path(folder), {}))
+        texts = table(paths.split_folder(data, "train")).column("text").to_pylist()
+        collate = Collate(AutoTokenizer.from_pretrained(data / paths.TOKENIZER, local_files_only=True))
+        for turn in range(5):
+            for number in seconds if turn % 2 else reversed(seconds):
+                began = time.perf_counter()
+                for _batch in DataLoader(texts, batch_size=32, num_workers=number, collate_fn=collate):
+                    pass
+                seconds[number].append(time.perf_counter() - began)
+    ratio = stats.ratio(*({(k, None): value for k, value in enumerate(seconds[number])} for number in (0, WORKERS)))
+    told = f"{WORKERS} workers load {len(texts):,} texts {_told(ratio)} times as fast as none, their start included"
+    return _judged(ratio), f"{told}; pinned memory needs a GPU"
+
+
+@dataclass
+class Collate:
+    """Tokenises the texts of a batch, as the published scripts do."""
+
+    tokenizer: object
+
+    def __call__(self, texts: list[str]) -> dict:
+        return self.tokenizer(texts, padding="max_length", truncation=True, max_length=128, return_tensors="pt")
+
+
+def quality_of(ours: str, theirs: str) -> Callable[[Runs], tuple[str, str]]:
+    """Whether a row is worse than another."""
+
+    def measure(done: Runs) -> tuple[str, str]:
+        quality = done.quality(ours, theirs)
+        told = (
+            f"`{ours}` against `{theirs}`: macro-F1 {quality['macro_f1_difference']:+.3f} over {quality['seeds']} seeds"
+        )
+        verdicts = {"as_good": HOLDS, "worse": NOT}
+        return verdicts.get(quality["quality"], UNKNOWN), told
+
+    return measure
+
+
+def local_sgd(done: Runs) -> tuple[str, str]:
+    verdict, told = faster("local_sgd", "ddp")(done)
+    quality = done.quality("local_sgd", "ddp")
+    return verdict, f"{told}; macro-F1 {quality['macro_f1_difference']:+.3f} ({quality['quality'].replace('_', ' ')})"
+
+
+CLAIMS = (
+    Claim("DataParallel's one process is the limit, and it fills GPU 0", "A, E", first_gpu),
+    Claim("DistributedDataParallel is faster than DataParallel", "A, E", faster("ddp", "dataparallel")),
+    Claim("DDP halves the number of steps, because the data is shared", "A", steps),
+    Claim("AMP shortens training clearly, and quality does not fall", "A", amp),
+    Claim("Horovod is slower than one device", "A", costs("horovod", "single")),
+    Claim("ZeRO-3 checkpoints need putting together", "A", whole_checkpoint),
+    Claim("The backend changes speed two- to tenfold", "C", backend),
+    Claim("Workers and pinned memory speed loading up", "C, E", workers, HERE.format("workers")),
+    Claim("Several ranks on a device help", "C", faster("more_ranks", "ddp")),
+    Claim("Loading without map_location fills device 0", "C, D", map_location, HERE.format("map_location")),
+    Claim("Equal seeds on all ranks make equal noise", "D", equal_seeds, HERE.format("equal_seeds")),
+    Claim("SyncBatchNorm makes batch normalisation global", "D", batch_norm, HERE.format("batch_norm")),
+    Claim("find_unused_parameters costs time", "D", costs("ddp_unused", "ddp")),
+    Claim("A sampler without set_epoch repeats its order", "A", set_epoch, HERE.format("set_epoch")),
+    Claim("DistributedSampler distorts a test on odd numbers", "E", odd_numbers, HERE.format("odd_numbers")),
+    Claim("A learning rate divided by the number of ranks is as good", "E", quality_of("half_rate", "ddp")),
+    Claim("Local SGD is faster, as it talks less", "–", local_sgd),
+    Claim("Compressing gradients to fp16 helps", "A", faster("ddp_fp16", "ddp")),
+    Claim("Compressing gradients by PowerSGD helps", "–", faster("ddp_powersgd", "ddp")),
+)

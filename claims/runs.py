@@ -1,0 +1,71 @@
+"""The rows of config/claims.yaml, trained in blocks, and what they came to."""
+
+import json
+import random
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import PROJECT, command, prepared
+from lockstep import paths, stats
+from lockstep.config import reading
+from lockstep.report import ladder
+
+CONFIGS = [PROJECT / "config" / "config.yaml", PROJECT / "config" / "claims.yaml"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Records and test reports, by row and repetition; a row that can't run here has the reason instead."""
+
+    records: dict[str, dict[int, dict]]
+    tests: dict[str, dict[int, dict]]
+    folders: dict[str, Path]  # of each row's first repetition
+    unavailable: dict[str, str]
+
+    def ratio(self, ours: str, theirs: str) -> stats.Ratio | None:
+        """One row's training time over another's, paired by block; None where one of them has none."""
+        seconds = [
+            {(repeat, None): record["clock"]["train_seconds"] for repeat, record in self.records[row].items()}
+            for row in (ours, theirs)
+        ]
+        return stats.ratio(*seconds)
+
+    def quality(self, ours: str, theirs: str) -> dict:
+        """Whether a row is as good as another, as the report judges it (report/ladder.py)."""
+        both = sorted(self.tests[ours].keys() & self.tests[theirs].keys())
+        differences = [self.tests[ours][k]["macro_f1"] - self.tests[theirs][k]["macro_f1"] for k in both]
+        return ladder.quality(differences, len(both))
+
+
+def train(folder: Path, data: Path | None, repeats: int) -> Runs:
+    """Train every row `repeats` times, in blocks whose order is shuffled, and test it."""
+    keys = {"hardware.device": "auto", "retries": 0} | ({"data.path": data} if data else {})
+    config = reading.read(CONFIGS, [f"{key}={value}" for key, value in keys.items()])
+    results = prepared(folder, keys, tuple(map(str, CONFIGS)))
+    unavailable = {name: row.unavailable for name, row in config.rows.items() if row.unavailable}
+    able = sorted(config.rows.keys() - unavailable.keys())
+    records, tests = {name: {} for name in config.rows}, {name: {} for name in config.rows}
+    for repeat in range(1, repeats + 1):
+        for name in random.Random(repeat).sample(able, len(able)):
+            run = results / config.rows[name].folder(repeat)
+            words = ["--row", name, "--repeat", str(repeat), *(f"--config={file}" for file in CONFIGS)]
+            subprocess.run(command("launch", results, keys, *words), cwd=PROJECT, check=True)
+            evaluate = [*command("evaluate", results, {})[:2], str(run)]
+            subprocess.run(evaluate, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+            records[name][repeat] = json.loads((run / paths.RECORD).read_text())
+            tests[name][repeat] = json.loads((run / paths.TEST_REPORT).read_text())
+    folders = {name: results / config.rows[name].folder(1) for name in able}
+    return Runs(records, tests, folders, unavailable)
+
+
+def proof(folder: Path, row: str, options: dict) -> str:
+    """The proof's verdict on a row over images, by a model with batch normalisation."""
+    keys = {"model.name": "basicnet_bn", "hardware.processes": 2, "hardware.oversubscribe": "true"}
+    keys |= {f"rows.{row}.{key}": value for key, value in options.items()}
+    files = (str(CONFIGS[0]), str(PROJECT / "config" / "digits.yaml"))
+    results = prepared(folder, keys, files)
+    words = [*(f"--config={file}" for file in files), "--exit-zero", "--row", "reference", "--row", row]
+    subprocess.run(command("parity", results, keys, *words), cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+    (verdict,) = results.glob(f"parity/{row}/n*/rep1/{paths.VERDICT}")
+    return json.loads(verdict.read_text())["proof"]

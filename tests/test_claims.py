@@ -1,0 +1,89 @@
+"""The claims: that each can be measured, and how a verdict follows from what was."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from claims import claims
+from claims.__main__ import MARKS, PAGE
+from claims.claims import CLAIMS, HOLDS, NOT, UNKNOWN
+from claims.runs import CONFIGS, Runs
+from lockstep.config import reading
+from tests.conftest import PROJECT
+
+ROWS = reading.read(CONFIGS, ["hardware.device=cpu"]).rows
+
+
+def runs(seconds: dict[str, list[float]], macro_f1: dict[str, list[float]] | None = None, **more) -> Runs:
+    """What rows came to, that took these seconds in their repetitions."""
+    records = {
+        name: {k: {"clock": {"train_seconds": value}} | more for k, value in enumerate(several, 1)}
+        for name, several in seconds.items()
+    }
+    tests = {
+        name: {k: {"macro_f1": value} for k, value in enumerate(several, 1)}
+        for name, several in (macro_f1 or {}).items()
+    }
+    return Runs(records, tests, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [([0.5, 0.51, 0.49], HOLDS), ([2.0, 2.1, 1.9], NOT), ([1.0, 1.1, 0.9], UNKNOWN), ([0.5], UNKNOWN)],
+)
+def test_a_claim_about_time_holds_where_the_whole_interval_says_so(ours, verdict):
+    done = runs({"ddp_fp16": ours, "ddp": [1.0, 1.01, 0.99][: len(ours)]})
+    assert claims.faster("ddp_fp16", "ddp")(done)[0] == verdict
+    opposite = {HOLDS: NOT, NOT: HOLDS}.get(verdict, UNKNOWN)
+    assert claims.costs("ddp_fp16", "ddp")(done)[0] == opposite
+
+
+@pytest.mark.parametrize(("macro_f1", "verdict"), [(0.6, HOLDS), (0.2, NOT)])
+def test_amp_must_be_as_good_too(macro_f1, verdict):
+    seconds = {"ddp_amp": [0.5, 0.51, 0.49, 0.5, 0.5], "ddp_spawn": [1.0, 1.01, 0.99, 1.0, 1.0]}
+    done = runs(seconds, {"ddp_amp": [macro_f1] * 5, "ddp_spawn": [0.6] * 5})
+    assert claims.amp(done)[0] == verdict
+
+
+def test_steps_are_halved_by_a_larger_batch_only():
+    done = runs({"ddp": [1.0], "single": [1.0]}, global_batch=64, steps=105)
+    verdict, told = claims.steps(done)
+    assert (verdict, "both take 105 and 105 steps" in told) == (NOT, True)
+
+
+def test_what_can_t_run_here_can_t_be_told():
+    done = Runs({}, {}, {}, {"horovod_mpi": "Horovod is built without MPI", "horovod": "is not installed"})
+    for measure in (claims.backend, claims.costs("horovod", "single")):
+        verdict, told = measure(done)
+        assert (verdict, "horovod" in told) == (UNKNOWN, True)
+
+
+def test_every_row_that_a_claim_needs_is_in_its_configuration():
+    source = (PROJECT / "claims" / "claims.py").read_text(encoding="utf-8")
+    named = set(re.findall(r'(?:faster|costs|quality_of|quality|ratio)\("(\w+)", "(\w+)"', source))
+    assert named
+    assert {row for pair in named for row in pair} <= set(ROWS)
+
+
+def test_claims_that_need_no_rows_are_measured_alone():
+    command = [sys.executable, "-m", "claims", "set_epoch", "odd_numbers", "equal_seeds", "map_location"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    told = " ".join(done.stdout.split())
+    assert told.count(HOLDS) == 3
+    assert "10,003" in told
+
+
+def test_an_unknown_claim_is_refused():
+    command = [sys.executable, "-m", "claims", "set_epoc"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no such claim: set_epoc; there are workers, map_location" in done.stderr
+
+
+def test_the_page_has_every_claim_and_its_verdict():
+    table = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
+    lines = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert [line[0].removeprefix("| ") for line in lines] == [claim.said for claim in CLAIMS]
+    assert {line[2] for line in lines} <= {HOLDS, NOT, UNKNOWN}

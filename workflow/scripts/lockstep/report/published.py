@@ -1,0 +1,195 @@
+"""The published table, answered: its rows as they were and as they were meant, and what each flaw is worth here.
+
+Between the two, flaws are taken away one at a time, each step a row of its own, in two orders (config/published.yaml).
+A flaw's worth is the mean over both of what taking it away changes: what two flaws do together is shared between them
+(Shapley's value, of two of the orders). The steps of an order add up to the whole by themselves; the last one, from the
+row without flaws to its honest sibling, is the rest that no flaw explains.
+"""
+
+import itertools
+from dataclasses import asdict
+
+import numpy as np
+import yaml
+from scipy.special import stdtrit
+
+from lockstep import paths, stats
+from lockstep.config.configuration import Config
+from lockstep.config.row import times_trained
+
+FILE = paths.WORKFLOW / "report" / "published.yaml"
+NEAR = 0.2  # a published ratio stands where the one measured here is as near to it, or its interval holds it
+# Keys of a row that are one flaw together: by what the flaw is called.
+TOGETHER = {
+    "habits": {"batching", "tokenise_late", "barrier", "print_loss"},
+    "precision": {"precision", "native_precision"},
+}
+TOLD = ("name", "minutes", "accuracy", "macro_f1", "support", "flaw", "ours", "again")  # of a published row
+NOT_TRAINING = ("count_each_rank",)  # how a model is tested changes nothing of how long it trains
+
+
+def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdicts: dict[str, dict | None]) -> dict:
+    """Each line of both published tables, with what was measured here, and the claims made of them.
+
+    timed: by row, the runs whose time counts. All that the configuration has no row for is None.
+    """
+    table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    by_name = {row["row"]: row for row in rows}
+    base = table["rows"][0]
+    lines = [_line(line, base, config, by_name, timed, verdicts) for line in table["rows"]]
+    by_published = {line["name"]: line for line in lines}
+    return {
+        "source": table["source"],
+        "rows": lines,
+        "claims": [_claim(claim["key"], by_published[claim["name"]]) for claim in table["claims"]],
+        "ladder": [_rung(rung, table["ladder"][0], by_name, timed) for rung in table["ladder"]],
+    }
+
+
+def _line(line, base, config, by_name, timed, verdicts) -> dict:
+    ours = _row_of(line["ours"], by_name)
+    told = {key: line.get(key) for key in TOLD}
+    told |= {"ratio": line["minutes"] / base["minutes"]}
+    for side, row, single in (("ours", ours, _row_of(base["ours"], by_name)), ("again", line["again"], base["again"])):
+        told[f"{side}_ratio"] = _ratio(row, single, timed)
+        for name in ("accuracy", "macro_f1", "train_seconds", "steps"):
+            told[f"{side}_{name}"] = by_name[row][name] if row in by_name else None
+    verdict = verdicts.get(line["again"])
+    told |= {"again_proof": verdict and verdict["proof"], "again_reason": (verdict or {}).get("by_nature", "")}
+    return told | {"worth": _worth(line, config, by_name, timed)}
+
+
+def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
+    """The row of that name; where there is none, the first one of that strategy, whatever it is called."""
+    if strategy in by_name:
+        return strategy
+    return next((name for name, row in by_name.items() if row["strategy"] == strategy), None)
+
+
+def _ratio(ours: str | None, theirs: str | None, timed: dict[str, list[dict]]) -> dict | None:
+    """One row's time over another's, by the blocks that hold both; None where there is none."""
+    if not timed.get(ours) or not timed.get(theirs):
+        return None
+    ratio = stats.ratio(_seconds(timed[ours]), _seconds(timed[theirs]))
+    return asdict(ratio) if ratio else None
+
+
+def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
+    return {stats.block(run): run["clock"]["train_seconds"] for run in runs}
+
+
+def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | None:
+    """What each flaw of a published row is worth: by how much its step changes seconds, steps, samples and macro-F1.
+
+    `whole` is from the published row to the honest one, `flaws` in the first order, `rest` what none explains.
+    None where a row of either order has no results.
+    """
+    honest = line["ours"]
+    needed = {name for way in line["ways"] for name in way} | {honest}
+    if not all(timed.get(name) for name in needed):
+        return None
+    orders = [
+        {flaw_between(config, before, after): (before, after) for before, after in itertools.pairwise(way)}
+        for way in line["ways"]
+    ]
+    last = (line["ways"][0][-1], honest)
+    if "last" in line:
+        orders = [steps | {line["last"]: last} for steps in orders]
+    flaws = [{"flaw": flaw} | _change([steps[flaw] for steps in orders], by_name, timed) for flaw in orders[0]]
+    rest = None if "last" in line else _change([last], by_name, timed)
+    return {
+        "whole": _change([(line["again"], honest)], by_name, timed),
+        "flaws": flaws,
+        "rest": rest,
+        "again": line["again"],
+        "ours": honest,
+    }
+
+
+def _change(steps: list[tuple[str, str]], by_name: dict, timed: dict) -> dict:
+    """What taking a flaw away changes, the mean over `steps`: (row with it, row without it) of each order.
+
+    seconds: with a 95 % interval of Student's t over the blocks that hold all rows; None where too few do. by_order: in
+    each order.
+    """
+    changes = [_paired(*step, timed) for step in steps]
+    shared = sorted(set.intersection(*(set(change) for change in changes)), key=str)
+    values = np.array([[change[block] for change in changes] for block in shared]).reshape(len(shared), len(steps))
+    means = values.mean(axis=1)
+    low = high = None
+    if len(means) > 1:
+        half = float(stdtrit(len(means) - 1, (1 + stats.CONFIDENCE) / 2) * means.std(ddof=1) / np.sqrt(len(means)))
+        low, high = float(means.mean()) - half, float(means.mean()) + half
+    told = {
+        "seconds": float(means.mean()) if len(means) else None,
+        "seconds_low": low,
+        "seconds_high": high,
+        "n": len(means),
+        "by_order": [float(column) for column in values.mean(axis=0)] if len(means) else [],
+    }
+    for name in ("steps", "samples", "macro_f1"):
+        differences = [
+            _figure(name, after, by_name, timed) - _figure(name, before, by_name, timed) for before, after in steps
+        ]
+        told[name] = float(np.mean(differences))
+    return told
+
+
+def _paired(before: str, after: str, timed: dict) -> dict[stats.Block, float]:
+    """Seconds of `after` less those of `before`, by the blocks that hold both."""
+    ours, theirs = _seconds(timed[after]), _seconds(timed[before])
+    return {block: ours[block] - theirs[block] for block in ours.keys() & theirs.keys()}
+
+
+def _figure(name: str, row: str, by_name: dict, timed: dict) -> float:
+    if name == "samples":  # that were trained: some more than once, where no sampler shares them out
+        run = timed[row][0]
+        return run["work"]["samples"] * times_trained(run["asked"]["options"], run["asked"]["hardware"]["processes"])
+    return by_name[row][name] or 0.0
+
+
+def flaw_between(config: Config, before: str, after: str) -> str:
+    """What the flaw is called that a row of the configuration has and the next one has not, by the keys that differ."""
+    ours, theirs = (_keys(config, name) for name in (before, after))
+    changed = {key for key in ours if ours[key] != theirs.get(key)}
+    if len(changed) == 1:
+        return changed.pop()
+    return next((name for name, keys in TOGETHER.items() if changed <= keys), " + ".join(sorted(changed)))
+
+
+def _keys(config: Config, name: str) -> dict:
+    row = config.rows[name]
+    options = {key: value for key, value in row.options.items() if key not in NOT_TRAINING}
+    return options | {
+        "batching": row.train.batching,
+        "global_batch": row.train.global_batch,
+        "precision": row.precision,
+    }
+
+
+def _claim(key: str, line: dict) -> dict:
+    """Whether a published ratio stands here: that of the row that does what was meant, over its single.
+
+    stands: True, False, or None where too little was measured.
+    """
+    speed = 1 / line["ratio"]
+    told = {"key": key, "name": line["name"], "ours": line["ours"], "published": speed, "stands": None}
+    for side in ("ours", "again"):
+        ratio = line[f"{side}_ratio"]
+        told[f"{side}_speed"] = 1 / ratio["value"] if ratio else None
+        told[f"{side}_low"], told[f"{side}_high"] = (
+            (1 / ratio["high"], 1 / ratio["low"]) if ratio and ratio["kind"] else (None, None)
+        )
+    if told["ours_low"] is not None:
+        near = abs(told["ours_speed"] / speed - 1) <= NEAR
+        told["stands"] = near or told["ours_low"] <= speed <= told["ours_high"]
+    return told
+
+
+def _rung(rung: dict, first: dict, by_name: dict, timed: dict) -> dict:
+    ours = by_name.get(rung["ours"])
+    return rung | {
+        "ratio": rung["minutes"] / first["minutes"],
+        "our_ratio": _ratio(rung["ours"], first["ours"], timed),
+        **{f"our_{name}": ours and ours[name] for name in ("peak_memory_mb", "macro_f1", "proof")},
+    }

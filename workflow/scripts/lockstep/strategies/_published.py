@@ -1,0 +1,91 @@
+"""What the scripts behind the published table do in each step, each flaw an option that can be taken away.
+
+The strategies published_* mix it into their honest siblings; what else was wrong with one stands in its own file.
+"""
+
+from pathlib import Path
+
+import torch
+
+from lockstep.data.tokens import table
+from lockstep.paths import TOKENIZER, split_folder
+from lockstep.strategies import single
+
+
+class Strategy(single.Strategy):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.data, self.replay = Path(settings.data), None
+
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        if self.options["keep_gradients"]:
+            self.optimizer.zero_grad = lambda *_, **__: None  # never called, in effect
+
+    def train(self, replay):
+        self.replay = replay
+        if self.options["tokenise_late"]:
+            from transformers import AutoTokenizer  # slow to import, and only this option needs it
+
+            self.texts = table(split_folder(self.data, "train")).column("text")
+            self.tokenizer = AutoTokenizer.from_pretrained(self.data / TOKENIZER, local_files_only=True)
+        super().train(replay)
+
+    def batch(self, samples, ids, width):
+        if self.options["tokenise_late"] and self.replay and samples is self.replay.samples:
+            return self.inputs(self.tokenised(ids, width) | {"labels": samples.labels[ids]})
+        return super().batch(samples, ids, width)
+
+    def tokenised(self, ids, width):
+        """What a batch of the plan holds, made of the texts themselves, as a data loader's collate function does."""
+        texts = self.texts.take(ids).to_pylist()
+        padded = {"padding": "max_length", "truncation": True, "max_length": width, "return_tensors": "np"}
+        made = self.tokenizer(texts, **padded)
+        return {name: made[name] for name in ("input_ids", "attention_mask")}
+
+    def backward(self, loss, last):
+        if self.options.get("barrier"):
+            self.all_gather(torch.zeros(1, device=self.world.device)).sum().item()
+        super().backward(loss, last)
+        if self.options["print_loss"]:
+            told = self.told(loss.detach())
+            if self.world.rank == 0:
+                print(f"loss {told:.6f}")
+
+    def told(self, loss: torch.Tensor) -> float:
+        """The loss that is printed: the mean over all ranks, for which they and the host wait."""
+        return self.all_gather(loss).mean().item()
+
+
+OPTIONS = {
+    "tokenise_late": {
+        "type": "boolean",
+        "default": True,
+        "description": "texts are tokenised when their batch is made, in each epoch anew",
+    },
+    "print_loss": {
+        "type": "boolean",
+        "default": True,
+        "description": "the loss is averaged over all ranks and printed in each step",
+    },
+    "barrier": {
+        "type": "boolean",
+        "default": True,
+        "description": "all ranks wait for each other in each step, before the backward pass",
+    },
+    "keep_gradients": {
+        "type": "boolean",
+        "default": False,
+        "description": "gradients are never cleared, so that each step adds to those of all before it",
+    },
+}
+DIVISION = "published"
+OTHER_MODEL = [
+    ({"keep_gradients": [True]}, "gradients are never cleared"),
+]
+REFUSED = [
+    (
+        {"tokenise_late": [True], "task": ["image-classification", "language-modelling"]},
+        "there are no texts to tokenise; take tokenise_late: false",
+    ),
+]

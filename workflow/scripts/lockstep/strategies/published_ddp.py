@@ -1,0 +1,14 @@
+"""published_ddp: ddp as the published script `distributed` has it, with the habits of published_single, and a barrier.
+
+Its row trains single's batch on each device (config/published.yaml): half the steps, of twice the samples.
+
+Advantages: none; it shows what these habits cost.
+Limits: its time is no measure of DistributedDataParallel.
+On a CPU: the same.
+"""
+
+from lockstep.strategies import _published, ddp
+
+
+class Strategy(_published.Strategy, ddp.Strategy):
+    pass

@@ -1,0 +1,42 @@
+"""published_ddp_amp: ddp_amp as the published script `distributed-multiprocess-amp` has it: it never clears gradients.
+
+Gradients are also clipped while they are still multiplied by the loss scale. That makes them so small that AdamW's
+epsilon (1e-8) counts beside them, and another model is trained. That they are never cleared is hidden by the loss
+scale: before each update the scaler divides by it what is left of all earlier steps once more, and 65,536 times smaller
+nothing is seen of that. Without a scaler the same mistake trains another model (tests/test_published.py).
+
+Advantages: none; it shows what a missing line does.
+Limits: without a loss scale it trains another model.
+On a CPU: bf16 in place of fp16, with the same loss scale.
+"""
+
+import torch
+
+from lockstep.strategies import _published, ddp_amp
+
+
+class Strategy(_published.Strategy, ddp_amp.Strategy):
+    def step(self):
+        clip = self.clip
+        if self.options["clip_scaled"] and clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+            self.clip = 0  # it is done
+        super().step()
+        self.clip = clip
+
+
+OPTIONS = {
+    "keep_gradients": {
+        "type": "boolean",
+        "default": True,
+        "description": "gradients are never cleared, so that each step adds to those of all before it",
+    },
+    "clip_scaled": {
+        "type": "boolean",
+        "default": True,
+        "description": "gradients are clipped while they are multiplied by the loss scale (no `unscale_` before)",
+    },
+}
+OTHER_MODEL = [
+    ({"clip_scaled": [True]}, "gradients are clipped while they are multiplied by the loss scale"),
+]

@@ -1,0 +1,48 @@
+"""published_deepspeed: deepspeed as the published script has it: no sampler, so that all ranks train the same batches.
+
+Each rank trains the whole of every batch, in half precision throughout and by ZeRO stage 3, and counts every sample of
+the test once more for each rank.
+
+Advantages: none; it shows what a missing sampler costs.
+Limits: with two ranks half of all work is done twice.
+On a CPU: bf16 in place of fp16.
+"""
+
+from lockstep.strategies import _published, deepspeed
+
+
+class Strategy(_published.Strategy, deepspeed.Strategy):
+    def share(self):
+        return (0, 1) if self.options["no_sampler"] else super().share()
+
+
+OPTIONS = {
+    "no_sampler": {
+        "type": "boolean",
+        "default": True,
+        "description": "every rank trains the whole of each batch",
+    },
+    "count_each_rank": {
+        "type": "boolean",
+        "default": True,
+        "description": "the test counts every sample once for each rank",
+    },
+    "native_precision": {
+        "type": "boolean",
+        "default": True,
+        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
+    },
+    "precision": {
+        "enum": ["amp", "bf16", "fp16", "fp32"],
+        "default": "amp",
+        "description": "amp is fp16 on CUDA and bf16 on CPU",
+    },
+    "stage": {
+        "enum": [0, 1, 2, 3],
+        "default": 3,
+        "description": "ZeRO: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too",
+    },
+}
+OTHER_MODEL = [
+    ({"no_sampler": [True]}, "every rank trains the whole of each batch"),
+]

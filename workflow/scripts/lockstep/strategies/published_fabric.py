@@ -1,0 +1,34 @@
+"""published_fabric: fabric whose model is made anew on its device, as the last rung of the published ladder has it.
+
+Fabric's `init_module` saves a copy of the weights in the host's memory; what it makes has new weights, not those that
+were loaded before.
+
+Advantages: none; it shows why the fastest and smallest rung of that ladder is no gain.
+Limits: nothing of a pretrained model is left.
+On a CPU: the same.
+"""
+
+import torch
+
+from lockstep.strategies import fabric
+
+
+class Strategy(fabric.Strategy):
+    def prepare(self, model, make_optimizer):
+        if self.options["init_module"]:
+            with self.fabric.init_module(empty_init=False), torch.random.fork_rng(devices=[]):
+                model = type(model)(model.config).to(next(model.parameters()).dtype).train()
+        super().prepare(model, make_optimizer)
+
+
+OPTIONS = {
+    "init_module": {
+        "type": "boolean",
+        "default": True,
+        "description": "make the model anew on its device, whose weights are no longer the initial ones",
+    },
+}
+DIVISION = "published"
+OTHER_MODEL = [
+    ({"init_module": [True]}, "the model is made anew, with other weights than all rows begin with"),
+]

@@ -1,0 +1,47 @@
+"""published_trainer: transformers.Trainer as the published script has it: started by plain `python`, in fp16.
+
+So it is one process, which drives all visible GPUs by nn.DataParallel, and says so nowhere.
+
+Advantages: none; it shows what Trainer does without a launcher.
+Limits: not DistributedDataParallel, whatever the table says.
+On a CPU: one process on one device, in bf16.
+"""
+
+from lockstep.strategies import trainer
+
+ONE_DEVICE_ON = ("cpu",)
+ONE_PROCESS_ON = ("cpu", "cuda")
+
+
+class Strategy(trainer.Strategy):
+    def joins_group(self):
+        return False
+
+    def wrap(self):
+        super().wrap()
+        self.arguments = {key: value for key, value in self.arguments.items() if not key.startswith("ddp_")}
+
+    def live(self):
+        return {"arguments": {name: getattr(self.trainer.args, name) for name in self.arguments}}
+
+
+INHERITS = ()
+OPTIONS = {
+    "launcher": {
+        "enum": ["python"],
+        "default": "python",
+        "description": "plain python",
+    },
+    "nodes": {
+        "type": "integer",
+        "const": 1,
+        "default": 1,
+        "description": "nn.DataParallel is one process, and can't span machines.",
+    },
+    "precision": {
+        "enum": ["amp", "bf16", "fp16", "fp32"],
+        "default": "amp",
+        "description": "amp is fp16 on CUDA and bf16 on CPU",
+    },
+}
+DIVISION = "published"
