@@ -173,7 +173,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "as_published": _as_published(everything) if everything is not summary else None,
+        "as_published": _as_published(everything),
         "claims": claims(summary),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
@@ -195,10 +195,12 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         write_text(folder / name, environment.get_template(template).render(context).lstrip())
 
 
-def _as_published(summary: Summary) -> dict:
-    """The rows that make the published ones again: their cells in the table, and those that did not succeed."""
+def _as_published(summary: Summary) -> dict | None:
+    """The rows that make the published ones again, and their cells in the table; None without such rows."""
     rows = [row for row in summary.rows if row["division"] == "published"]
-    return {"cells": table(rows) if rows else [], "rows": rows}
+    if not rows:
+        return None
+    return {"cells": table(rows), "rows": rows}
 
 
 def claims(summary: Summary) -> list[Text]:

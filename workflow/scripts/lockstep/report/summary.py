@@ -110,10 +110,10 @@ class Summary:
     def compared(self) -> "Summary":
         """Without the rows that make again what others have published, which have a section of their own.
 
-        Where there are no others it is all.
+        It is all where there are none of the one or of the other.
         """
         names = {row["row"] for row in self.rows if row["division"] != "published"}
-        if not names:
+        if len(names) in (0, len(self.rows)):
             return self
 
         def of(by_row: dict) -> dict:
