@@ -23,7 +23,7 @@ ARGS ?=
 
 .PHONY: setup other-build bench again test test-slow horovod docs lint benchmark claims images sif locks clean
 
-setup: $(VENV)/.complete
+setup: $(VENV)/.complete $(BIN)/lockstep
 	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
 	  echo "note: there are GPUs here, and $(VENV) has PyTorch's cpu build: make setup TORCH=cuda" >&2 ;; esac
 
@@ -33,13 +33,12 @@ $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt \
 	@setup/check.sh $(PYTHON) $(VENV) "$(TORCH)"
 	@setup/install.sh $(PYTHON) $(VENV) "$(TORCH)"
 
-# Where GPUs are and no configuration is named, the one that is made for them.
+# The name to type, once the environment is activated.
+$(BIN)/lockstep: setup/command.sh $(VENV)/.complete
+	@setup/command.sh $(VENV)
+
 bench: setup
-	@if [ -z "$(findstring --configfile,$(ARGS))" ] && PYTHONPATH=workflow/scripts $(BIN)/python -c \
-	  'import sys; from lockstep.config.hardware import visible_gpus; sys.exit(not visible_gpus())'; then \
-	  echo 'There are GPUs here, so config/gpu.yaml is taken; for the small one: make bench ARGS="--configfile config/config.yaml"'; \
-	  set -- --configfile config/gpu.yaml; \
-	fi; $(BIN)/snakemake --cores $(CORES) $(ARGS) "$$@"
+	@$(BIN)/python workflow/scripts/command.py bench --cores $(CORES) $(ARGS)
 
 again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)

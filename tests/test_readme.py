@@ -21,7 +21,7 @@ from tests.conftest import PROJECT, Workplace
 from tests.test_engines import answers
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
-PROGRAMS = ("make", "snakemake", "python", "docker", "source", "export")
+PROGRAMS = ("make", "snakemake", "python", "lockstep", "docker", "source", "export")
 
 
 def blocks(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def blocks(text: str) -> list[str]:
 def commands(file: Path) -> list[str]:
     """Every command that a README names, in its blocks or within a sentence."""
     text = file.read_text(encoding="utf-8")
-    within = re.findall(r"`((?:make|snakemake|python|docker) [^`]+)`", text)
+    within = re.findall(r"`((?:make|snakemake|python|docker|lockstep) [^`]+)`", text)
     return [line for line in blocks(text) if line.split()[0] in PROGRAMS] + list(dict.fromkeys(within))
 
 
@@ -107,6 +107,8 @@ def run(place: Workplace, words: list[str]) -> None:
         name, _, tag = rest[-1].removeprefix("lockstep/").partition(":")
         assert name in {containers.family(strategy) for strategy in registry.names()}
         assert tag in ("cpu", "cuda")
+    elif program == "lockstep":
+        check(place.script("command", *rest))
     elif program == "source":
         assert f"VENV ?= {rest[0].split('/')[0]}\n" in place.path("Makefile").read_text(encoding="utf-8")
     else:

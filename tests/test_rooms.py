@@ -12,7 +12,7 @@ PACKAGE = SCRIPTS / "lockstep"
 ORDER = (
     *("errors", "paths", "files", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report"),
-    *("cli", "trust", "tuning", "workflow"),
+    *("cli", "trust", "tuning", "workflow", "view"),
 )
 
 

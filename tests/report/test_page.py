@@ -103,7 +103,7 @@ def test_everything_is_there_and_nothing_overflows(visit, report, width):
 
 def test_the_verdict_is_on_the_first_screen(visit, report):
     page = visit(report)
-    for text in ("had the shortest time", "Same model as single", "Caution:"):
+    for text in ("had the shortest time", "steps without dropout", "Caution:"):
         box = page.locator("header .en", has_text=text).first.bounding_box()
         assert box["y"] + box["height"] < 900
 
@@ -151,11 +151,32 @@ def test_the_language_switch(visit, report):
     assert "用时最短" in page.locator("header").inner_text()
     assert "had the shortest time" not in page.locator("header").inner_text()
     assert page.locator("svg tspan.zh", has_text="训练时间").first.is_visible()
-    assert page.locator("h2:visible", has_text="所有行").count() == 1
+    assert page.locator("h2:visible", has_text="所有配置").count() == 1
     page.reload()
     assert page.evaluate("document.documentElement.lang") == "zh"
     page.get_by_role("button", name="English").click()
     assert "had the shortest time" in page.locator("header").inner_text()
+
+
+def test_a_chinese_browser_gets_chinese_until_another_language_is_chosen(visit, report):
+    page = visit(report, locale="zh-CN")
+    assert page.evaluate("document.documentElement.lang") == "zh"
+    page.get_by_role("button", name="English").click()
+    page.reload()
+    assert page.evaluate("document.documentElement.lang") == "en"
+
+
+def test_what_decides_fits_and_the_rest_is_switched_on(visit, report):
+    """Without a scroll bar at 1280 pixels; the fastest row is first, and bars are as long as its time of the longest."""
+    page = visit(report, 1280)
+    assert page.evaluate("(() => { const box = document.querySelector('.columns .scroll'); return box.scrollWidth <= box.clientWidth; })()")
+    few = page.locator("#rows thead th:visible").count()
+    page.get_by_label("All columns").check()
+    assert page.locator("#rows thead th:visible").count() > few
+    seconds = [float(cell.get_attribute("data-sort")) for cell in page.locator("#rows td.time").all()]
+    assert seconds == sorted(seconds)
+    shares = [float(cell.get_attribute("style").split(":")[1]) for cell in page.locator("#rows td.time").all()]
+    assert shares == pytest.approx([value / seconds[-1] for value in seconds], abs=1e-3)
 
 
 def test_only_differences(visit, report):
@@ -202,6 +223,9 @@ def test_with_the_keyboard_alone(visit, report):
     page = visit(report)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "language"
+    for _section in page.locator("nav a").all():
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.querySelector(document.activeElement.hash).tagName") == "H2"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "filter"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")

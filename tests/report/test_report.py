@@ -199,8 +199,8 @@ def test_rows_are_compared_block_by_block(results):
     assert summary.ratios["fsdp"]["single"]["low"] < 1 < summary.ratios["fsdp"]["single"]["high"]
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     lines = first_lines(summary)
-    assert lines[0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 25 % longer."
-    assert lines[1] == "ddp takes 0.8 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
+    assert lines[0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 1.25 times as long."
+    assert lines[1] == "ddp takes 0.800 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
     assert "So many runs can show differences of 8.5 % and more between two rows." in lines[3]
 
 

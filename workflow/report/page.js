@@ -13,9 +13,10 @@ function speak(language) {
 document.getElementById("language").hidden = false;
 document.getElementById("language").addEventListener("click", () => {
   speak(root.lang === "zh" ? "en" : "zh");
-  history.replaceState(null, "", root.lang === "zh" ? "#zh" : "#");
+  history.replaceState(null, "", "#" + root.lang);
 });
-speak(location.hash === "#zh" ? "zh" : "en");
+// What was chosen here; else the browser's own.
+speak({ "#zh": "zh", "#en": "en" }[location.hash] ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
 
 function value(row, column) {
   const raw = row.cells[column].dataset.sort;

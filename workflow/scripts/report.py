@@ -14,7 +14,7 @@ def main() -> None:
     summary = gather(config, arguments.results)
     page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
-    print_table(*page.plain(summary.compared.rows))
+    print_table(*page.plain(page.by_time(summary.compared.rows)))
     for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")

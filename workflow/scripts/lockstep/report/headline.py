@@ -52,7 +52,7 @@ def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
     if not ratio or not ratio["kind"]:
         return []
     figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
-    told = {name: f"{value:.3g}" for name, value in figures.items()}
+    told = {name: f"{value:.3f}" for name, value in figures.items()}
     return [say("control", row=alias["row"], base=base["row"], **told)]
 
 
@@ -133,20 +133,20 @@ def _span(seconds: list[float]) -> Text:
 
 
 def _slowest(last: dict, best: dict, summary: Summary) -> Text:
-    percent = 100 * (1 / summary.ratios[best["row"]][last["row"]]["value"] - 1)
+    ratio = 1 / summary.ratios[best["row"]][last["row"]]["value"]
     reason = because(last["row"], best["row"], summary.profiles)
     if last["precision"] != best["precision"]:
         reason += say("other_precision", ours=last["precision"], theirs=best["precision"])
-    return say("slowest", row=last["row"], percent=f"{percent:.0f}", because=reason)
+    return say("slowest", row=last["row"], ratio=f"{ratio:.2f}", because=reason)
 
 
 def _ratio(best: dict, base: dict, ratio: dict) -> Text:
-    low, high = f"{ratio['low']:.3g}", f"{ratio['high']:.3g}"
+    low, high = f"{ratio['low']:.3f}", f"{ratio['high']:.3f}"
     return say(
         "ratio",
         row=best["row"],
         base=base["row"],
-        ratio=f"{ratio['value']:.3g}",
+        ratio=f"{ratio['value']:.3f}",
         interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
         ours=f"{best['train_seconds']:.3g}",
         theirs=f"{base['train_seconds']:.3g}",
@@ -164,7 +164,11 @@ def _same_model(rows: list[dict], verdicts: dict) -> Text:
         losses = max(verdict["distances"]["losses"] for verdict in equal)
         mistake = min(verdict["below_mistake"] for verdict in equal)
         said.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
-    return say("same_model", verdicts=join(said, say("semicolon")))
+    told = join(said, say("semicolon"))
+    steps = sorted({verdict["steps"] for verdict in verdicts.values() if verdict and verdict["steps"]})
+    if not steps:
+        return say("same_model_unknown", verdicts=told)
+    return say("same_model", steps="/".join(map(str, steps)), verdicts=told)
 
 
 def machine(environment: dict, device: str) -> Text:

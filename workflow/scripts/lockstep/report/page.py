@@ -51,6 +51,13 @@ SHOWN = (
     ("division", None, ()),
     ("status", None, ()),
 )
+# What decides, shown at once; the page has the others on demand.
+DECIDING = (
+    *("row", "rank", "proof", "train_seconds", "speedup", "peak_memory_mb", "accuracy", "macro_f1", "perplexity"),
+    *("repeats", "disturbed", "status"),
+)
+# Left out where all rows have the same, which the report says elsewhere.
+CONSTANT = ("precision", "division", "status")
 # Of these, what fits a terminal.
 TERMINAL = (
     *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
@@ -62,19 +69,45 @@ WORDS = ("proof", "status")  # columns whose values have words of their own
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure."""
+    """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure.
+
+    share: of the longest bar, from 0 to 1; None where the column has no bars.
+    """
 
     key: str
     text: Text
     sort: str
     more: str
     number: bool
+    share: float | None = None
+
+    @property
+    def deciding(self) -> bool:
+        return self.key in DECIDING
+
+
+def by_time(rows: list[dict]) -> list[dict]:
+    """Rows as the table has them: the shortest training first; those without a time last, as they were asked for."""
+    return sorted(rows, key=lambda row: (row["train_seconds"] is None, row["train_seconds"] or 0))
 
 
 def table(rows: list[dict]) -> list[list[Cell]]:
-    """The table for people. Columns that say nothing of any row are left out."""
-    columns = [column for column in SHOWN if any(row[column[0]] not in (None, 0) for row in rows)]
-    return [[_cell(row, *column) for column in columns] for row in rows]
+    """The table for people. Columns that say nothing of any row, or the same of all, are left out."""
+    columns = [
+        column
+        for column in SHOWN
+        if any(row[column[0]] not in (None, 0) for row in rows)
+        and not (column[0] in CONSTANT and len({row[column[0]] for row in rows}) == 1)
+    ]
+    longest = max((row["train_seconds"] or 0 for row in rows), default=0)
+    lines = [[_cell(row, *column) for column in columns] for row in rows]
+    return [
+        [
+            replace(cell, share=float(cell.sort) / longest) if cell.key == "train_seconds" and cell.sort else cell
+            for cell in line
+        ]
+        for line in lines
+    ]
 
 
 def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
@@ -159,11 +192,13 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
             damaged.append(f"{predictions}: is damaged ({brief(error)}). Remove it, and predict again.")
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     tested = [(row["row"], good_runs(summary.runs[row["row"]])[0]) for row in summary.finished_rows]
+    rows = by_time(summary.rows)
     context = vars(summary) | {
         "say": say,
+        "rows": rows,
         "headline": first,
         "mind": headline.warning(summary),
-        "cells": table(summary.rows),
+        "cells": table(rows),
         "notes": notes(replace(summary, damaged=damaged)),
         "pictures": drawn,
         "caption": _caption(summary),
@@ -197,7 +232,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
 
 def _as_published(summary: Summary) -> dict | None:
     """The rows that make the published ones again, and their cells in the table; None without such rows."""
-    rows = [row for row in summary.rows if row["division"] == "published"]
+    rows = by_time([row for row in summary.rows if row["division"] == "published"])
     if not rows:
         return None
     return {"cells": table(rows), "rows": rows}

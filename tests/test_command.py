@@ -1,0 +1,99 @@
+"""`lockstep` as a name to type, and what `lockstep doctor` sees."""
+
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.paths import PROJECT, SCRIPTS
+from tests.conftest import copy_project
+
+COMMAND = runpy.run_path(str(SCRIPTS / "command.py"))
+DOCTOR = runpy.run_path(str(SCRIPTS / "doctor.py"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["bench"], ["--cores", "all"]),
+        (["bench", "--cores", "2", "-n"], ["--cores", "2", "-n"]),
+        (["row", "ddp", "--config", "repeats=3"], ["--cores", "all", "ddp", "--config", "repeats=3"]),
+        (["proof"], ["--cores", "all", "parity"]),
+        (["tune"], ["--cores", "all", "tune"]),
+    ],
+)
+def test_targets_are_snakemakes(words, expected):
+    program, *rest = COMMAND["command"](words)
+    assert (Path(program).name, rest) == ("snakemake", expected)
+
+
+@pytest.mark.parametrize("name", ["again", "predict", "compare", "check", "doctor"])
+def test_commands_are_those_in_the_folder_of_scripts(name):
+    python, script, *rest = COMMAND["command"]([name, "--help"])
+    assert (python, rest) == (sys.executable, ["--help"])
+    assert (PROJECT / script).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["benhc"], "benhc: is no command. There are: bench, row,"), (["row"], "row: name one")]
+)
+def test_a_wrong_word_gets_one_line(run_script, words, expected):
+    code, _, said = run_script("command", *words)
+    assert code == 2
+    assert said.startswith("error: ") and expected in said and said.count("\n") == 1
+
+
+def test_without_a_word_all_commands_are_listed_and_a_shell_can_complete_them():
+    listed = subprocess.run([sys.executable, SCRIPTS / "command.py"], capture_output=True, text=True, check=True).stdout
+    program = f"eval \"$({sys.executable} {SCRIPTS}/command.py completion)\"; complete -p lockstep"
+    completed = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
+    for name in COMMAND["COMMANDS"]:
+        assert f"lockstep {name}" in listed
+        assert name in completed
+
+
+def test_set_up_leaves_the_name_in_the_environment(tmp_path):
+    """It starts what is in the folder that one is in, and says so where that is another one."""
+    place = copy_project(tmp_path / "project")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    subprocess.run([place.folder / "setup" / "command.sh", tmp_path / "venv"], check=True)
+    lockstep = tmp_path / "venv" / "bin" / "lockstep"
+    inside = subprocess.run([lockstep, "--help"], cwd=place.folder, capture_output=True, text=True, check=False)
+    assert (inside.returncode, inside.stderr) == (0, "") and "lockstep doctor" in inside.stdout
+    outside = subprocess.run([lockstep, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert outside.returncode == 2 and "not Lockstep's folder" in outside.stderr
+
+
+def test_the_doctor_names_what_is_here_and_what_is_not(run_script):
+    code, said, errors = run_script("doctor")
+    assert (code, errors) == (0, "")
+    for name in ("CPU", "PyTorch", "Docker", "single", "ddp"):
+        assert name in said
+    docker = next(line for line in said.splitlines() if " Docker " in line)
+    assert ("make images" in docker) == (not _docker_answers())
+
+
+def _docker_answers() -> bool:
+    return bool(shutil.which("docker")) and not subprocess.run(["docker", "info"], capture_output=True).returncode
+
+
+def test_the_doctor_sees_a_clock_that_is_not_held(tmp_path, monkeypatch):
+    governor = tmp_path / "cpu0" / "cpufreq" / "scaling_governor"
+    governor.parent.mkdir(parents=True)
+    governor.write_text("powersave\n")
+    monkeypatch.setitem(DOCTOR["disturbers"].__globals__, "CPU", tmp_path)
+    assert ["clock's governor", "powersave", "sudo cpupower frequency-set -g performance"] in DOCTOR["disturbers"]()
+    governor.write_text("performance\n")
+    assert not [line for line in DOCTOR["disturbers"]() if line[0] == "clock's governor"]
+
+
+def test_the_doctor_says_how_to_get_a_strategy_that_lacks_a_package(monkeypatch):
+    need = next(need for name in ("horovod",) for need in DOCTOR["registry"].needs(name))
+    monkeypatch.setattr(DOCTOR["registry"], "version", lambda name: None)
+    able, *lacking = DOCTOR["strategies"]()
+    assert "ddp" in able[1].split(", ") and "horovod" not in able[1].split(", ")
+    assert ["horovod", f"lacks {need.package} {need.version}", need.command] in lacking

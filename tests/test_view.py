@@ -1,0 +1,224 @@
+"""The view in a terminal: when it is taken, what it shows, and that the terminal is given back."""
+
+import fcntl
+import json
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
+
+from lockstep import paths, view
+from lockstep.config import reading
+from tests.conftest import copy_project
+
+ROWS = {name: None for name in ("all_threads", "dataparallel", "ddp_spawn", "ddp_amp", "horovod", "deepspeed")}
+ROWS |= {name: None for name in ("accelerate", "trainer", "fabric", "fsdp")}
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv(view.ASKED, raising=False)
+
+
+def test_it_is_taken_in_a_terminal(terminal):
+    assert view.choose(["--cores", "all", "ddp", "--config", "repeats=3"])
+    assert LoggerPluginRegistry().is_installed(view.NAME)
+
+
+@pytest.mark.parametrize("words", [["-n"], ["-nq"], ["--dry-run"], ["--quiet", "all"], ["--logger", "x"], ["--verbose"]])
+def test_who_asks_for_snakemakes_own_words_gets_them(terminal, words):
+    assert not view.choose(["--cores", "all", *words])
+
+
+@pytest.mark.parametrize(("name", "value"), [(view.ASKED, "snakemake"), ("TERM", "dumb")])
+def test_a_variable_or_a_plain_terminal_turns_it_off(terminal, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert not view.choose(["--cores", "all"])
+
+
+def test_a_log_or_a_pipe_has_snakemakes_own_words(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(os, "isatty", lambda number: False)
+    assert not view.choose(["--cores", "all"])
+
+
+@pytest.fixture
+def handler(tmp_path, monkeypatch):
+    """A handler in an empty folder, whose configuration has the rows single and ddp, three repetitions each."""
+    monkeypatch.chdir(tmp_path)
+    made = view.LogHandler(SimpleNamespace(dryrun=False), None)
+    made.console = Console(file=open(os.devnull, "w", encoding="utf-8"), width=80, height=24)
+    made.config = reading.parse({"rows": ROWS, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
+    return made
+
+
+def left(handler, repeat: int, row: str, **values) -> None:
+    """A record of a run, as its supervisor leaves it."""
+    record = {"status": "ok", "watch": {"disturbed": []}, "clock": {"train_seconds": 1.0}} | values
+    name = paths.RECORD if record["status"] == "ok" else paths.FAILED
+    folder = paths.RESULTS / handler.config.rows[row].folder(repeat)
+    folder.mkdir(parents=True)
+    (folder / name).write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
+    for repeat, seconds in enumerate((4.0, 4.2, 4.1), 1):
+        left(handler, repeat, "single", clock={"train_seconds": seconds})
+    left(handler, 1, "ddp", clock={"train_seconds": 2.5})
+    left(handler, 2, "ddp", clock={"train_seconds": 9.0}, watch={"disturbed": ["something else ran"]})
+    left(handler, 3, "ddp", status="failed", clock=None)
+    rows = handler._rows()
+    assert [row["row"] for row in rows] == ["ddp", "single"]
+    assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "1 of 3", "1 disturbed, 1 failed")
+    assert (rows[1]["seconds"], rows[1]["range"], rows[1]["runs"]) == (4.1, "4.00 to 4.20", "3 of 3")
+
+
+def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
+    left(handler, 1, "single", clock={"train_seconds": 4.0})
+    handler.left.update({"train_single_1": 1, "train_single_2": 1})
+    (row,) = handler._rows()
+    assert (row["row"], row["seconds"], row["runs"]) == ("single", None, "0 of 2")
+
+
+def record(event: LogEvent | None, **extra) -> logging.LogRecord:
+    made = logging.makeLogRecord({"levelno": logging.INFO, "msg": "", **extra})
+    made.event = event
+    return made
+
+
+def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(view.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(handler, "_start", lambda: None)
+    stats = {"prove_single": 1, "prove_ddp": 1, "train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 2, "total": 6}
+    handler.emit(record(LogEvent.RUN_INFO, stats=stats))
+    assert handler._seconds_left() is None
+    jobs = {1: "prove_single", 2: "prove_ddp", 3: "train_ddp_1"}
+    for number in (1, 2):  # beside each other, in 10 s
+        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=jobs[number], rule_msg="", log=[]))
+    now[0] += 10
+    for number in (1, 2):
+        handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
+    handler.emit(record(LogEvent.JOB_INFO, jobid=3, rule_name=jobs[3], rule_msg="", log=[]))
+    now[0] += 20
+    handler.emit(record(LogEvent.JOB_FINISHED, job_id=3))
+    handler.emit(record(LogEvent.PROGRESS, done=3, total=6))
+    assert handler._seconds_left() == 20 + 2 * 5  # the second repetition; two tests, which nothing is known of yet
+
+
+def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_path, monkeypatch):
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"line {n}\n" for n in range(100)) + "\x1b[2Jthe cause\n", encoding="utf-8")
+    said = []
+    monkeypatch.setattr(handler, "_say", said.append)
+    monkeypatch.setattr(handler, "_start", lambda: None)
+    handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="ddp: train", log=[str(log)]))
+    handler.emit(record(LogEvent.JOB_ERROR, jobid=1))
+    words = "\n".join(said)
+    assert "failed: ddp: train" in words
+    assert "line 99" in words and "line 50" not in words
+    assert "[2Jthe cause" in words and "\x1b" not in words, "no control characters of a log reach the terminal"
+    assert str(log) in words
+
+
+def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
+    handler.table = [
+        {"row": f"row{n}", "seconds": 1.0 + n, "range": "", "runs": "1 of 1", "proof": "equal", "note": ""}
+        for n in range(40)
+    ]
+    console = Console(width=80, file=open(os.devnull, "w", encoding="utf-8"), record=True)
+    console.print(handler._drawn_table(10))
+    text = console.export_text()
+    assert "row9" in text and "row10" not in text and "and 30 more" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+SMALL = """
+data: {limit: 300}
+model: {hidden_size: 32, layers: 1}
+train: {epochs: 1, max_steps: 20, eval_every: 0}
+hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true}
+profile: {steps: 0}
+predict: {count: 1}
+repeats: 1
+retries: 0
+rows:
+  exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("columns", [80, 140])
+def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns):
+    """Two trainings, one of which fails: the view, the failure, then the table of the report, in a terminal of its own."""
+    place = copy_project(tmp_path / "project")
+    rows = "".join(f"  {name}: null\n" for name in [*ROWS, "ddp"])
+    place.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
+    code, shown = in_terminal(
+        ["snakemake", "--cores", "all", "--configfile", "small.yaml"], place.folder, place.environment(), columns
+    )
+    assert code == 1, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "same model?" in plain
+    assert re.search(r"\d+ of \d+ jobs", plain) and " left" in plain
+    assert "failed: exploding, repetition 1" in plain and "all of it: results/runs/exploding" in plain
+    assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
+    assert "Select jobs to execute" not in plain and "Finished jobid" not in plain
+    assert plain.rstrip().count("report: results/report/report.html") == 1
+    (log,) = place.folder.glob(".snakemake/log/*.log")
+    assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
+
+
+def in_terminal(command: list[str], folder: Path, environment: dict, columns: int) -> tuple[int, str]:
+    """Run a command in a pseudo-terminal of that many columns and 40 lines: its exit code, and all that it wrote."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", view.ASKED)}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    written = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(ours, 65536):
+                written.extend(data)
+        except OSError:  # Linux says so when the last process of the terminal has ended
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    code = process.wait(timeout=600)
+    reader.join(timeout=10)
+    os.close(ours)
+    return code, written.decode(errors="replace")
+
+
+def test_what_is_printed_meanwhile_comes_out_above(capfd):
+    """A process that this one starts writes to the same stderr."""
+    said = []
+    streams = view.Streams(said.append)
+    try:
+        subprocess.run([sys.executable, "-c", "import sys; print('a warning', file=sys.stderr)"], check=True)
+    finally:
+        streams.give_back()
+    print("afterwards", file=sys.stderr)
+    assert said == ["a warning"]
+    assert "afterwards" in capfd.readouterr().err

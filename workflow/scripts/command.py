@@ -1,0 +1,67 @@
+"""lockstep: thin covers over Snakemake's targets and the commands in workflow/scripts.
+
+    lockstep bench [ARGUMENTS]     the whole benchmark: snakemake --cores all
+    lockstep row NAME [ARGUMENTS]  one row, with what it needs
+    lockstep proof [ARGUMENTS]     only the proof that all rows train the same model
+    lockstep tune [ARGUMENTS]      this machine's fastest recipe
+    lockstep again                 repeat the blocks in which a run was disturbed
+    lockstep predict [ARGUMENTS]   texts through a model
+    lockstep compare A B           two results folders, row by row
+    lockstep check [FOLDER]        results against the rules of a fair run
+    lockstep doctor                what this machine can run, and what disturbs timing on it
+    lockstep completion            what a shell needs to complete these: eval "$(lockstep completion)"
+
+ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
+folder. Where there are GPUs and no configuration is named, `bench` takes config/gpu.yaml, and says so.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from lockstep.config.hardware import visible_gpus
+from lockstep.errors import BadInput, exit_on_bad_input
+
+SCRIPTS = ("again", "predict", "compare", "check", "doctor")
+TARGETS = {"bench": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
+COMMANDS = (*TARGETS, *SCRIPTS, "completion")
+
+
+def command(words: list[str]) -> list[str]:
+    """What these words of a command line stand for. Raises BadInput where they name none."""
+    name, rest = (words[0], words[1:]) if words else ("", [])
+    if name in SCRIPTS:
+        return [sys.executable, f"workflow/scripts/{name}.py", *rest]
+    if name not in TARGETS:
+        raise BadInput(f"{name}: is no command. There are: {', '.join(COMMANDS)}.")
+    if name == "row" and (not rest or rest[0].startswith("-")):
+        raise BadInput("row: name one, as in: lockstep row ddp")
+    # Targets come before options that take several words.
+    target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
+    options = {word.partition("=")[0] for word in rest}
+    cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
+    if name == "bench" and not options & {"--configfile", "--configfiles"} and visible_gpus():
+        print(
+            "There are GPUs here, so config/gpu.yaml is taken; for the small one:"
+            ' make bench ARGS="--configfile config/config.yaml"'
+        )
+        rest = [*rest, "--configfile", "config/gpu.yaml"]
+    return [str(Path(sys.executable).with_name("snakemake")), *cores, *target, *rest]
+
+
+@exit_on_bad_input()
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(__doc__.strip())
+    elif words[0] == "completion":
+        print(f"complete -o default -W '{' '.join(COMMANDS)}' lockstep")
+    else:
+        started = command(words)
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        sys.stdout.flush()
+        os.execv(started[0], started)
+
+
+if __name__ == "__main__":
+    main()

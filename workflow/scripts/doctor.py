@@ -1,0 +1,123 @@
+"""Say what this machine can run, what disturbs timing on it, and how to get the rest. Changes nothing."""
+
+import argparse
+import os
+import platform
+import re
+import shutil
+from pathlib import Path
+
+from lockstep import cli, nvml, paths
+from lockstep.config import containers, hardware, registry
+from lockstep.provenance import horovod_has_mpi, output
+from lockstep.terminal import print_table
+
+CPU = Path("/sys/devices/system/cpu")
+DISK, MEMORY = 4, 4  # GiB, below which the default benchmark may not get through
+BUSY = 0.1  # of the cores, by the load of the last minute
+HEADER = ["what", "here", "to get more of it"]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for title, lines in (("This machine", machine()), ("Strategies", strategies()), ("Around it", engines())):
+        print(title)
+        print_table(HEADER, lines)
+    print("What makes times vary here")
+    print_table(HEADER, disturbers() or [["nothing that can be seen", "", ""]])
+
+
+def machine() -> list[list[str]]:
+    """Devices, memory, disk and PyTorch's build."""
+    kinds = [nvml.name(nvml.gpu(number)) or "a GPU" for number in range(nvml.count())]
+    gpus, build = hardware.visible_gpus(), "GPUs" if hardware.built_for_gpus() else "CPUs only"
+    used = "" if gpus == len(kinds) else f"; {gpus} can be used"
+    unused = "make setup TORCH=cuda" if kinds and not hardware.built_for_gpus() else ""
+    free, memory = shutil.disk_usage(".").free / 2**30, _memory("MemAvailable") / 2**20
+    lacking = f"make room: less than {DISK} GiB" if free < DISK else ""
+    return [
+        ["CPU", f"{hardware.cpu_cores()} cores, {_cpu()}", ""],
+        ["GPUs", (", ".join(kinds) or "none") + used, unused],
+        ["memory", f"{memory:.1f} GiB free", f"end other programs: less than {MEMORY} GiB" if memory < MEMORY else ""],
+        ["disk, in this folder", f"{free:.0f} GiB free", lacking],
+        ["Python", platform.python_version(), ""],
+        ["PyTorch", f"{registry.version('torch')}, built for {build}", ""],
+    ]
+
+
+def strategies() -> list[list[str]]:
+    """Which strategies can be trained here, and what the others lack."""
+    able, lines = [], []
+    for name in registry.names():
+        needs = [need for need in registry.needs(name) if not need.only]
+        if lacking := [need for need in needs if need.installed != need.version]:
+            what = ", ".join(f"{need.package} {need.version}" for need in lacking)
+            lines.append([name, f"lacks {what}", "; ".join(need.command for need in lacking)])
+        else:
+            able.append(name)
+    if "horovod" in able and not horovod_has_mpi():
+        lines.append(["horovod over MPI", "not built", "libopenmpi-dev, then: make horovod"])
+    return [["can be trained", ", ".join(able), ""], *lines]
+
+
+def engines() -> list[list[str]]:
+    """Container engines and batch systems."""
+    inside = containers.kind()
+    docker = output("docker", "version", "--format", "{{.Server.Version}}")
+    apptainer, images = output("apptainer", "--version"), sorted(Path().glob("docker/sif/*.sif"))
+    there = "a client, and no engine that answers" if shutil.which("docker") else "not there"
+    lines = [
+        ["Docker", docker or there, "" if docker else "docs.docker.com/engine/install; then: make images"],
+        ["Apptainer", apptainer or "not there", "" if apptainer else "apptainer.org/docs; then: make images sif"],
+        ["images for Apptainer", str(len(images)) if images else "none", "" if images else "make sif"],
+        ["Slurm", output("sbatch", "--version") or "not there", ""],
+        ["git", output("git", "--version") or "not there", ""],
+    ]
+    return [["container", f"this is one ({inside})", ""]] if inside else lines
+
+
+def disturbers() -> list[list[str]]:
+    """What makes the same run take another time, as far as the system tells."""
+    lines = []
+    governor = _read(CPU / "cpu0/cpufreq/scaling_governor")
+    if governor and governor != "performance":
+        lines.append(["clock's governor", governor, "sudo cpupower frequency-set -g performance"])
+    if _read(CPU / "intel_pstate/no_turbo") == "0" or _read(CPU / "cpufreq/boost") == "1":
+        lines.append(["clock above its base (turbo)", "on: falls as the CPU warms up", "switch it off in the firmware"])
+    if re.search(r"^flags\b.*\bhypervisor\b", _read(Path("/proc/cpuinfo")), re.MULTILINE):
+        lines.append(["virtual machine", "yes: shares its host with others", "more blocks: repeats, budget"])
+    load, cores = os.getloadavg()[0], hardware.cpu_cores()
+    if load > BUSY * cores:
+        lines.append(["load of the last minute", f"{load:.2f} of {cores} cores", "end other programs"])
+    if swapped := _memory("SwapTotal") - _memory("SwapFree"):
+        lines.append(["memory on disk (swap)", f"{swapped / 2**20:.1f} GiB", "end other programs"])
+    if _read(CPU / "smt/active") == "1":
+        lines.append(["two threads a core (SMT)", "on: cores are fewer than they look", "hardware.threads"])
+    if folder := nvml.mps_folder():
+        lines.append(["NVIDIA's Multi-Process Service", f"on ({folder})", "end it: echo quit | nvidia-cuda-mps-control"])
+    others = nvml.processes(nvml.gpus(list(range(nvml.count()))))
+    lines += [["on a GPU", nvml.say(process), "end it, or choose others: hardware.gpus"] for process in others]
+    if paths.run_files(paths.RESULTS, paths.LOCK, kind="*") and output("pgrep", "-f", "workflow/scripts/launch.py"):
+        lines.append(["a run of Lockstep's", "under way", "wait for its end"])
+    return lines
+
+
+def _cpu() -> str:
+    named = re.search(r"^model name\s*: (.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    return named[1] if named else platform.machine()
+
+
+def _memory(key: str) -> int:
+    """A line of /proc/meminfo, in KiB."""
+    return int(re.search(rf"^{key}:\s*(\d+)", _read(Path("/proc/meminfo")), re.MULTILINE)[1])
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    cli.run(main)
