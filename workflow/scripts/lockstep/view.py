@@ -38,8 +38,8 @@ OTHERS = ("--dry-run", "--dryrun", "--quiet", "--verbose", "--debug-dag", "--log
 SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
 BAR = 16  # columns
 LINES = 12  # of a failed job's log
-# Rules that print what they have to say, so that the view makes room for it: their names, or how these begin.
-SPEAKING = ("report", "predict", "parity", "tune")
+# How the rules begin beside which the view is drawn; the others print what they have to say, and have the terminal.
+SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "decide", "evaluate")
 
 
 def choose(words: list[str]) -> bool:
@@ -134,14 +134,16 @@ class LogHandler(LogHandlerBase):
             self.done, self.total = record.done, record.total
         elif record.levelno >= logging.WARNING or (event is None and not self.live and not self.jobs):
             self._say(self.format(record))
+            if record.levelno >= logging.ERROR:  # what follows has the terminal
+                self._stop()
 
     def _begin(self, record: logging.LogRecord) -> None:
         job = Job(record.rule_name, record.rule_msg or record.rule_name, list(record.log))
         self.jobs[record.jobid] = job
         self.kinds.setdefault(kind(job.rule), Kind()).begin()
-        if job.rule.startswith(SPEAKING):
+        if not job.rule.startswith(SILENT):
             self._stop()
-        elif not self.live and job.rule != "all":
+        elif not self.live:
             self._start()
 
     def _end(self, number: int, failed: bool) -> None:

@@ -318,7 +318,9 @@ def worth(line: dict) -> Drawing:
     labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
     figure, axes = bars(["" for _ in labels])
     axes.set_yticks(range(len(labels)), [label.en for label in labels])
-    begin, tips, table = line["again_train_seconds"], {}, []
+    # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
+    begin, end = told["again_seconds"] or line["again_train_seconds"], told["ours_seconds"] or line["ours_train_seconds"]
+    tips, table = {}, []
     axes.barh(0, begin, height=0.66, color=COLOURS[5])
     at = begin
     for place, (_, part) in enumerate(parts, 1):
@@ -332,10 +334,10 @@ def worth(line: dict) -> Drawing:
         orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
         changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
         table.append([labels[place].en, f"{seconds:+.3g}{interval}", orders, *changes])
-    axes.barh(len(labels) - 1, line["ours_train_seconds"], height=0.66, color=COLOURS[0])
-    for place, total in ((0, begin), (len(labels) - 1, line["ours_train_seconds"])):
+    axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
+    for place, total in ((0, begin), (len(labels) - 1, end)):
         axes.text(total, place, f" {total:.3g} s", va="center", fontsize=9)
-    axes.set_xlim(0, max(begin, line["ours_train_seconds"]) * 1.25)
+    axes.set_xlim(0, max(begin, end) * 1.25)
     axes.set_xlabel(say("axis_train").en)
     rest = "–"
     if told["rest"] and told["whole"]["seconds"]:

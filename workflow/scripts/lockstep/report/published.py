@@ -81,7 +81,8 @@ def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
 def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | None:
     """What each flaw of a published row is worth: by how much its step changes seconds, steps, samples and macro-F1.
 
-    `whole` is from the published row to the honest one, `flaws` in the first order, `rest` what none explains.
+    `whole` is from the published row to the honest one, `flaws` in the first order, `rest` what none explains;
+    `again_seconds` and `ours_seconds` are the means of both over the blocks of `whole`.
     None where a row of either order has no results.
     """
     honest = line["ours"]
@@ -97,7 +98,11 @@ def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | Non
         orders = [steps | {line["last"]: last} for steps in orders]
     flaws = [{"flaw": flaw} | _change([steps[flaw] for steps in orders], by_name, timed) for flaw in orders[0]]
     rest = None if "last" in line else _change([last], by_name, timed)
+    again, ours = (_seconds(timed[name]) for name in (line["again"], honest))
+    blocks = again.keys() & ours.keys()
     return {
+        "again_seconds": float(np.mean([again[block] for block in blocks])) if blocks else None,
+        "ours_seconds": float(np.mean([ours[block] for block in blocks])) if blocks else None,
         "whole": _change([(line["again"], honest)], by_name, timed),
         "flaws": flaws,
         "rest": rest,
