@@ -43,12 +43,14 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
 def test_a_wrong_word_gets_one_line(run_script, words, expected):
     code, _, said = run_script("command", *words)
     assert code == 2
-    assert said.startswith("error: ") and expected in said and said.count("\n") == 1
+    assert said.startswith("error: ")
+    assert expected in said
+    assert said.count("\n") == 1
 
 
 def test_without_a_word_all_commands_are_listed_and_a_shell_can_complete_them():
     listed = subprocess.run([sys.executable, SCRIPTS / "command.py"], capture_output=True, text=True, check=True).stdout
-    program = f"eval \"$({sys.executable} {SCRIPTS}/command.py completion)\"; complete -p lockstep"
+    program = f'eval "$({sys.executable} {SCRIPTS}/command.py completion)"; complete -p lockstep'
     completed = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
     for name in COMMAND["COMMANDS"]:
         assert f"lockstep {name}" in listed
@@ -63,9 +65,11 @@ def test_set_up_leaves_the_name_in_the_environment(tmp_path):
     subprocess.run([place.folder / "setup" / "command.sh", tmp_path / "venv"], check=True)
     lockstep = tmp_path / "venv" / "bin" / "lockstep"
     inside = subprocess.run([lockstep, "--help"], cwd=place.folder, capture_output=True, text=True, check=False)
-    assert (inside.returncode, inside.stderr) == (0, "") and "lockstep doctor" in inside.stdout
+    assert (inside.returncode, inside.stderr) == (0, "")
+    assert "lockstep doctor" in inside.stdout
     outside = subprocess.run([lockstep, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert outside.returncode == 2 and "not Lockstep's folder" in outside.stderr
+    assert outside.returncode == 2
+    assert "not Lockstep's folder" in outside.stderr
 
 
 def test_the_doctor_names_what_is_here_and_what_is_not(run_script):
@@ -95,5 +99,6 @@ def test_the_doctor_says_how_to_get_a_strategy_that_lacks_a_package(monkeypatch)
     need = next(need for name in ("horovod",) for need in DOCTOR["registry"].needs(name))
     monkeypatch.setattr(DOCTOR["registry"], "version", lambda name: None)
     able, *lacking = DOCTOR["strategies"]()
-    assert "ddp" in able[1].split(", ") and "horovod" not in able[1].split(", ")
+    assert "ddp" in able[1].split(", ")
+    assert "horovod" not in able[1].split(", ")
     assert ["horovod", f"lacks {need.package} {need.version}", need.command] in lacking

@@ -1,6 +1,7 @@
 """The view in a terminal: when it is taken, what it shows, and that the terminal is given back."""
 
 import fcntl
+import io
 import json
 import logging
 import os
@@ -23,8 +24,18 @@ from lockstep import paths, view
 from lockstep.config import reading
 from tests.conftest import copy_project
 
-ROWS = {name: None for name in ("all_threads", "dataparallel", "ddp_spawn", "ddp_amp", "horovod", "deepspeed")}
-ROWS |= {name: None for name in ("accelerate", "trainer", "fabric", "fsdp")}
+DEFAULT = (
+    "all_threads",
+    "dataparallel",
+    "ddp",
+    "ddp_spawn",
+    "ddp_amp",
+    "horovod",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+)
+DEFAULT += ("fabric", "fsdp")
 
 
 @pytest.fixture
@@ -39,7 +50,9 @@ def test_it_is_taken_in_a_terminal(terminal):
     assert LoggerPluginRegistry().is_installed(view.NAME)
 
 
-@pytest.mark.parametrize("words", [["-n"], ["-nq"], ["--dry-run"], ["--quiet", "all"], ["--logger", "x"], ["--verbose"]])
+@pytest.mark.parametrize(
+    "words", [["-n"], ["-nq"], ["--dry-run"], ["--quiet", "all"], ["--logger", "x"], ["--verbose"]]
+)
 def test_who_asks_for_snakemakes_own_words_gets_them(terminal, words):
     assert not view.choose(["--cores", "all", *words])
 
@@ -61,8 +74,9 @@ def handler(tmp_path, monkeypatch):
     """A handler in an empty folder, whose configuration has the rows single and ddp, three repetitions each."""
     monkeypatch.chdir(tmp_path)
     made = view.LogHandler(SimpleNamespace(dryrun=False), None)
-    made.console = Console(file=open(os.devnull, "w", encoding="utf-8"), width=80, height=24)
-    made.config = reading.parse({"rows": ROWS, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
+    made.console = Console(file=io.StringIO(), width=80, height=24)
+    rows = {name: {"strategy": name} for name in ("single", "ddp")}
+    made.config = reading.parse({"rows": rows, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
     return made
 
 
@@ -130,8 +144,10 @@ def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_pa
     handler.emit(record(LogEvent.JOB_ERROR, jobid=1))
     words = "\n".join(said)
     assert "failed: ddp: train" in words
-    assert "line 99" in words and "line 50" not in words
-    assert "[2Jthe cause" in words and "\x1b" not in words, "no control characters of a log reach the terminal"
+    assert "line 99" in words
+    assert "line 50" not in words
+    assert "[2Jthe cause" in words
+    assert "\x1b" not in words, "no control characters of a log reach the terminal"
     assert str(log) in words
 
 
@@ -140,17 +156,19 @@ def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
         {"row": f"row{n}", "seconds": 1.0 + n, "range": "", "runs": "1 of 1", "proof": "equal", "note": ""}
         for n in range(40)
     ]
-    console = Console(width=80, file=open(os.devnull, "w", encoding="utf-8"), record=True)
+    console = Console(width=80, file=io.StringIO(), record=True)
     console.print(handler._drawn_table(10))
     text = console.export_text()
-    assert "row9" in text and "row10" not in text and "and 30 more" in text
+    assert "row9" in text
+    assert "row10" not in text
+    assert "and 30 more" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 SMALL = """
 data: {limit: 300}
 model: {hidden_size: 32, layers: 1}
-train: {epochs: 1, max_steps: 20, eval_every: 0}
+train: {epochs: 1, max_steps: 20, eval_every: 0, checkpoint: last}
 hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true}
 profile: {steps: 0}
 predict: {count: 1}
@@ -165,9 +183,9 @@ rows:
 @pytest.mark.ci
 @pytest.mark.parametrize("columns", [80, 140])
 def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns):
-    """Two trainings, one of which fails: the view, the failure, then the table of the report, in a terminal of its own."""
+    """Two trainings, one of which fails: the view, the failure, then the report's table, in a terminal of its own."""
     place = copy_project(tmp_path / "project")
-    rows = "".join(f"  {name}: null\n" for name in [*ROWS, "ddp"])
+    rows = "".join(f"  {name}: null\n" for name in DEFAULT)
     place.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
     code, shown = in_terminal(
         ["snakemake", "--cores", "all", "--configfile", "small.yaml"], place.folder, place.environment(), columns
@@ -175,10 +193,13 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns):
     assert code == 1, shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "same model?" in plain
-    assert re.search(r"\d+ of \d+ jobs", plain) and " left" in plain
-    assert "failed: exploding, repetition 1" in plain and "all of it: results/runs/exploding" in plain
+    assert re.search(r"\d+ of \d+ jobs", plain)
+    assert " left" in plain
+    assert "failed: exploding, repetition 1" in plain
+    assert "all of it: results/runs/exploding" in plain
     assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
-    assert "Select jobs to execute" not in plain and "Finished jobid" not in plain
+    assert "Select jobs to execute" not in plain
+    assert "Finished jobid" not in plain
     assert plain.rstrip().count("report: results/report/report.html") == 1
     (log,) = place.folder.glob(".snakemake/log/*.log")
     assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"

@@ -167,15 +167,17 @@ def test_a_chinese_browser_gets_chinese_until_another_language_is_chosen(visit, 
 
 
 def test_what_decides_fits_and_the_rest_is_switched_on(visit, report):
-    """Without a scroll bar at 1280 pixels; the fastest row is first, and bars are as long as its time of the longest."""
+    """Without a scroll bar at 1280 pixels; the fastest row is first, and a bar is its share of the longest time."""
     page = visit(report, 1280)
-    assert page.evaluate("(() => { const box = document.querySelector('.columns .scroll'); return box.scrollWidth <= box.clientWidth; })()")
+    box = page.locator(".columns .scroll")
+    assert box.evaluate("element => element.scrollWidth <= element.clientWidth")
     few = page.locator("#rows thead th:visible").count()
     page.get_by_label("All columns").check()
     assert page.locator("#rows thead th:visible").count() > few
-    seconds = [float(cell.get_attribute("data-sort")) for cell in page.locator("#rows td.time").all()]
+    cells = page.locator("#rows td.time").all()
+    seconds = [float(cell.get_attribute("data-sort")) for cell in cells]
     assert seconds == sorted(seconds)
-    shares = [float(cell.get_attribute("style").split(":")[1]) for cell in page.locator("#rows td.time").all()]
+    shares = [float(cell.get_attribute("style").split(":")[1]) for cell in cells]
     assert shares == pytest.approx([value / seconds[-1] for value in seconds], abs=1e-3)
 
 

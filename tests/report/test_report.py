@@ -157,6 +157,16 @@ def test_a_row_without_a_run_has_empty_cells():
     assert [line["utilisation_by_gpu"] for line in said] == ["50 / 51", ""]
 
 
+def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_words():
+    figures = {"train_seconds": 1.5, "startup_seconds": 4.0, "samples_per_second": 900.0, "accuracy": 0.5}
+    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "equal"} | figures for name in ("single", "all_threads")]
+    wide, _ = page.plain(rows)
+    narrow, lines = page.plain(rows, 60)
+    assert set(wide) - set(narrow) == {"start-up s"}
+    assert ["row", "same model?", "train s"] == narrow[:3]
+    assert sum(max(len(line[k]) for line in [narrow, *lines]) + 3 for k in range(len(narrow))) < 60
+
+
 def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
     """Repetition 2 took twice as long, and repetition 3 failed."""
     run = results / "runs/ddp/n2"

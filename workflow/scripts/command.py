@@ -15,6 +15,7 @@ ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists
 folder. Where there are GPUs and no configuration is named, `bench` takes config/gpu.yaml, and says so.
 """
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
 def command(words: list[str]) -> list[str]:
     """What these words of a command line stand for. Raises BadInput where they name none."""
-    name, rest = (words[0], words[1:]) if words else ("", [])
+    name, *rest = words
     if name in SCRIPTS:
         return [sys.executable, f"workflow/scripts/{name}.py", *rest]
     if name not in TARGETS:
@@ -51,13 +52,16 @@ def command(words: list[str]) -> list[str]:
 
 @exit_on_bad_input()
 def main() -> None:
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(__doc__.strip())
-    elif words[0] == "completion":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", help="one of those above")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it takes")
+    asked = parser.parse_args()
+    if asked.command is None:
+        parser.print_help()
+    elif asked.command == "completion":
         print(f"complete -o default -W '{' '.join(COMMANDS)}' lockstep")
     else:
-        started = command(words)
+        started = command([asked.command, *asked.arguments])
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sys.stdout.flush()
         os.execv(started[0], started)

@@ -73,7 +73,7 @@ def engines() -> list[list[str]]:
         ["Slurm", output("sbatch", "--version") or "not there", ""],
         ["git", output("git", "--version") or "not there", ""],
     ]
-    return [["container", f"this is one ({inside})", ""]] if inside else lines
+    return [["container", f"this is one ({inside})", ""], *lines] if inside else lines
 
 
 def disturbers() -> list[list[str]]:
@@ -94,7 +94,9 @@ def disturbers() -> list[list[str]]:
     if _read(CPU / "smt/active") == "1":
         lines.append(["two threads a core (SMT)", "on: cores are fewer than they look", "hardware.threads"])
     if folder := nvml.mps_folder():
-        lines.append(["NVIDIA's Multi-Process Service", f"on ({folder})", "end it: echo quit | nvidia-cuda-mps-control"])
+        lines.append(
+            ["NVIDIA's Multi-Process Service", f"on ({folder})", "end it: echo quit | nvidia-cuda-mps-control"]
+        )
     others = nvml.processes(nvml.gpus(list(range(nvml.count()))))
     lines += [["on a GPU", nvml.say(process), "end it, or choose others: hardware.gpus"] for process in others]
     if paths.run_files(paths.RESULTS, paths.LOCK, kind="*") and output("pgrep", "-f", "workflow/scripts/launch.py"):

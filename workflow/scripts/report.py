@@ -1,5 +1,8 @@
 """Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
 
+import shutil
+import sys
+
 from lockstep import cli, paths
 from lockstep.report import headline, page
 from lockstep.report.gallery import galleries
@@ -14,7 +17,8 @@ def main() -> None:
     summary = gather(config, arguments.results)
     page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
-    print_table(*page.plain(page.by_time(summary.compared.rows)))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_table(*page.plain(page.by_time(summary.compared.rows), width))
     for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {row['reason']}")

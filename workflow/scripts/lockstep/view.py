@@ -1,7 +1,7 @@
 """What a person sees in a terminal while Snakemake works: what runs now, how far all is, and the table as it fills.
 
-A logger plugin for Snakemake, which profiles/default/config.yaml takes where there is a terminal; LOCKSTEP_VIEW=snakemake
-leaves Snakemake's own words. All of these are in its log file, .snakemake/log, either way.
+A logger plugin for Snakemake, which profiles/default/config.yaml takes where there is a terminal. With
+LOCKSTEP_VIEW=snakemake Snakemake's own words are shown, which are in its log file, .snakemake/log, either way.
 """
 
 import contextlib
@@ -132,10 +132,14 @@ class LogHandler(LogHandlerBase):
             self._end(record.job_id if event == LogEvent.JOB_FINISHED else record.jobid, event == LogEvent.JOB_ERROR)
         elif event == LogEvent.PROGRESS:
             self.done, self.total = record.done, record.total
-        elif record.levelno >= logging.WARNING or (event is None and not self.live and not self.jobs):
+        elif record.levelno >= logging.WARNING or (event is None and self._worth_saying(str(record.msg))):
             self._say(self.format(record))
             if record.levelno >= logging.ERROR:  # what follows has the terminal
                 self._stop()
+
+    def _worth_saying(self, remark: str) -> bool:
+        """Once there are jobs, the view says what Snakemake does, but for where its log is."""
+        return not self.total or remark.startswith("Complete log")
 
     def _begin(self, record: logging.LogRecord) -> None:
         job = Job(record.rule_name, record.rule_msg or record.rule_name, list(record.log))
@@ -186,7 +190,9 @@ class LogHandler(LogHandlerBase):
             self.console.print(Text(text), soft_wrap=True)
 
     def _draw(self) -> Group:
-        now = [Text(f"  {job.message}{self._step_of(job)}", overflow="ellipsis", no_wrap=True) for job in self._running()]
+        now = [
+            Text(f"  {job.message}{self._step_of(job)}", overflow="ellipsis", no_wrap=True) for job in self._running()
+        ]
         head = Table.grid(padding=(0, 1))
         head.add_row(
             ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR),
@@ -366,8 +372,8 @@ def _record(folder: Path) -> dict | None:
                 record = _read(folder / name) or {}
                 _records[key] = {
                     "status": record.get("status", "failed"),
-                    "disturbed": bool(record.get("watch", {}).get("disturbed")),
-                    "seconds": record.get("clock", {}).get("train_seconds"),
+                    "disturbed": bool((record.get("watch") or {}).get("disturbed")),
+                    "seconds": (record.get("clock") or {}).get("train_seconds"),
                 }
             return _records[key]
     return None

@@ -319,7 +319,10 @@ def worth(line: dict) -> Drawing:
     figure, axes = bars(["" for _ in labels])
     axes.set_yticks(range(len(labels)), [label.en for label in labels])
     # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
-    begin, end = told["again_seconds"] or line["again_train_seconds"], told["ours_seconds"] or line["ours_train_seconds"]
+    begin, end = (
+        told["again_seconds"] or line["again_train_seconds"],
+        told["ours_seconds"] or line["ours_train_seconds"],
+    )
     tips, table = {}, []
     axes.barh(0, begin, height=0.66, color=COLOURS[5])
     at = begin

@@ -63,6 +63,8 @@ TERMINAL = (
     *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
     *("accuracy", "macro_f1", "perplexity", "precision", "repeats", "status"),
 )
+# What a narrow one goes without, the first before the others.
+SPARED = ("startup_seconds", "samples_per_second", "accuracy", "precision", "peak_memory_mb", "macro_f1", "perplexity")
 PERCENT = ("mfu",)
 WORDS = ("proof", "status")  # columns whose values have words of their own
 
@@ -124,11 +126,26 @@ def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> C
     return Cell(key, same(shown), "" if value is None else repr(value), more, True)
 
 
-def plain(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """The same table for the terminal: headings, and lines of strings."""
-    cells = [[cell for cell in line if cell.key in TERMINAL] for line in table(rows)]
-    header = [say(cell.key).en for cell in cells[0]]
-    return header, [[" ".join(filter(None, (cell.text.en, cell.more))) for cell in line] for line in cells]
+def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """The same table for a terminal, if need be with fewer columns so that it is `width` wide: headings, and lines."""
+    cells = table(rows)
+    keys = [cell.key for cell in cells[0] if cell.key in TERMINAL]
+    spared = iter(SPARED)
+    while width and _width(cells, keys) > width and (key := next(spared, None)):
+        keys = [other for other in keys if other != key]
+    lines = [[_plain(cell) for cell in line if cell.key in keys] for line in cells]
+    return [say(key).en for key in keys], lines
+
+
+def _plain(cell: Cell) -> str:
+    return " ".join(filter(None, (cell.text.en, cell.more)))
+
+
+def _width(cells: list[list[Cell]], keys: list[str]) -> int:
+    """Characters of a line, frame and blanks included, if nothing is broken into two."""
+    columns = [column for column in zip(*cells, strict=True) if column[0].key in keys]
+    widths = [max([len(say(column[0].key).en), *(len(_plain(cell)) for cell in column)]) for column in columns]
+    return sum(width + 3 for width in widths) + 1
 
 
 def notes(summary: Summary) -> list[tuple[str, Text]]:
