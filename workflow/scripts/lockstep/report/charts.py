@@ -20,6 +20,7 @@ from matplotlib import pyplot as plt
 
 # Colours that reach a contrast of 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
 COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
+GAP = "\u00a0"  # beside a bar; a browser drops a plain blank there
 INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
@@ -332,14 +333,14 @@ def worth(line: dict) -> Drawing:
         bar.set_gid(f"worth-{line['ours']}-{place}")
         interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
         tips[bar.get_gid()] = f"{labels[place].en}: {seconds:+.3g} s{interval}"
-        axes.text(max(at, at + seconds), place, f" {seconds:+.3g} s", va="center", fontsize=9)
+        axes.text(max(at, at + seconds), place, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
         at += seconds
         orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
         changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
         table.append([labels[place].en, f"{seconds:+.3g}{interval}", orders, *changes])
     axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
     for place, total in ((0, begin), (len(labels) - 1, end)):
-        axes.text(total, place, f" {total:.3g} s", va="center", fontsize=9)
+        axes.text(total, place, f"{GAP}{total:.3g} s", va="center", fontsize=9)
     axes.set_xlim(0, max(begin, end) * 1.25)
     axes.set_xlabel(say("axis_train").en)
     rest = "–"
