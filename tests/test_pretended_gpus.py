@@ -212,6 +212,8 @@ rows:
 )
 def test_the_published_rows_train_on_two_gpus_as_they_did(two, row, processes):
     two.place.path("published.yaml").write_text(PUBLISHED, encoding="utf-8")
+    planned = two.script("plan", "--config=published.yaml")
+    assert planned.returncode == 0, planned.stderr
     finished = two.launch(row, "", "--config=published.yaml")
     assert finished.returncode == 0, finished.stderr
     made = two.read(f"runs/{row}/n2/rep1/record.json")

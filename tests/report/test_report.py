@@ -33,7 +33,7 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
 # All of summary.json beside its headline.
 KEYS = (
     *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "ladder", "profiles", "stale"),
-    *("data", "peak", "plans", "environment", "manifest", "damaged", "config"),
+    *("data", "peak", "plans", "environment", "manifest", "damaged", "published", "config"),
 )
 
 

@@ -7,7 +7,9 @@ Limits: not DistributedDataParallel, whatever the table says.
 On a CPU: one process on one device, in bf16.
 """
 
-from lockstep.strategies import trainer
+import torch
+
+from lockstep.strategies import single, trainer
 
 ONE_DEVICE_ON = ("cpu",)
 ONE_PROCESS_ON = ("cpu", "cuda")
@@ -20,6 +22,12 @@ class Strategy(trainer.Strategy):
     def wrap(self):
         super().wrap()
         self.arguments = {key: value for key, value in self.arguments.items() if not key.startswith("ddp_")}
+
+    def autocast(self):
+        # Trainer used to compute in fp16 under nn.DataParallel; this one hands only what it does not wrap so to Accelerate.
+        if isinstance(self.model, torch.nn.DataParallel):
+            return single.Strategy.autocast(self)
+        return super().autocast()
 
     def live(self):
         return {"arguments": {name: getattr(self.trainer.args, name) for name in self.arguments}}

@@ -98,6 +98,9 @@ class Replaying(Trainer):
     def get_train_dataloader(self):
         return Batches(self.replay)
 
+    def autocast_smart_context_manager(self, cache_enabled=True):
+        return self.strategy.autocast()
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = self.replay.loss(inputs["batch"], model(**inputs["batch"].inputs))
         self.replay.trained(inputs["batch"], loss)
