@@ -43,6 +43,7 @@ def terminal(monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda number: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv(view.ASKED, raising=False)
+    monkeypatch.setenv(view.VIEW, "")  # so that it is put back
 
 
 def test_it_is_taken_in_a_terminal(terminal):
@@ -55,6 +56,13 @@ def test_it_is_taken_in_a_terminal(terminal):
 )
 def test_who_asks_for_snakemakes_own_words_gets_them(terminal, words):
     assert not view.choose(["--cores", "all", *words])
+
+
+def test_a_view_that_does_not_exist_is_refused(terminal, monkeypatch, capsys):
+    monkeypatch.setenv(view.ASKED, "nonsense")
+    with pytest.raises(SystemExit):
+        view.choose(["--cores", "all"])
+    assert "LOCKSTEP_VIEW=nonsense: is no view" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "value"), [(view.ASKED, "snakemake"), ("TERM", "dumb")])
@@ -71,13 +79,14 @@ def test_a_log_or_a_pipe_has_snakemakes_own_words(monkeypatch):
 
 @pytest.fixture
 def handler(tmp_path, monkeypatch):
-    """A handler in an empty folder, whose configuration has the rows single and ddp, three repetitions each."""
+    """Yields a handler in an empty folder; its configuration has the rows single and ddp, three repetitions each."""
     monkeypatch.chdir(tmp_path)
     made = view.LogHandler(SimpleNamespace(dryrun=False), None)
     made.console = Console(file=io.StringIO(), width=80, height=24)
     rows = {name: {"strategy": name} for name in ("single", "ddp")}
     made.config = reading.parse({"rows": rows, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
-    return made
+    yield made
+    made.close()
 
 
 def left(handler, repeat: int, row: str, **values) -> None:
@@ -97,7 +106,7 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
     left(handler, 3, "ddp", status="failed", clock=None)
     rows = handler._rows()
     assert [row["row"] for row in rows] == ["ddp", "single"]
-    assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "1 of 3", "1 disturbed, 1 failed")
+    assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "2 of 3", "1 disturbed, 1 failed")
     assert (rows[1]["seconds"], rows[1]["range"], rows[1]["runs"]) == (4.1, "4.00 to 4.20", "3 of 3")
 
 
@@ -127,8 +136,13 @@ def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
     now[0] += 10
     for number in (1, 2):
         handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
+    handler.emit(record(LogEvent.PROGRESS, done=2, total=6))
+    assert handler._seconds_left() is None, "trainings are most of it"
     handler.emit(record(LogEvent.JOB_INFO, jobid=3, rule_name=jobs[3], rule_msg="", log=[]))
-    now[0] += 20
+    now[0] += 5
+    monkeypatch.setattr(handler, "_steps", lambda job: (10, 40))
+    assert handler._seconds_left() == pytest.approx(15 + 20 + 2 * 5)  # a quarter of it took 5 s
+    now[0] += 15
     handler.emit(record(LogEvent.JOB_FINISHED, job_id=3))
     handler.emit(record(LogEvent.PROGRESS, done=3, total=6))
     assert handler._seconds_left() == 20 + 2 * 5  # the second repetition; two tests, which nothing is known of yet
@@ -137,18 +151,28 @@ def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
 def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_path, monkeypatch):
     log = tmp_path / "run.log"
     log.write_text("".join(f"line {n}\n" for n in range(100)) + "\x1b[2Jthe cause\n", encoding="utf-8")
-    said = []
-    monkeypatch.setattr(handler, "_say", said.append)
     monkeypatch.setattr(handler, "_start", lambda: None)
     handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="ddp: train", log=[str(log)]))
     handler.emit(record(LogEvent.JOB_ERROR, jobid=1))
-    words = "\n".join(said)
-    assert "failed: ddp: train" in words
-    assert "line 99" in words
-    assert "line 50" not in words
-    assert "[2Jthe cause" in words
-    assert "\x1b" not in words, "no control characters of a log reach the terminal"
-    assert str(log) in words
+    said = handler.console.file.getvalue()
+    assert "failed: ddp: train" in said
+    assert "line 99" in said
+    assert "line 50" not in said
+    assert "[2Jthe cause" in said
+    assert "\x1b[2J" not in said, "no control characters of a log reach the terminal"
+    assert str(log) in said.replace("\n", "")
+
+
+def test_a_run_that_failed_says_why_in_its_own_words(handler, tmp_path, monkeypatch):
+    (tmp_path / "run.log").write_text("what torchrun says of it\n", encoding="utf-8")
+    (tmp_path / paths.FAILED).write_text(json.dumps({"reason": "rank 1: the cause"}), encoding="utf-8")
+    monkeypatch.setattr(handler, "_start", lambda: None)
+    job = {"jobid": 1, "rule_name": "train_ddp_1", "rule_msg": "", "log": [str(tmp_path / "run.log")]}
+    handler.emit(record(LogEvent.JOB_INFO, **job))
+    handler.emit(record(LogEvent.JOB_ERROR, jobid=1))
+    said = handler.console.file.getvalue()
+    assert "rank 1: the cause" in said
+    assert "torchrun" not in said
 
 
 def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
@@ -181,26 +205,29 @@ rows:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("columns", [80, 140])
-def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns):
-    """Two trainings, one of which fails: the view, the failure, then the report's table, in a terminal of its own."""
+@pytest.mark.parametrize(("columns", "fails"), [(80, True), (140, False)])
+def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
+    """Trainings, of which one may fail: the view, the failure, then the report's table, in a terminal of its own."""
     place = copy_project(tmp_path / "project")
     rows = "".join(f"  {name}: null\n" for name in DEFAULT)
-    place.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
+    text = SMALL if fails else SMALL.replace("  exploding: {strategy: single, learning_rate: 1.0e+30, clip: 0}\n", "")
+    place.path("small.yaml").write_text(text + rows, encoding="utf-8")
     code, shown = in_terminal(
         ["snakemake", "--cores", "all", "--configfile", "small.yaml"], place.folder, place.environment(), columns
     )
-    assert code == 1, shown
+    assert code == int(fails), shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "same model?" in plain
     assert re.search(r"\d+ of \d+ jobs", plain)
     assert " left" in plain
-    assert "failed: exploding, repetition 1" in plain
-    assert "all of it: results/runs/exploding" in plain
-    # The row that finished; where something else ran beside it, that stands in the place of its time.
-    assert re.search(r"single +(█+ +\d+\.\d\d +1 of 1|0 of 1 .*1 disturbed)", plain)
+    assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
+    if fails:
+        assert "failed: exploding, repetition 1" in plain
+        assert "the loss is" in plain
+        assert "all of it: results/runs/exploding" in plain
     assert "Select jobs to execute" not in plain
     assert "Finished jobid" not in plain
+    assert "steps in" not in plain, "what a run says when it ends stands in the table"
     assert plain.rstrip().count("report: results/report/report.html") == 1
     (log,) = place.folder.glob(".snakemake/log/*.log")
     assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"
@@ -236,7 +263,7 @@ def in_terminal(command: list[str], folder: Path, environment: dict, columns: in
 def test_what_is_printed_meanwhile_comes_out_above(capfd):
     """A process that this one starts writes to the same stderr."""
     said = []
-    streams = view.Streams(said.append)
+    streams = view.Stderr(said.append)
     try:
         subprocess.run([sys.executable, "-c", "import sys; print('a warning', file=sys.stderr)"], check=True)
     finally:

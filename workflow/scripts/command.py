@@ -9,10 +9,10 @@
     lockstep compare A B           two results folders, row by row
     lockstep check [FOLDER]        results against the rules of a fair run
     lockstep doctor                what this machine can run, and what disturbs timing on it
-    lockstep completion            what a shell needs to complete these: eval "$(lockstep completion)"
+    lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
 ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
-folder. Where there are GPUs and no configuration is named, `bench` takes config/gpu.yaml, and says so.
+folder. Where there are GPUs and no configuration is named, the first four take config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -34,17 +34,17 @@ def command(words: list[str]) -> list[str]:
     if name in SCRIPTS:
         return [sys.executable, f"workflow/scripts/{name}.py", *rest]
     if name not in TARGETS:
-        raise BadInput(f"{name}: is no command. There are: {', '.join(COMMANDS)}.")
+        raise BadInput(f"{name} is no command. There are: {', '.join(COMMANDS)}.")
     if name == "row" and (not rest or rest[0].startswith("-")):
         raise BadInput("row: name one, as in: lockstep row ddp")
     # Targets come before options that take several words.
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
     options = {word.partition("=")[0] for word in rest}
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
-    if name == "bench" and not options & {"--configfile", "--configfiles"} and visible_gpus():
+    if not options & {"--configfile", "--configfiles"} and visible_gpus():
         print(
-            "There are GPUs here, so config/gpu.yaml is taken; for the small one:"
-            ' make bench ARGS="--configfile config/config.yaml"'
+            "There are GPUs here, so config/gpu.yaml is taken; for the small one: --configfile config/config.yaml"
+            ' (make bench ARGS="--configfile config/config.yaml")'
         )
         rest = [*rest, "--configfile", "config/gpu.yaml"]
     return [str(Path(sys.executable).with_name("snakemake")), *cores, *target, *rest]
@@ -62,6 +62,8 @@ def main() -> None:
         print(f"complete -o default -W '{' '.join(COMMANDS)}' lockstep")
     else:
         started = command([asked.command, *asked.arguments])
+        if not Path("workflow/scripts/command.py").is_file():
+            raise BadInput("this is not Lockstep's folder; its commands are called there")
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sys.stdout.flush()
         os.execv(started[0], started)

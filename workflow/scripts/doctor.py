@@ -46,18 +46,18 @@ def machine() -> list[list[str]]:
 
 
 def strategies() -> list[list[str]]:
-    """Which strategies can be trained here, and what the others lack."""
-    able, lines = [], []
+    """Which strategies can be trained here, and what the others lack; not those that make published rows again."""
+    lines = []
     for name in registry.names():
+        if registry.literals(name)["DIVISION"] == "published":
+            continue
         needs = [need for need in registry.needs(name) if not need.only]
-        if lacking := [need for need in needs if need.installed != need.version]:
-            what = ", ".join(f"{need.package} {need.version}" for need in lacking)
-            lines.append([name, f"lacks {what}", "; ".join(need.command for need in lacking)])
-        else:
-            able.append(name)
-    if "horovod" in able and not horovod_has_mpi():
+        lacking = [need for need in needs if need.installed != need.version]
+        what = ", ".join(f"{need.package} {need.version}" for need in lacking)
+        lines.append([name, f"lacks {what}" if what else "yes", "; ".join(need.command for need in lacking)])
+    if ["horovod", "yes", ""] in lines and not horovod_has_mpi():
         lines.append(["horovod over MPI", "not built", "libopenmpi-dev, then: make horovod"])
-    return [["can be trained", ", ".join(able), ""], *lines]
+    return lines
 
 
 def engines() -> list[list[str]]:

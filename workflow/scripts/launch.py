@@ -1,5 +1,6 @@
 """Train one row of the table: start its processes, watch them, and write the run's record."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from lockstep import cli
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
 from lockstep.run import following, node, nodes, runs
+from lockstep.run.progress import VIEW
 
 
 def main() -> None:
@@ -55,6 +57,8 @@ def main() -> None:
         return
     row = config.repetition(row, arguments.repeat)
     record = runs.run(config, row, arguments.repeat, arguments.results, arguments.resume)
+    if VIEW in os.environ:  # which shows it
+        return
     print(
         f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
         f" {record['throughput']['samples_per_second']:.0f} samples/s, final loss {record['losses'][-1]:.4f}"

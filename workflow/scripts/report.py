@@ -4,6 +4,7 @@ import shutil
 import sys
 
 from lockstep import cli, paths
+from lockstep.errors import printable
 from lockstep.report import headline, page
 from lockstep.report.gallery import galleries
 from lockstep.report.summary import gather
@@ -21,7 +22,7 @@ def main() -> None:
     print_table(*page.plain(page.by_time(summary.compared.rows), width))
     for row in summary.rows:
         if row["status"] != "ok":
-            print(f"{row['row']} {row['status']}: {row['reason']}")
+            print(f"{row['row']} {row['status']}: {printable(row['reason'])}")
     for line in [*headline.lines(summary.compared), *page.claims(summary)]:
         print(line.en)
     print(f"report: {folder / paths.PAGE}")

@@ -34,6 +34,11 @@ class RunSaved(RunStopped):
     """The same, after it saved its state: the same command goes on from there. Exit code 143, as after a SIGTERM."""
 
 
+def printable(text: str) -> str:
+    """In one line, and without control characters, which would command the terminal."""
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text).strip()
+
+
 def brief(error: Exception) -> str:
     """What a library says of a file that it can't read, in one line."""
     if isinstance(error, pickle.UnpicklingError):  # PyTorch's words tell how to run it all the same

@@ -4,6 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.errors import printable
+
 
 def print_table(header: list[str], rows: list[list[str]]) -> None:
     """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be."""
@@ -18,6 +20,5 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def _one_line(cell: str) -> Text:
-    """As Text, because "[泪]" is no markup; and without control characters, which would command the terminal."""
-    shown = (letter if letter.isprintable() else " " if letter.isspace() else "" for letter in cell)
-    return Text("".join(shown).strip())
+    """As Text, because "[泪]" is no markup."""
+    return Text(printable(cell))

@@ -4,6 +4,7 @@ A logger plugin for Snakemake, which profiles/default/config.yaml takes where th
 LOCKSTEP_VIEW=snakemake Snakemake's own words are shown, which are in its log file, .snakemake/log, either way.
 """
 
+import atexit
 import contextlib
 import json
 import logging
@@ -29,12 +30,14 @@ from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
-from lockstep.errors import BadInput
-from lockstep.run.progress import Progress
+from lockstep.errors import BadInput, exit_on_bad_input, printable
+from lockstep.run.progress import VIEW, Progress
 
 NAME = "lockstep"
 ASKED = "LOCKSTEP_VIEW"
-OTHERS = ("--dry-run", "--dryrun", "--quiet", "--verbose", "--debug-dag", "--logger")  # Snakemake's own ways to tell
+# Snakemake's own ways to tell, and the letters that stand for them.
+OTHERS = ("--dry-run", "--dryrun", "--quiet", "--verbose", "--debug-dag", "--logger", "--printshellcmds")
+LETTERS = set("nqp")
 SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
 BAR = 16  # columns
 LINES = 12  # of a failed job's log
@@ -42,15 +45,24 @@ LINES = 12  # of a failed job's log
 SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "decide", "evaluate")
 
 
+@exit_on_bad_input()
 def choose(words: list[str]) -> bool:
     """Whether Snakemake, with these words on its command line, is to show this view; then it is made known to it."""
-    short = [word for word in words if word.startswith("-") and not word.startswith("--")]
-    otherwise = any(word.partition("=")[0] in OTHERS for word in words) or any(set("nq") & set(word) for word in short)
-    plain = os.environ.get(ASKED) == "snakemake" or os.environ.get("TERM") in (None, "", "dumb")
+    asked = os.environ.get(ASKED, "")
+    if asked not in ("", "live", "snakemake"):
+        raise BadInput(f"{ASKED}={asked}: is no view. Set it to live or snakemake, or leave it out.")
+    otherwise = any(word.partition("=")[0] in OTHERS or _short(word) & LETTERS for word in words)
+    plain = asked == "snakemake" or os.environ.get("TERM") in (None, "", "dumb")
     if plain or otherwise or not os.isatty(2):
         return False
+    os.environ[VIEW] = "1"
     LoggerPluginRegistry().register_plugin(f"snakemake_logger_plugin_{NAME}", sys.modules[__name__])
     return True
+
+
+def _short(word: str) -> set[str]:
+    """The letters of several short options in one word, as in -nq; of -call, or of -Ctrain=..., none."""
+    return set(word[1:]) if word[:1] == "-" and word[1:2] != "-" and set(word[1:]) <= set("nqpFRkr") else set()
 
 
 @dataclass
@@ -58,7 +70,7 @@ class Job:
     rule: str
     message: str
     logs: list[str]
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
 
 
 @dataclass
@@ -108,7 +120,8 @@ class LogHandler(LogHandlerBase):
         self.config: Config | None = None
         self.table: list[dict] = []
         self.live: Live | None = None
-        self.streams: Streams | None = None
+        # Before any job begins, since what a job begins with it keeps.
+        self.stderr = Stderr(self._say)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -119,6 +132,7 @@ class LogHandler(LogHandlerBase):
 
     def close(self) -> None:
         self._stop()
+        self.stderr.give_back()
         super().close()
 
     def _take(self, record: logging.LogRecord) -> None:
@@ -157,11 +171,19 @@ class LogHandler(LogHandlerBase):
         self.kinds[kind(job.rule)].end()
         self.left[job.rule] -= 1
         if failed:
-            self._say(f"failed: {job.message}")
-            for log in job.logs:
-                self._say("\n".join(f"    {line}" for line in last_lines(Path(log))))
-                self._say(f"  all of it: {log}")
+            self._tell_failure(job)
         self.table = self._rows()
+
+    def _tell_failure(self, job: Job) -> None:
+        """Why a job failed: a run's own reason, where it has left one, else the end of its log."""
+        self._say(f"failed: {job.message}")
+        for log in map(Path, job.logs):
+            if reason := (_read(log.with_name(paths.FAILED)) or {}).get("reason"):
+                self._say(f"    {reason}")
+            else:
+                for line in last_lines(log):
+                    self._say(f"    {line}")
+            self._say(f"    all of it: {log}")
 
     def _start(self) -> None:
         if self.config is None:
@@ -176,24 +198,26 @@ class LogHandler(LogHandlerBase):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self.streams = Streams(self._say)
         self.live.start()
 
     def _stop(self) -> None:
         if self.live:
             live, self.live = self.live, None
             live.stop()
-            self.streams.give_back()
 
     def _say(self, text: str) -> None:
-        if text and text != "None":
-            self.console.print(Text(text), soft_wrap=True)
+        for line in text.splitlines():
+            if line.strip() and line != "None":
+                indent = line[: len(line) - len(line.lstrip())]
+                self.console.print(Text(indent + printable(line)), soft_wrap=True)
 
     def _draw(self) -> Group:
         now = [
             Text(f"  {job.message}{self._step_of(job)}", overflow="ellipsis", no_wrap=True) for job in self._running()
         ]
         head = Table.grid(padding=(0, 1))
+        head.add_column()
+        head.add_column(no_wrap=True, overflow="ellipsis")
         head.add_row(
             ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR),
             f"{self.done} of {self.total} jobs, {told(time.monotonic() - self.began)}; {self._time_left()}",
@@ -209,9 +233,13 @@ class LogHandler(LogHandlerBase):
 
     def _seconds_left(self) -> float | None:
         costs = {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
-        if not costs:
-            return None
+        for job in self._running():
+            done, planned = self._steps(job)
+            if kind(job.rule) not in costs and done:
+                costs[kind(job.rule)] = (time.monotonic() - job.began) * planned / done
         trained = [cost for name, cost in costs.items() if name.startswith("train_")]
+        if not costs or (not trained and any(n > 0 and _trained(rule)[0] for rule, n in list(self.left.items()))):
+            return None  # trainings are most of it
         others = [cost for name, cost in costs.items() if not name.startswith("train_")]
         # A kind of which none has ended yet takes what its like do.
         usual = {True: statistics.fmean(trained or others), False: statistics.fmean(others or trained)}
@@ -229,16 +257,19 @@ class LogHandler(LogHandlerBase):
         )
 
     def _step_of(self, job: Job) -> str:
-        """How far a training is: its slowest rank."""
+        done, planned = self._steps(job)
+        return f", step {done} of {planned}" if done else ""
+
+    def _steps(self, job: Job) -> tuple[int, int]:
+        """How many steps a training's slowest rank has done, and how many are planned; 0 where that is not known."""
         row, repeat = _trained(job.rule)
         if self.config is None or row not in self.config.rows:
-            return ""
+            return 0, 0
         with contextlib.suppress(OSError, ValueError, KeyError):
-            folder = paths.RESULTS / self.config.rows[row].folder(repeat)
-            planned = json.loads(paths.plan_summary_file(paths.RESULTS, self.config.rows[row].plan_name).read_text())
-            steps = int(Progress(folder).table[:, 2].min())
-            return f", step {steps} of {planned['steps']}" if steps else ""
-        return ""
+            asked = self.config.repetition(self.config.rows[row], repeat)
+            planned = json.loads(paths.plan_summary_file(paths.RESULTS, asked.plan_name).read_text())
+            return int(Progress(paths.RESULTS / asked.folder(repeat)).table[:, 2].min()), planned["steps"]
+        return 0, 0
 
     def _rows(self) -> list[dict]:
         """What the table says of each row that is trained here, the fastest first; then those without a time."""
@@ -258,16 +289,23 @@ class LogHandler(LogHandlerBase):
         mine = [rule for rule in ahead if _trained(rule)[0] == row.name]
         if not runs and not mine:
             return None
-        good = [run for run in runs if run["status"] == "ok" and not run["disturbed"]]
-        seconds = [run["seconds"] for run in good]
-        notes = Counter("failed" if run["status"] != "ok" else "disturbed" for run in runs if run not in good)
+        done = [run for run in runs if run["status"] == "ok"]
+        good = [run for run in done if not run["disturbed"]]
+        seconds = [
+            run["seconds"] for run in good or done
+        ]  # disturbed ones where there are no others, as the report has it
+        notes = Counter(
+            "failed" if run["status"] != "ok" else "disturbed"
+            for run in runs
+            if run["status"] != "ok" or run["disturbed"]
+        )
         verdict = _read(paths.RESULTS / self.config.trial(row).folder(1) / paths.VERDICT)
         unproven = f"prove_{row.name}" in ahead
         return {
             "row": row.name,
             "seconds": statistics.median(seconds) if seconds else None,
             "range": f"{min(seconds):.2f} to {max(seconds):.2f}" if len(seconds) > 1 else "",
-            "runs": f"{len(good)} of {len(runs) + len(mine)}",
+            "runs": f"{len(done)} of {len(runs) + len(mine)}",
             "proof": "" if unproven or not verdict else verdict["proof"].replace("-", " "),
             "note": ", ".join(f"{n} {what}" for what, n in notes.items()),
         }
@@ -293,26 +331,18 @@ class LogHandler(LogHandlerBase):
         return table
 
 
-class Streams:
-    """stdout and stderr of this process, and so of what it starts, while the view has the terminal.
-
-    Lines that come to stderr are handed to `say`. What comes to stdout is dropped: jobs say there how long a run took,
-    which the table has; those that have more to say are given the terminal.
-    """
+class Stderr:
+    """stderr of this process, and so of what it starts, while there is a view: its lines are handed to `say`."""
 
     def __init__(self, say) -> None:
-        sys.stdout.flush()
         sys.stderr.flush()
-        self.kept = {number: os.dup(number) for number in (1, 2)}
+        self.kept = os.dup(2)
         reads, writes = os.pipe()
-        nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(writes, 2)
-        if os.isatty(1):
-            os.dup2(nothing, 1)
         os.close(writes)
-        os.close(nothing)
         self.reader = threading.Thread(target=self._hand_on, args=(reads, say), daemon=True)
         self.reader.start()
+        atexit.register(self.give_back)
 
     @staticmethod
     def _hand_on(reads: int, say) -> None:
@@ -321,13 +351,14 @@ class Streams:
                 say(line.rstrip("\n"))
 
     def give_back(self) -> None:
-        sys.stdout.flush()
+        if self.kept is None:
+            return
         sys.stderr.flush()
-        for number, kept in self.kept.items():
-            os.dup2(kept, number)
-            os.close(kept)
-        # A process that was started may still hold the pipe.
-        self.reader.join(timeout=1)
+        os.dup2(self.kept, 2)
+        os.close(self.kept)
+        self.kept = None
+        atexit.unregister(self.give_back)
+        self.reader.join(timeout=1)  # for ever, if a process that was started still held the pipe
 
 
 def kind(rule: str) -> str:
@@ -347,7 +378,7 @@ def _trained(rule: str) -> tuple[str, int]:
 
 def told(seconds: float) -> str:
     minutes = round(seconds / 60)
-    if minutes < 1:
+    if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
@@ -357,7 +388,7 @@ def last_lines(log: Path) -> list[str]:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return [str(error)]
-    return ["".join(letter for letter in line if letter.isprintable()) for line in lines[-LINES:]]
+    return lines[-LINES:]
 
 
 _records: dict[tuple[Path, int], dict] = {}

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths
+from lockstep.errors import printable
 from lockstep.files import atomic_file, write_json
 
 # Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
 WARMUP_STEPS = 3
 # Environment variables: perf_counter at which the supervisor started the launcher; and the number of its node.
 LAUNCHED, NODE = "LOCKSTEP_LAUNCHED", "LOCKSTEP_NODE"
+VIEW = "LOCKSTEP_VIEW_DRAWN"  # set where Snakemake draws a view (lockstep/view.py), to which jobs have nothing to add
 
 
 class Progress:
@@ -102,7 +104,7 @@ class RankFiles:
                 "node": self.node,
                 "step": step,
                 "type": type(error).__name__,
-                "message": message.splitlines()[0][:300],
+                "message": printable(message.splitlines()[0][:300]),
                 "traceback": "".join(traceback.format_exception(error)),
             },
         )

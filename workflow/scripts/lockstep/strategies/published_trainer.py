@@ -24,7 +24,7 @@ class Strategy(trainer.Strategy):
         self.arguments = {key: value for key, value in self.arguments.items() if not key.startswith("ddp_")}
 
     def autocast(self):
-        # Trainer used to compute in fp16 under nn.DataParallel; this one hands only what it does not wrap so to Accelerate.
+        # Trainer used to compute in fp16 under nn.DataParallel; today's leaves that to Accelerate, which is not asked.
         if isinstance(self.model, torch.nn.DataParallel):
             return single.Strategy.autocast(self)
         return super().autocast()
