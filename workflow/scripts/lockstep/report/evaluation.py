@@ -45,7 +45,7 @@ def test(run: Path) -> dict:
     model = load_model(run / paths.MODEL)
     settings = read_json(run / paths.SETTINGS)
     task = registry.load_task(settings["task"])()
-    if settings["options"].get("count_each_rank"):
+    if settings.get("options", {}).get("count_each_rank"):
         task.times_counted = settings["hardware"]["processes"]
     return task.test(model, Path(settings["data"]), run)
 
