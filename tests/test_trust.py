@@ -154,3 +154,12 @@ def test_a_second_ctrl_c_is_a_word_too(caplog, monkeypatch):
             print_exception(error)
         assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
         caplog.clear()
+
+
+def test_a_target_after_a_configuration_file_is_told_of(monkeypatch, capsys):
+    """Snakemake takes it for another configuration file."""
+    monkeypatch.chdir(PROJECT)
+    with pytest.raises(SystemExit):
+        trust.check_command(["--cores", "all", "--configfile", "config/gpu.yaml", "ddp"])
+    said = capsys.readouterr().err
+    assert "there is no file ddp. A target comes before: ddp --configfile config/gpu.yaml" in said

@@ -26,6 +26,10 @@ def check_command(words: list[str]) -> None:
         if inner:
             nested = "".join(f"{{{name}: " for name in inner) + value + "}" * len(inner)
             raise BadInput(f"--config {entry}: Snakemake takes no dots in a key. Write: --config '{first}={nested}'")
+    for name in named.configfile[1:]:
+        if not Path(name).suffix and not Path(name).exists():
+            first = named.configfile[0]
+            raise BadInput(f"--configfile: there is no file {name}. A target comes before: {name} --configfile {first}")
     check_files(named.configfile)
 
 

@@ -131,6 +131,8 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def close(self) -> None:
+        if self.live:
+            self.live.transient = False  # where no report follows, what it drew last stays
         self._stop()
         self.stderr.give_back()
         super().close()
