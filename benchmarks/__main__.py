@@ -21,7 +21,7 @@ import datetime
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import PROJECT, between_marks, markdown
+from benchmarks.common import PROJECT, between_marks, markdown, refuse
 from benchmarks.growth import growth
 from benchmarks.processes import ddp, memory, start
 from benchmarks.turns import harness, images, language, libraries, padding, tuned
@@ -45,14 +45,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md too")
     arguments = parser.parse_args()
     benchmarks = {benchmark.__name__: benchmark for benchmark in ALL}
-    if unknown := set(arguments.what) - set(benchmarks):
-        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(benchmarks)}")
-    if arguments.rounds < 1:
-        parser.error("--rounds must be 1 or more")
-    if arguments.data and not arguments.data.is_file():
-        parser.error(f"--data: {arguments.data} is no file")
-    if arguments.write and arguments.what:
-        parser.error("--write puts the whole table into docs/performance.md: leave out the names")
+    refuse(parser, arguments, "benchmark", benchmarks, "rounds", PAGE)
     keys = {"data.path": arguments.data.resolve()} if arguments.data else {}
     print(f"on {arguments.data or 'the embedded synthetic corpus'}")
     with tempfile.TemporaryDirectory() as folder:

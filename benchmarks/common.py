@@ -1,5 +1,6 @@
 """What all benchmarks share: a results folder prepared for them, a script of Lockstep's, a line of the table."""
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -39,6 +40,23 @@ def prepared(folder: Path, keys: dict, configs: tuple[str, ...] = ()) -> Path:
 def markdown(header: list[str], lines: list[list[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
+
+
+def refuse(
+    parser: argparse.ArgumentParser, asked: argparse.Namespace, kind: str, known, count: str, page: Path
+) -> None:
+    """End the program where what is asked can't be measured, or is no whole table to put into `page`.
+
+    kind: what the names stand for, of which `known` are all; count: the option that says how often each is measured.
+    """
+    if unknown := set(asked.what) - set(known):
+        parser.error(f"no such {kind}: {', '.join(unknown)}; there are {', '.join(known)}")
+    if getattr(asked, count) < 1:
+        parser.error(f"--{count} must be 1 or more")
+    if asked.data and not asked.data.is_file():
+        parser.error(f"--data: {asked.data} is no file")
+    if asked.write and asked.what:
+        parser.error(f"--write puts the whole table into {page.relative_to(PROJECT)}: leave out the names")
 
 
 def between_marks(page: Path, marks: tuple[str, str], text: str) -> None:

@@ -11,7 +11,7 @@ import datetime
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import PROJECT, between_marks, markdown
+from benchmarks.common import PROJECT, between_marks, markdown, refuse
 from claims.claims import CLAIMS, HERE
 from claims.runs import Runs, train
 from lockstep.rank import environment
@@ -30,14 +30,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="how often each row is trained")
     parser.add_argument("--write", action="store_true", help="put the table into docs/claims.md too")
     arguments = parser.parse_args()
-    if unknown := set(arguments.what) - set(alone):
-        parser.error(f"no such claim: {', '.join(unknown)}; there are {', '.join(alone)}")
-    if arguments.repeats < 1:
-        parser.error("--repeats must be 1 or more")
-    if arguments.data and not arguments.data.is_file():
-        parser.error(f"--data: {arguments.data} is no file")
-    if arguments.write and arguments.what:
-        parser.error("--write puts the whole table into docs/claims.md: leave out the names")
+    refuse(parser, arguments, "claim", alone, "repeats", PAGE)
     chosen = [alone[name] for name in arguments.what] or CLAIMS
     with tempfile.TemporaryDirectory() as folder:
         done = Runs({}, {}, {}, {})

@@ -47,8 +47,13 @@ def faster(ours: str, theirs: str, more_than: float = 1.0) -> Callable[[Runs], t
     return measure
 
 
+def _memory_by_gpu(done: Runs) -> list[int]:
+    """Of DataParallel's row; none on a CPU."""
+    return done.records["dataparallel"][1]["memory_by_gpu"] or []
+
+
 def than_dataparallel(done: Runs) -> tuple[str, str]:
-    if not (done.records["dataparallel"][1]["memory_by_gpu"] or [])[1:]:
+    if len(_memory_by_gpu(done)) < 2:
         return UNKNOWN, ON_CPU
     return faster("ddp", "dataparallel")(done)
 
@@ -108,8 +113,8 @@ def backend(done: Runs) -> tuple[str, str]:
 
 
 def first_gpu(done: Runs) -> tuple[str, str]:
-    memory = done.records["dataparallel"][1]["memory_by_gpu"]
-    if not memory or len(memory) < 2:
+    memory = _memory_by_gpu(done)
+    if len(memory) < 2:
         return UNKNOWN, ON_CPU
     verdict, told = faster("ddp", "dataparallel")(done)
     full = memory[0] > 1.1 * max(memory[1:])

@@ -36,7 +36,7 @@ def machine() -> list[list[str]]:
     free, memory = shutil.disk_usage(".").free / 2**30, _memory("MemAvailable") / 2**20
     lacking = f"make room: less than {DISK} GiB" if free < DISK else ""
     return [
-        ["CPU", f"{hardware.cpu_cores()} cores, {_cpu()}", ""],
+        ["CPU", f"{hardware.cpu_cores()} cores, {hardware.cpu_name()}", ""],
         ["GPUs", (", ".join(kinds) or "none") + used, unused],
         ["memory", f"{memory:.1f} GiB free", f"end other programs: less than {MEMORY} GiB" if memory < MEMORY else ""],
         ["disk, in this folder", f"{free:.0f} GiB free", lacking],
@@ -64,7 +64,7 @@ def engines() -> list[list[str]]:
     """Container engines and batch systems."""
     inside = containers.kind()
     docker = output("docker", "version", "--format", "{{.Server.Version}}")
-    apptainer, images = output("apptainer", "--version"), sorted(Path().glob("docker/sif/*.sif"))
+    apptainer, images = output("apptainer", "--version"), sorted(containers.SIF.glob("*.sif"))
     there = "a client, and no engine that answers" if shutil.which("docker") else "not there"
     lines = [
         ["Docker", docker or there, "" if docker else "docs.docker.com/engine/install; then: make images"],
@@ -84,7 +84,7 @@ def disturbers() -> list[list[str]]:
         lines.append(["clock's governor", governor, "sudo cpupower frequency-set -g performance"])
     if _read(CPU / "intel_pstate/no_turbo") == "0" or _read(CPU / "cpufreq/boost") == "1":
         lines.append(["clock above its base (turbo)", "on: falls as the CPU warms up", "switch it off in the firmware"])
-    if re.search(r"^flags\b.*\bhypervisor\b", _read(Path("/proc/cpuinfo")), re.MULTILINE):
+    if "hypervisor" in (hardware.cpu_info("flags") or "").split():
         lines.append(["virtual machine", "yes: shares its host with others", "more blocks: repeats, budget"])
     load, cores = os.getloadavg()[0], hardware.cpu_cores()
     if load > BUSY * cores:
@@ -102,11 +102,6 @@ def disturbers() -> list[list[str]]:
     if paths.run_files(paths.RESULTS, paths.LOCK, kind="*") and output("pgrep", "-f", "workflow/scripts/launch.py"):
         lines.append(["a run of Lockstep's", "under way", "wait for its end"])
     return lines
-
-
-def _cpu() -> str:
-    named = re.search(r"^model name\s*: (.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
-    return named[1] if named else platform.machine()
 
 
 def _memory(key: str) -> int:

@@ -36,7 +36,7 @@ class RunSaved(RunStopped):
 
 def printable(text: str) -> str:
     """In one line, and without control characters, which would command the terminal."""
-    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text).strip()
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
 
 
 def brief(error: Exception) -> str:

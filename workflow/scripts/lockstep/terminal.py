@@ -21,4 +21,4 @@ def print_table(header: list[str], rows: list[list[str]]) -> None:
 
 def _one_line(cell: str) -> Text:
     """As Text, because "[泪]" is no markup."""
-    return Text(printable(cell))
+    return Text(printable(cell).strip())

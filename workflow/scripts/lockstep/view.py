@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -31,6 +32,7 @@ from lockstep.config import reading
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, exit_on_bad_input, printable
+from lockstep.files import read_json
 from lockstep.run.progress import VIEW, Progress
 
 NAME = "lockstep"
@@ -210,8 +212,7 @@ class LogHandler(LogHandlerBase):
     def _say(self, text: str) -> None:
         for line in text.splitlines():
             if line.strip() and line != "None":
-                indent = line[: len(line) - len(line.lstrip())]
-                self.console.print(Text(indent + printable(line)), soft_wrap=True)
+                self.console.print(Text(printable(line)), soft_wrap=True)
 
     def _draw(self) -> Group:
         now = [
@@ -269,8 +270,7 @@ class LogHandler(LogHandlerBase):
             return 0, 0
         with contextlib.suppress(OSError, ValueError, KeyError):
             asked = self.config.repetition(self.config.rows[row], repeat)
-            planned = json.loads(paths.plan_summary_file(paths.RESULTS, asked.plan_name).read_text())
-            return int(Progress(paths.RESULTS / asked.folder(repeat)).table[:, 2].min()), planned["steps"]
+            return int(Progress(paths.RESULTS / asked.folder(repeat)).table[:, 2].min()), _planned(asked.plan_name)
         return 0, 0
 
     def _rows(self) -> list[dict]:
@@ -293,9 +293,8 @@ class LogHandler(LogHandlerBase):
             return None
         done = [run for run in runs if run["status"] == "ok"]
         good = [run for run in done if not run["disturbed"]]
-        seconds = [
-            run["seconds"] for run in good or done
-        ]  # disturbed ones where there are no others, as the report has it
+        # Disturbed ones where there are no others, as the report has it.
+        seconds = [run["seconds"] for run in good or done]
         notes = Counter(
             "failed" if run["status"] != "ok" else "disturbed"
             for run in runs
@@ -323,7 +322,7 @@ class LogHandler(LogHandlerBase):
         for row in fits:
             seconds = row["seconds"]
             bar = "" if seconds is None else "█" * max(1, round(BAR * seconds / slowest))
-            style = {"unequal": "red", "failed": "red"}.get(row["proof"], "")
+            style = "red" if row["proof"] in ("unequal", "failed") else ""
             table.add_row(
                 *(Text(row["row"]), Text(bar, style="cyan"), "" if seconds is None else f"{seconds:.2f}", row["range"]),
                 *(row["runs"], Text(row["proof"], style=style), Text(row["note"], style="yellow")),
@@ -393,6 +392,12 @@ def last_lines(log: Path) -> list[str]:
     return lines[-LINES:]
 
 
+@cache
+def _planned(plan: str) -> int:
+    """The steps of a plan, which stays what it is once a row trains it."""
+    return json.loads(paths.plan_summary_file(paths.RESULTS, plan).read_text(encoding="utf-8"))["steps"]
+
+
 _records: dict[tuple[Path, int], dict] = {}
 
 
@@ -413,6 +418,6 @@ def _record(folder: Path) -> dict | None:
 
 
 def _read(file: Path) -> dict | None:
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(file.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, BadInput):
+        return read_json(file)
     return None

@@ -184,7 +184,7 @@ def report_what_there_is(checked: Config) -> None:
         for run in [file.parent for file in paths.run_files(RESULTS, paths.RECORD)]:
             if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
                 subprocess.run(["python", str(SCRIPTS / "evaluate.py"), str(run)], check=False)
-        if any(RESULTS.glob(f"{paths.RUNS}/{paths.run_name('*', '*', '*')}/{paths.MODEL}")):
+        if paths.run_files(RESULTS, paths.MODEL):
             run_script("predict")
         run_script("report")
         for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be

@@ -103,6 +103,16 @@ def cpu_cores() -> int:
     return cores
 
 
+def cpu_info(key: str) -> str | None:
+    """What /proc/cpuinfo says of the first core; None where it has no such line."""
+    match = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else None
+
+
+def cpu_name() -> str:
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
 def visible_gpus() -> int:
     """GPUs that a process started here would see: NVIDIA's, or AMD's where PyTorch is its build for those (ROCm)."""
     chosen = _named_in("CUDA_VISIBLE_DEVICES")

@@ -6,6 +6,7 @@ without importing torch or its framework):
     OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
                    configuration's train or hardware section here narrows it for this strategy, or widens it;
                    without a default, such a key keeps that of the section
+    DEFAULTS       its own defaults of options that it takes over
     INHERITS       which options it takes over from the strategies that its class extends; without this, all
     ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
     ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own
@@ -70,7 +71,7 @@ def path(name: str) -> Path:
 @cache
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
-    values = {"OPTIONS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
+    values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {"REFUSED": [], "LOSSY": [], "OTHER_MODEL": [], "DIVISION": "", "NO_FP64": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
@@ -78,6 +79,8 @@ def literals(name: str) -> dict:
         if isinstance(statement, ast.ClassDef) and statement.name == "Strategy":
             for base in statement.bases:  # class Strategy(ddp.Strategy)
                 _inherit(values, literals(ast.unparse(base).removesuffix(".Strategy")))
+    for key, default in values["DEFAULTS"].items():
+        values["OPTIONS"][key] = values["OPTIONS"][key] | {"default": default}
     return values | {"DIVISION": values["DIVISION"] or "closed"}
 
 

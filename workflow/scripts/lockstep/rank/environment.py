@@ -3,14 +3,12 @@
 import importlib.metadata
 import os
 import platform
-import re
-from pathlib import Path
 
 import torch
 
 from lockstep import nvml
 from lockstep.config import containers
-from lockstep.config.hardware import VARIABLES, cpu_cores
+from lockstep.config.hardware import VARIABLES, cpu_cores, cpu_info, cpu_name
 from lockstep.provenance import PROJECT, output
 
 # Instruction sets that decide how fast matrices are multiplied.
@@ -24,8 +22,8 @@ def describe() -> dict:
         "machine": platform.machine(),
         "system": _system(),
         "kernel": platform.release(),
-        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
-        "cpu_flags": [flag for flag in FLAGS if flag in (_cpuinfo("flags") or _cpuinfo("Features") or "").split()],
+        "cpu": cpu_name(),
+        "cpu_flags": [flag for flag in FLAGS if flag in (cpu_info("flags") or cpu_info("Features") or "").split()],
         "cores": cpu_cores(),
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "python": platform.python_version(),
@@ -76,8 +74,3 @@ def _system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:
         return platform.system()
-
-
-def _cpuinfo(key: str) -> str | None:
-    match = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return match[1].strip() if match else None

@@ -102,17 +102,10 @@ def table(rows: list[dict]) -> list[list[Cell]]:
         and not (column[0] in CONSTANT and len({row[column[0]] for row in rows}) == 1)
     ]
     longest = max((row["train_seconds"] or 0 for row in rows), default=0)
-    lines = [[_cell(row, *column) for column in columns] for row in rows]
-    return [
-        [
-            replace(cell, share=float(cell.sort) / longest) if cell.key == "train_seconds" and cell.sort else cell
-            for cell in line
-        ]
-        for line in lines
-    ]
+    return [[_cell(row, longest, *column) for column in columns] for row in rows]
 
 
-def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
+def _cell(row: dict, longest: float, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
     value = row[key]
     if digits is None:
         word = "" if value is None else str(value)
@@ -123,7 +116,8 @@ def _cell(row: dict, key: str, digits: int | None, limits: tuple[str, ...]) -> C
     if more and row["repeats"] < 2:
         more = ""  # one run has no spread
     shown = "" if value is None else f"{value * factor:.{digits}f}"
-    return Cell(key, same(shown), "" if value is None else repr(value), more, True)
+    share = value / longest if key == "train_seconds" and value else None
+    return Cell(key, same(shown), "" if value is None else repr(value), more, True, share)
 
 
 def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:

@@ -26,17 +26,13 @@ class Strategy(_published.Strategy, ddp_amp.Strategy):
 
 
 OPTIONS = {
-    "keep_gradients": {
-        "type": "boolean",
-        "default": True,
-        "description": "gradients are never cleared, so that each step adds to those of all before it",
-    },
     "clip_scaled": {
         "type": "boolean",
         "default": True,
         "description": "gradients are clipped while they are multiplied by the loss scale (no `unscale_` before)",
     },
 }
+DEFAULTS = {"keep_gradients": True}
 OTHER_MODEL = [
     ({"clip_scaled": [True]}, "gradients are clipped while they are multiplied by the loss scale"),
 ]

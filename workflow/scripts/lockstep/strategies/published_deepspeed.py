@@ -27,22 +27,13 @@ OPTIONS = {
         "default": True,
         "description": "the test counts every sample once for each rank",
     },
-    "native_precision": {
-        "type": "boolean",
-        "default": True,
-        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
-    },
     "precision": {
         "enum": ["amp", "bf16", "fp16", "fp32"],
         "default": "amp",
         "description": "amp is fp16 on CUDA and bf16 on CPU",
     },
-    "stage": {
-        "enum": [0, 1, 2, 3],
-        "default": 3,
-        "description": "ZeRO: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too",
-    },
 }
+DEFAULTS = {"native_precision": True}
 OTHER_MODEL = [
     ({"no_sampler": [True]}, "every rank trains the whole of each batch"),
 ]

@@ -16,19 +16,10 @@ class Strategy(_published.Strategy, horovod.Strategy):
 
 
 OPTIONS = {
-    "compression": {
-        "enum": ["none", "fp16"],
-        "default": "fp16",
-        "description": "send gradients in fp16",
-    },
     "print_loss": {
         "type": "boolean",
         "default": True,
         "description": "the first rank's loss is printed in each step",
     },
-    "barrier": {
-        "type": "boolean",
-        "default": False,
-        "description": "all ranks wait for each other in each step, before the backward pass",
-    },
 }
+DEFAULTS = {"compression": "fp16", "barrier": False}
