@@ -22,8 +22,9 @@ from tests.conftest import PROJECT, copy_project
 IMAGES = (*containers.FAMILIES, "bench")
 # Whoever is to own the results; root's own would prove nothing.
 USER = os.getuid() or 1234
-ROWS = tuple(yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"])
-COMPARED = ("single", "ddp", "deepspeed", "horovod")  # outside of containers too; each image at least once
+ROWS = ("single", "ddp", "deepspeed", "horovod")  # each image at least once; the other rows are for `make test-slow`
+DEFAULT_ROWS = yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"]
+OTHER_ROWS = tuple(row for row in DEFAULT_ROWS if row not in ROWS)
 LARGEST = 1.4e9  # bytes of the image `torch`
 SMALL = ["data={limit: 1200}", "model={hidden_size: 64, layers: 1}", "train={epochs: 1, max_steps: 12, eval_every: 6}"]
 SMALL += ["hardware={device: cpu, processes: 2, threads: 1, oversubscribe: true}", "profile={steps: 0}"]
@@ -332,13 +333,17 @@ def test_results_of_somebody_else_are_refused_in_one_line(compose):
     assert f"results/ can't be written by user {USER}; its owner is 4321" in line
 
 
+def made_in_docker(place, row: str) -> None:
+    env = run_json(place, row, "env")
+    assert (env["in_container"], env["image"]) == ("docker", "lockstep/bench:cpu")
+    assert env["image_digest"] == bench_digest()
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_compose_trains_tests_and_predicts(in_docker):
     for row in ROWS:
-        env = run_json(in_docker, row, "env")
-        assert (env["in_container"], env["image"]) == ("docker", "lockstep/bench:cpu")
-        assert env["image_digest"] == bench_digest()
+        made_in_docker(in_docker, row)
     said = in_compose(in_docker, "predict", "--text", "今天真开心")
     assert said.returncode == 0, said.stderr
     assert all(row in said.stdout for row in ROWS), said.stdout
@@ -365,16 +370,20 @@ def test_what_docker_made_plain_snakemake_knows(in_docker):
     assert "prepare" in other.stdout
 
 
+def made_in_apptainer(place, row: str) -> None:
+    sums = place.path(str(containers.SUMS)).read_text().split()
+    image = f"{row if row in containers.FAMILIES else 'torch'}-cpu.sif"  # rows are named like their strategies
+    env = run_json(place, row, "env")
+    assert env["in_container"] == "apptainer"
+    assert env["image"].endswith(image)
+    assert env["image_digest"] == f"sha256:{sums[sums.index(image) - 1]}"
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_apptainer_trains_each_row_in_its_image(in_apptainer):
-    sums = in_apptainer.path(str(containers.SUMS)).read_text().split()
     for row in ROWS:
-        image = f"{row if row in containers.FAMILIES else 'torch'}-cpu.sif"  # rows are named like their strategies
-        env = run_json(in_apptainer, row, "env")
-        assert env["in_container"] == "apptainer"
-        assert env["image"].endswith(image)
-        assert env["image_digest"] == f"sha256:{sums[sums.index(image) - 1]}"
+        made_in_apptainer(in_apptainer, row)
     assert in_apptainer.path("results/predict/predictions.csv").is_file()
     files = [file for file in in_apptainer.path("results").rglob("*") if file.is_file() and file.stat().st_size < 10**6]
     assert not [file for file in files if CANARY.encode() in file.read_bytes()]
@@ -384,9 +393,9 @@ def test_apptainer_trains_each_row_in_its_image(in_apptainer):
 @pytest.mark.ci
 def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, tmp_path):
     plain = copy_project(tmp_path)
-    finished = plain.run("snakemake", "--cores", "all", *COMPARED, "--config", *SMALL, timeout=900)
+    finished = plain.run("snakemake", "--cores", "all", *ROWS, "--config", *SMALL, timeout=900)
     assert finished.returncode == 0, finished.stderr
-    for row in COMPARED:
+    for row in ROWS:
         losses = run_json(plain, row, "record")["losses"]
         assert len(losses) == 12
         for other in (in_docker, in_apptainer):
@@ -394,7 +403,18 @@ def test_losses_are_the_same_in_and_out_of_containers(in_docker, in_apptainer, t
 
 
 @pytest.mark.slow
-@pytest.mark.ci
+def test_every_other_row_trains_in_both_kinds_of_containers(in_docker, in_apptainer):
+    finished = in_compose(in_docker, "bench", *OTHER_ROWS, "--config", *SMALL, timeout=1800)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    command = ("snakemake", "--cores", "all", "--use-singularity", *OTHER_ROWS, "--config", *SMALL)
+    finished = in_apptainer.run(*command, timeout=1800)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for row in OTHER_ROWS:
+        made_in_docker(in_docker, row)
+        made_in_apptainer(in_apptainer, row)
+
+
+@pytest.mark.slow
 def test_horovod_over_mpi_is_proven_in_its_image(docker, tmp_path):
     """By the Open MPI of the image, whose ranks may not read each other's memory in a hardened container."""
     copy = place(tmp_path, USER)

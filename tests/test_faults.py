@@ -352,9 +352,9 @@ ENDINGS = {
 
 
 @several(
-    cells("killed", fast=("ddp",), ci=("ddp_spawn", "deepspeed")),
-    cells("stopped", ci=("ddp", "horovod")),
-    cells("raises", fast=("single",), ci=("fsdp", "trainer")),
+    cells("killed", fast=("ddp",), ci=("ddp_spawn",)),
+    cells("stopped", ci=("ddp",)),
+    cells("raises", fast=("single",), ci=("fsdp",)),
     cells("memory", ci=("ddp",)),
     cells("leaves", rows=("ddp", "ddp_spawn"), ci=("ddp",)),
     cells("explodes", rows=("ddp", "ddp_spawn"), ci=("ddp",)),

@@ -1,7 +1,7 @@
 """What Lockstep does on GPUs, tried on pretended ones (tests/pretended): from the launch to the report, and mistakes.
 
-All of it is slow, as C++ is compiled and whole runs are made. CI trains every row and makes every mistake; the proofs
-and the whole pipeline are for `make test-slow`.
+All of it is slow, as C++ is compiled and whole runs are made. CI trains a row of each kind and makes every mistake; the
+other rows, the proofs and the whole pipeline are for `make test-slow`.
 """
 
 import json
@@ -25,6 +25,7 @@ in_ci = pytest.mark.ci
 ROWS = ("single", "dataparallel", "ddp", "ddp_spawn", "ddp_amp", "horovod", "deepspeed", "accelerate", "trainer")
 ROWS += ("fabric", "fsdp")
 ALONE = ("single", "dataparallel")  # one process
+IN_CI = ("single", "dataparallel", "ddp", "ddp_amp", "deepspeed")  # of each way to start, and in fp16
 SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
@@ -148,8 +149,7 @@ def two(tmp_path_factory, libraries):
     return Machine(tmp_path_factory, libraries, 2)
 
 
-@in_ci
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row in IN_CI else []) for row in ROWS])
 def test_each_rank_has_a_gpu_of_its_own(two, row):
     if row == "horovod" and not HOROVOD:
         pytest.skip("horovod is not installed here")
@@ -222,7 +222,7 @@ def test_the_published_rows_train_on_two_gpus_as_they_did(two, row, processes):
     assert made["precision"] == ("fp32" if row == "published_dataparallel" else "fp16")
 
 
-@pytest.mark.parametrize("row", [pytest.param("ddp", marks=in_ci), "ddp_amp", "fsdp", "deepspeed", "horovod"])
+@pytest.mark.parametrize("row", ["ddp", "ddp_amp", "fsdp", "deepspeed", "horovod"])
 def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
     """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
     if row == "horovod" and not HOROVOD:
@@ -290,8 +290,7 @@ def test_a_gpu_on_which_somebody_else_computes_is_named(two, stranger, tmp_path)
         assert two.read(f"runs/{row}/n*/rep4/env.json")["mps"] == str(mps)
 
 
-@in_ci
-@pytest.mark.parametrize("row", ["ddp", "dataparallel"])
+@pytest.mark.parametrize("row", [pytest.param("ddp", marks=in_ci), "dataparallel"])
 def test_gpus_of_amd_train_as_cuda_and_tell_less(two, tmp_path, row):
     for number, units in enumerate((0, 304, 304)):  # a CPU is a node too
         (tmp_path / str(number)).mkdir()
@@ -370,8 +369,9 @@ OPTIONS = {"precision": {"enum": ["fp16"], "default": "fp16"}}
         assert len(ledger["step"]) == 9 * 31
 
 
-@in_ci
-@pytest.mark.parametrize(("row", "asked", "visible"), [("deepspeed", None, "2,3"), ("ddp", [3, 2], None)])
+@pytest.mark.parametrize(
+    ("row", "asked", "visible"), [("deepspeed", None, "2,3"), pytest.param("ddp", [3, 2], None, marks=in_ci)]
+)
 def test_the_gpus_that_are_asked_for_are_those_that_train(two, row, asked, visible):
     """DeepSpeed's launcher, told how many, takes the machine's first, whatever CUDA_VISIBLE_DEVICES says."""
     more = {"LOCKSTEP_PRETENDED_GPUS": "4"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
@@ -429,8 +429,7 @@ def one_gpu(tmp_path_factory, libraries):
     return machine
 
 
-@in_ci
-@pytest.mark.parametrize("row", ["ddp_spawn", "fabric"])
+@pytest.mark.parametrize("row", [pytest.param("ddp_spawn", marks=in_ci), "fabric"])
 def test_ranks_share_a_gpu_through_gloo(one_gpu, row):
     finished = one_gpu.launch(row, "", "--config=shared.yaml")
     assert finished.returncode == 0, finished.stderr

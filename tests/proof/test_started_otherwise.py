@@ -63,14 +63,13 @@ def references(place):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.usefixtures("references")
 @pytest.mark.parametrize(
     ("row", "command"),
     [
-        ("launch", "-m torch.distributed.launch"),
+        pytest.param("launch", "-m torch.distributed.launch", marks=pytest.mark.ci),
         ("fsdp_launch", "-m torch.distributed.launch"),
-        ("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2"),
+        pytest.param("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2", marks=pytest.mark.ci),
         ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
         pytest.param("horovod_mpi", "--mpi", marks=needs_mpi),
     ],

@@ -10,7 +10,7 @@ import pytest
 from lockstep import paths
 from tests.conftest import PROJECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.slow
 SCRIPTS = PROJECT / "workflow" / "scripts"
 CONFIG = """
 data: {limit: 700}
@@ -46,7 +46,10 @@ def count(tmp_path_factory):
     return averages
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "accelerate", "fabric", "fsdp", "trainer"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.ci) for name in ("ddp", "accelerate")] + ["fabric", "fsdp", "trainer"],
+)
 def test_gradients_are_averaged_once_in_a_step(count, strategy):
     once = count(strategy, 1)
     assert once >= 4
