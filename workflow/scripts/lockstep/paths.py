@@ -79,6 +79,13 @@ MARKDOWN = "report.md"
 SUMMARY = "summary.json"  # all that the report says
 TABLE = "summary.csv"  # a line for each row
 PLOTS = "plots"
+# For a paper, in the same folder:
+METHODS = "methods.md"
+LATEX = "table.tex"
+RUNS_TABLE = "runs.csv"  # a line for each run
+BIBTEX = "lockstep.bib"
+INSTALLED = "environment.txt"
+FOR_A_PAPER = (METHODS, LATEX, RUNS_TABLE, BIBTEX, INSTALLED)
 
 COMPLETE = ".complete"  # beside predictions and report: left by the rule that makes them, after success only
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from lockstep import paths
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, pictures
+from lockstep.report import headline, paper, pictures
 from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
@@ -204,15 +204,16 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     tested = [(row["row"], good_runs(summary.runs[row["row"]])[0]) for row in summary.finished_rows]
     rows = by_time(summary.rows)
+    cells, caption = table(rows), _caption(summary)
     context = vars(summary) | {
         "say": say,
         "rows": rows,
         "headline": first,
         "mind": headline.warning(summary),
-        "cells": table(rows),
+        "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),
         "pictures": drawn,
-        "caption": _caption(summary),
+        "caption": caption,
         "made": _made(summary),
         "predictions": texts,
         "galleries": galleries or [],
@@ -221,6 +222,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "settings_rows": [name for name, _ in tested],
         "as_published": _as_published(everything),
         "claims": claims(summary),
+        "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
         "variance_text": _variance_text(summary.variance),
