@@ -6,7 +6,7 @@
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
     lockstep predict [ARGUMENTS]   texts through a model
-    lockstep compare A B           two results folders, row by row
+    lockstep compare A B           two results folders or more, row by row; as a page with --page FILE
     lockstep check [FOLDER]        results against the rules of a fair run
     lockstep doctor                what this machine can run, and what disturbs timing on it
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"

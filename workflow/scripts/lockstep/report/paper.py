@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import __version__, paths
+import lockstep
+from lockstep import paths
 from lockstep.config import registry
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
@@ -53,7 +54,9 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
     write_text(folder / paths.BIBTEX, cited)
     versions = installed(summary, folder.parent)
     write_text(folder / paths.INSTALLED, versions)
-    return {"methods": told, "bibtex": cited, "installed": versions}
+    keys = ("paper_methods", "paper_latex", "paper_runs", "paper_bibtex", "paper_installed")
+    files = list(zip(paths.FOR_A_PAPER, keys, strict=True))
+    return {"files": files, "methods": told, "bibtex": cited, "installed": versions}
 
 
 def methods(summary: Summary) -> Text:
@@ -88,7 +91,7 @@ def _compared(summary: Summary) -> Text:
         "methods_compared",
         n=len(summary.finished_rows),
         rows=", ".join(row["row"] for row in summary.finished_rows),
-        version=__version__,
+        version=lockstep.__version__,
         address=same(f" ({address()})") if address() else same(""),
         commit=_commits(summary),
         machine=headline.machine(environment, first["device"]),
@@ -231,7 +234,7 @@ def latex(cells: list[list], caption: str) -> str:
     told = "Medians of undisturbed runs; in brackets the range or quartiles of times, and 95 % intervals of speed-ups. "
     return "\n".join(
         [
-            f"% Written by Lockstep {__version__}. Needs \\usepackage{{booktabs}}.",
+            f"% Written by Lockstep {lockstep.__version__}. Needs \\usepackage{{booktabs}}.",
             r"\begin{table}",
             r"  \centering",
             f"  \\caption{{{escaped(told + caption)}}}",
@@ -286,10 +289,10 @@ def bibtex(summary: Summary) -> str:
     fields = {
         "title": f"{{{_bibtex(cited['title'])}}}",
         "author": " and ".join(authors),
-        "version": __version__,
+        "version": lockstep.__version__,
         "year": str(cited["date-released"])[:4] if "date-released" in cited else None,
         "url": address(),
-        "note": "; ".join([f"Version {__version__}", *(f"commit {commit}" for commit in commits)]),
+        "note": "; ".join([f"Version {lockstep.__version__}", *(f"commit {commit}" for commit in commits)]),
     }
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join(["@misc{lockstep,", *lines, "}", ""])
