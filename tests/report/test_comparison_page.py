@@ -8,11 +8,20 @@ from lockstep.report import comparison, comparison_page
 HOSTILE = "</table><script>alert(1)</script>"
 
 
-def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]]) -> Path:
-    """A results folder with a report in it, as far as a comparison reads it."""
-    watch = {"disturbed": []}
+def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]], **changed) -> Path:
+    """A results folder with a report in it, as far as a comparison reads it; what is `changed` is so in each run."""
+    about = {
+        "status": "ok",
+        "started": "2026-01-01T00:00:00+00:00",
+        "world_size": 1,
+        "precision": "fp32",
+        "watch": {"disturbed": []},
+        "environment": {"cpu": cpu, "commit": "abc"},
+        "hashes": {"plan": "p", "weights": "w", "data": "d"},
+        "asked": {"train": {"epochs": 1}},
+    }
     runs = {
-        name: [{"status": "ok", "watch": watch, "clock": {"train_seconds": value}} for value in seconds]
+        name: [about | changed | {"clock": {"train_seconds": value}} for value in seconds]
         for name, seconds in rows.items()
     }
     summary = {

@@ -18,6 +18,9 @@ IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what th
 # A results folder.
 RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
 
+HISTORY = Path("history")  # results that are kept by name, a folder each; and their page
+HISTORY_PAGE = "history.html"
+
 
 def config_file(results: Path) -> Path:
     """The configuration that was asked for, with every default: the scripts that Snakemake starts read it."""

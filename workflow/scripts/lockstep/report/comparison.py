@@ -157,14 +157,19 @@ def _value(report: dict, kind: str, name: str) -> str:
 
 def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
     """What else was asked of a row in each, and whether its times can be trusted there."""
-    flat = [_flat(good_runs(report["runs"][row])[0]["asked"]) for report in (ours, theirs)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
-    said = [f"{row}: {name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
-    return said + [
+    said = asked_otherwise(*(good_runs(report["runs"][row])[0] for report in (ours, theirs)))
+    return [f"{row}: {what}" for what in said] + [
         f"{row}: every run of {which} was disturbed"
         for which, report in (("A", ours), ("B", theirs))
         if not trusted(report["runs"][row])
     ]
+
+
+def asked_otherwise(ours: dict, theirs: dict) -> list[str]:
+    """What two runs were asked for that differs."""
+    flat = [_flat(run["asked"]) for run in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
+    return [f"{name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
 
 
 def _flat(nested: dict) -> dict:
