@@ -30,7 +30,7 @@ def test_targets_are_snakemakes(words, expected):
     assert (Path(program).name, rest) == ("snakemake", expected)
 
 
-@pytest.mark.parametrize("name", ["again", "predict", "compare", "check", "doctor"])
+@pytest.mark.parametrize("name", COMMAND["SCRIPTS"])
 def test_commands_are_those_in_the_folder_of_scripts(name):
     python, script, *rest = COMMAND["command"]([name, "--help"])
     assert (python, rest) == (sys.executable, ["--help"])

@@ -239,9 +239,12 @@ def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
     assert ratios["ddp"].value == pytest.approx(0.5)
     assert ratios["ddp"].distinct
     assert not ratios["single"].distinct
-    code, said, _ = run_script("compare", *map(str, two), "--across", "rules")
+    code, said, _ = run_script("compare", *map(str, two), str(two[0]), "--across", "rules", "--page", "compared.html")
     assert code == 0
     assert "not distinguishable" in said
+    written = Path("compared.html").read_text(encoding="utf-8")
+    assert "1 of 3 rows take another time in" in written
+    assert "0 of 3 rows take another time in" in written  # a folder beside itself
     assert "not what differs between two" in said
 
 

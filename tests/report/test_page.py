@@ -11,8 +11,9 @@ import pytest
 
 from lockstep import files
 from lockstep.config import reading
-from lockstep.report import page
+from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
+from tests.report.test_comparison_page import folder
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -203,16 +204,49 @@ def test_texts_of_the_data_stay_texts(visit, report):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("language", ["", "#zh"])
 def test_axe_finds_no_serious_fault(visit, report, scheme, language):
-    from axe_playwright_python.sync_playwright import Axe
-
     page = visit(report, color_scheme=scheme)
     if language:
         page.get_by_role("button", name="中文").click()
+    assert faults(page) == {}
+
+
+def faults(page) -> dict[str, list[str]]:
+    """What axe has against a page with all of it opened."""
+    from axe_playwright_python.sync_playwright import Axe
+
     for details in page.locator("details").all():
         details.evaluate("element => element.open = true")
     violations = Axe().run(page).response["violations"]
-    faults = {fault["id"]: [node["html"][:120] for node in fault["nodes"]][:3] for fault in violations}
-    assert faults == {}
+    return {fault["id"]: [node["html"][:120] for node in fault["nodes"]][:3] for fault in violations}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory) -> dict[str, tuple[Path, str]]:
+    """The pages of several results folders, the second of which is faster, and their titles in Chinese."""
+    place = tmp_path_factory.mktemp("kept")
+    two = [folder(place / name, "Z80", name, {"ddp": times}) for name, times in (("v1", [2, 2.1]), ("v2", [1, 1.05]))]
+    line = comparison.Line("ddp", comparison.unpaired([1, 1.05], [2, 2.1]), (2, 1), {"hardware": HOSTILE})
+    compared = [comparison.Comparison([line], [HOSTILE], [])]
+    made = {
+        "comparison": (comparison_page.page(two, compared), "Lockstep 对比"),
+        "history": (history.page(history.read(place)), "Lockstep 历史"),
+    }
+    for name, (text, _) in made.items():
+        files.write_text(place / f"{name}.html", text)
+    return {name: (place / f"{name}.html", title) for name, (_, title) in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["comparison", "history"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+def test_the_other_pages_are_as_good(visit, others, kind, scheme, width):
+    file, title = others[kind]
+    page = visit(file, width, color_scheme=scheme)
+    assert overflowing(page) == []
+    assert faults(page) == {}
+    page.get_by_role("button", name="中文").click()
+    assert page.title() == title
+    assert overflowing(page) == []
+    assert faults(page) == {}
 
 
 def test_without_scripts_it_is_still_a_page(visit, report):

@@ -533,3 +533,20 @@ def test_the_pictures_are_files_too(results):
     first = (results / "report/plots/losses.svg").read_bytes()
     made(results)
     assert (results / "report/plots/losses.svg").read_bytes() == first
+
+
+def test_a_paper_gets_its_files_written_from_the_records(results):
+    """The whole environment is there once, and not in the file of all values, once for each run."""
+    summary, _, page = made(results)
+    report = results / "report"
+    assert f"random order from seed {summary.config['train']['seed']}" in (report / "methods.md").read_text()
+    table = (report / "table.tex").read_text()
+    assert r"ddp\_spawn & " in table
+    runs = pd.read_csv(report / "runs.csv", encoding="utf-8-sig")
+    assert len(runs) == sum(map(len, summary.runs.values()))
+    assert set(runs.status) == {"ok", "failed"}
+    installed = (report / "environment.txt").read_text()
+    assert re.search(r"^torch==", installed, re.MULTILINE)
+    assert "PyTorch built with" in installed
+    assert "PyTorch built with" not in (report / "summary.json").read_text()
+    assert all(f'href="{name}"' in page for name in ("methods.md", "table.tex", "runs.csv", "lockstep.bib"))

@@ -49,11 +49,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-const filter = document.getElementById("filter");
-document.querySelector(".controls").hidden = false;
+const filter = document.getElementById("filter"); // only the report has one
+if (filter) document.querySelector(".controls").hidden = false;
 // What a row says in the language that is shown.
 const said = (row) => [...row.cells].map((cell) => (cell.querySelector("." + root.lang) ?? cell).textContent).join(" ").toLowerCase();
-filter.addEventListener("input", () => {
+filter?.addEventListener("input", () => {
   const words = filter.value.toLowerCase().split(/\s+/);
   const rows = [...document.getElementById("rows").tBodies[0].rows];
   for (const row of rows) row.hidden = !words.every((word) => said(row).includes(word));

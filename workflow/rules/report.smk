@@ -9,7 +9,13 @@ rule report:
         paths.peak_file(RESULTS),
         paths.predictions_file(RESULTS),
         code=code("report"),
-        templates=["workflow/report/report.html.j2", "workflow/report/report.md.j2"],
+        templates=[
+            "workflow/report/report.html.j2",
+            "workflow/report/layout.html.j2",
+            "workflow/report/parts.html.j2",
+            "workflow/report/paper.html.j2",
+            "workflow/report/report.md.j2",
+        ],
     output:
         report(
             REPORT / paths.PAGE,
@@ -26,6 +32,7 @@ rule report:
             labels={"what": "all rows as a table"},
         ),
         REPORT / paths.SUMMARY,
+        [REPORT / name for name in paths.FOR_A_PAPER],
         report(
             directory(REPORT / paths.PLOTS),
             patterns=["{name}.svg"],

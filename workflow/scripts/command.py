@@ -6,7 +6,9 @@
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
     lockstep predict [ARGUMENTS]   texts through a model
-    lockstep compare A B           two results folders, row by row
+    lockstep compare A B           two results folders or more, row by row; as a page with --page FILE
+    lockstep keep NAME             keep the results that are there now, for a history
+    lockstep history               a page of what was kept: each row's times over commits
     lockstep check [FOLDER]        results against the rules of a fair run
     lockstep doctor                what this machine can run, and what disturbs timing on it
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
@@ -23,7 +25,7 @@ from pathlib import Path
 from lockstep.config.hardware import visible_gpus
 from lockstep.errors import BadInput, exit_on_bad_input
 
-SCRIPTS = ("again", "predict", "compare", "check", "doctor")
+SCRIPTS = ("again", "predict", "compare", "keep", "history", "check", "doctor")
 TARGETS = {"bench": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 

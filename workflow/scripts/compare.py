@@ -1,17 +1,18 @@
-"""Compare two results folders row by row: B's training time over A's, and what else differed."""
+"""Compare results folders row by row: each one's training time over the first one's, and what else differed."""
 
 import argparse
 from pathlib import Path
 
 from lockstep import cli
-from lockstep.report import comparison
+from lockstep.files import write_text
+from lockstep.report import comparison, comparison_page
 from lockstep.terminal import print_table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("A", type=Path, help="a results folder with a report")
-    parser.add_argument("B", type=Path, help="another one")
+    parser.add_argument("B", type=Path, nargs="+", help="others, each of which is held against A")
     parser.add_argument(
         "--across",
         action="append",
@@ -19,8 +20,23 @@ def main() -> None:
         choices=comparison.KINDS,
         help="compare although this differs; again for more",
     )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write it as a page, too")
     arguments = parser.parse_args()
-    compared = comparison.compare(arguments.A, arguments.B, set(arguments.across))
+    compared = [comparison.compare(arguments.A, other, set(arguments.across)) for other in arguments.B]
+    print(
+        "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
+    )
+    for other, one in zip(arguments.B, compared, strict=True):
+        if len(compared) > 1:
+            print(f"A: {arguments.A}; B: {other}")
+        tell(one)
+    if arguments.page:
+        write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))
+        print(f"page: {arguments.page}")
+
+
+def tell(compared: comparison.Comparison) -> None:
+    """Print how two folders compare."""
     lines = []
     for line in compared.lines:
         ratio = line.ratio
@@ -29,9 +45,6 @@ def main() -> None:
         differs = "; ".join(f"{kind}: {what}" for kind, what in line.differs.items())
         times = [f"{seconds:.3g}" for seconds in line.seconds]
         lines.append([line.row, *times, f"{ratio.value:.3g}", interval, verdict, differs])
-    print(
-        "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
-    )
     print_table(["row", "A s", "B s", "B/A", "interval", "difference", "not the same"], lines)
     for name in compared.alone:
         print(f"{name}: only one of both has it")

@@ -12,7 +12,7 @@ from lockstep.config import containers, hardware, registry
 from lockstep.provenance import horovod_has_mpi, output
 from lockstep.terminal import print_table
 
-CPU = Path("/sys/devices/system/cpu")
+CPU = hardware.CPU
 DISK, MEMORY = 4, 4  # GiB, below which the default benchmark may not get through
 BUSY = 0.1  # of the cores, by the load of the last minute
 HEADER = ["what", "here", "to get more of it"]
@@ -79,13 +79,13 @@ def engines() -> list[list[str]]:
 def disturbers() -> list[list[str]]:
     """What makes the same run take another time, as far as the system tells."""
     lines = []
-    governor = _read(CPU / "cpu0/cpufreq/scaling_governor")
+    governor = hardware.governor(CPU)
     if governor and governor != "performance":
         lines.append(["clock's governor", governor, "sudo cpupower frequency-set -g performance"])
     if _read(CPU / "intel_pstate/no_turbo") == "0" or _read(CPU / "cpufreq/boost") == "1":
         lines.append(["clock above its base (turbo)", "on: falls as the CPU warms up", "switch it off in the firmware"])
-    if "hypervisor" in (hardware.cpu_info("flags") or "").split():
-        lines.append(["virtual machine", "yes: shares its host with others", "more blocks: repeats, budget"])
+    if kind := hardware.virtual_machine():
+        lines.append(["virtual machine", f"{kind}: shares its host with others", "more blocks: repeats, budget"])
     load, cores = os.getloadavg()[0], hardware.cpu_cores()
     if load > BUSY * cores:
         lines.append(["load of the last minute", f"{load:.2f} of {cores} cores", "end other programs"])

@@ -18,6 +18,9 @@ IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what th
 # A results folder.
 RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
 
+HISTORY = Path("history")  # results that are kept by name, a folder each; and their page
+HISTORY_PAGE = "history.html"
+
 
 def config_file(results: Path) -> Path:
     """The configuration that was asked for, with every default: the scripts that Snakemake starts read it."""
@@ -79,6 +82,13 @@ MARKDOWN = "report.md"
 SUMMARY = "summary.json"  # all that the report says
 TABLE = "summary.csv"  # a line for each row
 PLOTS = "plots"
+# For a paper, in the same folder:
+METHODS = "methods.md"
+LATEX = "table.tex"
+RUNS_TABLE = "runs.csv"  # a line for each run
+BIBTEX = "lockstep.bib"
+INSTALLED = "environment.txt"
+FOR_A_PAPER = (METHODS, LATEX, RUNS_TABLE, BIBTEX, INSTALLED)
 
 COMPLETE = ".complete"  # beside predictions and report: left by the rule that makes them, after success only
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from lockstep import nvml
 from lockstep.errors import BadInput
 
+CPU = Path("/sys/devices/system/cpu")
+DMI = Path("/sys/class/dmi/id")  # what the firmware, or the virtual machine, says that this machine is
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
 # Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
 VARIABLES = [
@@ -111,6 +113,25 @@ def cpu_info(key: str) -> str | None:
 
 def cpu_name() -> str:
     return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def governor(cpu: Path = CPU) -> str | None:
+    """What sets the first core's clock, as `performance`; None where none does, as in most virtual machines."""
+    return _line(cpu / "cpu0" / "cpufreq" / "scaling_governor")
+
+
+def virtual_machine() -> str | None:
+    """Which kind of virtual machine this is, as far as it tells; None on a machine that is none, or says nothing."""
+    if "hypervisor" not in (cpu_info("flags") or "").split():
+        return None
+    return " ".join(filter(None, (_line(DMI / name) for name in ("sys_vendor", "product_name")))) or "of unknown kind"
+
+
+def _line(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
 
 
 def visible_gpus() -> int:

@@ -8,7 +8,7 @@ import torch
 
 from lockstep import nvml
 from lockstep.config import containers
-from lockstep.config.hardware import VARIABLES, cpu_cores, cpu_info, cpu_name
+from lockstep.config.hardware import VARIABLES, cpu_cores, cpu_info, cpu_name, governor, virtual_machine
 from lockstep.provenance import PROJECT, output
 
 # Instruction sets that decide how fast matrices are multiplied.
@@ -25,16 +25,21 @@ def describe() -> dict:
         "cpu": cpu_name(),
         "cpu_flags": [flag for flag in FLAGS if flag in (cpu_info("flags") or cpu_info("Features") or "").split()],
         "cores": cpu_cores(),
+        "governor": governor(),
+        "virtual_machine": virtual_machine(),
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in pinned()},
+        "installed": installed(),
+        "torch_config": torch.__config__.show().strip(),
+        "compiler": _first_line("g++", "--version"),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "gpu_details": [nvml.describe(gpu, gpus) for gpu in gpus],
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "cudnn": torch.backends.cudnn.version() if torch.version.cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
-        "mpi": _mpi(),
+        "mpi": _first_line("mpirun", "--version"),
         "mps": nvml.mps_folder(),
         "in_container": containers.kind(),
         "image": image,
@@ -48,6 +53,12 @@ def pinned() -> list[str]:
     lines = (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     named = [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")]
     return [*named, "horovod", "bitsandbytes"]
+
+
+def installed() -> dict[str, str]:
+    """Every Python package that is installed here, with its version, as `pip freeze` lists them."""
+    there = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    return dict(sorted(there.items(), key=lambda package: (package[0] or "").lower()))
 
 
 def gpu_handles() -> list:
@@ -64,8 +75,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _mpi() -> str | None:
-    said = output("mpirun", "--version")
+def _first_line(*command: str) -> str | None:
+    said = output(*command)
     return said.splitlines()[0] if said else None
 
 

@@ -37,7 +37,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
 
     All runs of both are checked first: a folder whose own runs are of several machines is comparable with none.
     """
-    ours, theirs = _read(first), _read(second)
+    ours, theirs = read_report(first), read_report(second)
     unfair = [what for folder in (first, second) if (what := _breaches(folder))]
     if unfair and "rules" not in allowed:
         raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")
@@ -47,7 +47,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     lines, refused = [], {}
     for name in (name for name in rows[0] if name in rows[1]):
         runs = [good_runs(report["runs"][name]) for report in (ours, theirs)]
-        differs = _differences(runs[0][0], runs[1][0])
+        differs = differences(runs[0][0], runs[1][0])
         refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
         seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
         lines.append(Line(name, unpaired(seconds[1], seconds[0]), tuple(map(np.median, seconds)), differs))
@@ -61,8 +61,8 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()))
 
 
-def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
-    """The ratio of the geometric means of times that have no blocks in common, and a 95 % interval around it.
+def unpaired(ours: list[float], theirs: list[float], confidence: float = stats.CONFIDENCE) -> stats.Ratio:
+    """The ratio of the geometric means of times that have no blocks in common, and an interval around it.
 
     Welch's t interval of their logarithms (Welch 1947, Biometrika 34).
     """
@@ -74,11 +74,11 @@ def unpaired(ours: list[float], theirs: list[float]) -> stats.Ratio:
         return stats.Ratio(value, value, value, n, "")
     from scipy.stats import ttest_ind  # takes half a second to import
 
-    interval = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(stats.CONFIDENCE)
+    interval = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(confidence)
     return stats.Ratio(value, float(np.exp(interval.low)), float(np.exp(interval.high)), n, "interval")
 
 
-def _read(folder: Path) -> dict:
+def read_report(folder: Path) -> dict:
     """What a folder's report says, by the fields of a Summary; those that its version of Lockstep had."""
     file = paths.report_folder(folder) / paths.SUMMARY
     if not file.is_file():
@@ -97,7 +97,8 @@ def _breaches(folder: Path) -> str:
     return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists that"
 
 
-def _differences(ours: dict, theirs: dict) -> dict[str, str]:
+def differences(ours: dict, theirs: dict) -> dict[str, str]:
+    """What makes the times of two runs answers to different questions, by KINDS."""
     differs = {}
     machines = [{name: run["environment"].get(name) for name in SAME_HARDWARE} for run in (ours, theirs)]
     if machines[0] != machines[1]:
@@ -124,16 +125,51 @@ def _environment(ours: dict, theirs: dict) -> list[str]:
     ]
 
 
+def beside(reports: list[dict]) -> list[tuple[str, str, list[str]]]:
+    """What is not the same in all reports: (kind, name, its value in each), hardware first."""
+    told = {}
+    for report in reports:
+        environment = _flat(report["environment"] or {})
+        config = {key: value for key, value in report["config"].items() if key != "rows"}
+        told |= {(_kind(name), name): None for name in environment} | {
+            ("settings", name): None for name in _flat(config)
+        }
+    lines = []
+    for kind, name in told:
+        values = [_value(report, kind, name) for report in reports]
+        if len(set(values)) > 1:
+            lines.append((kind, name, values))
+    order = ("hardware", "commit", "software", "settings")
+    return sorted(lines, key=lambda line: order.index(line[0]))
+
+
+def _kind(name: str) -> str:
+    first = name.split(".")[0]
+    if first in (*SAME_HARDWARE, "cpu_flags", "governor", "virtual_machine"):
+        return "hardware"
+    return "commit" if first in ("commit", "changed") else "software"
+
+
+def _value(report: dict, kind: str, name: str) -> str:
+    value = _flat(report["config"] if kind == "settings" else report["environment"] or {}).get(name)
+    return "–" if value in (None, "", [], {}) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
     """What else was asked of a row in each, and whether its times can be trusted there."""
-    flat = [_flat(good_runs(report["runs"][row])[0]["asked"]) for report in (ours, theirs)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
-    said = [f"{row}: {name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
-    return said + [
+    said = asked_otherwise(*(good_runs(report["runs"][row])[0] for report in (ours, theirs)))
+    return [f"{row}: {what}" for what in said] + [
         f"{row}: every run of {which} was disturbed"
         for which, report in (("A", ours), ("B", theirs))
         if not trusted(report["runs"][row])
     ]
+
+
+def asked_otherwise(ours: dict, theirs: dict) -> list[str]:
+    """What two runs were asked for that differs."""
+    flat = [_flat(run["asked"]) for run in (ours, theirs)]
+    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
+    return [f"{name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
 
 
 def _flat(nested: dict) -> dict:

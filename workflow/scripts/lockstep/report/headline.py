@@ -20,7 +20,7 @@ def lines(summary: Summary) -> list[Text]:
         return [say("nothing")]
     sound = [row for row in done if trusted(summary.runs[row["row"]])]
     said = _times(sound, summary) if sound else [say("all_disturbed")]
-    said += [_same_model(summary.rows, summary.verdicts), _conditions(summary)]
+    said += [same_model(summary.rows, summary.verdicts), _conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
@@ -93,7 +93,7 @@ def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
         devices=say(kind + "s" * (devices > 1), n=devices),
-        row=_some([best["row"], *alike]) if alike else best["row"],
+        row=some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
 
@@ -154,11 +154,11 @@ def _ratio(best: dict, base: dict, ratio: dict) -> Text:
     )
 
 
-def _same_model(rows: list[dict], verdicts: dict) -> Text:
+def same_model(rows: list[dict], verdicts: dict) -> Text:
     said = []
     for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
         if names := [row["row"] for row in rows if row["proof"] == kind]:
-            said.append(say(f"count_{kind}", n=len(names), rows=_some(names, MANY)))
+            said.append(say(f"count_{kind}", n=len(names), rows=some(names, MANY)))
     equal = [verdict for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
     if equal:
         losses = max(verdict["distances"]["losses"] for verdict in equal)
@@ -194,7 +194,7 @@ def _conditions(summary: Summary) -> Text:
     return say(
         "conditions",
         idle=idle,
-        without_nccl=say("without_nccl", rows=_some(without)) if without else same(""),
+        without_nccl=say("without_nccl", rows=some(without)) if without else same(""),
         resolution=shown,
         blocks=_blocks(summary.blocks),
         machine=machine(summary.environment, done[0]["device"]),
@@ -237,7 +237,7 @@ def _warnings(summary: Summary) -> list[Text]:
     rows, done = summary.rows, summary.finished_rows
 
     def named(key: str, names: list[str]) -> list[Text]:
-        return [say(key, rows=_some(names))] if names else []
+        return [say(key, rows=some(names))] if names else []
 
     lost = [row["row"] for row in done if not trusted(summary.runs[row["row"]])]
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
@@ -290,5 +290,5 @@ def mixed_conditions(runs: list[dict]) -> list[str]:
     return mixed + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
 
 
-def _some(names: list[str], most: int = LISTED) -> Text:
+def some(names: list[str], most: int = LISTED) -> Text:
     return listing(names if len(names) <= most + 1 else [*names[:most], f"+{len(names) - most}"])

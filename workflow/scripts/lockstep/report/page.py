@@ -1,24 +1,19 @@
 """The report's files: report.html, report.md, summary.csv, summary.json, plots/."""
 
-import base64
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 import yaml
-from markupsafe import Markup
 
 from lockstep import paths
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, pictures
+from lockstep.report import headline, paper, pictures, rendering
 from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
-FOLDER = paths.WORKFLOW / "report"
 # The table that people read: column, digits after the point (None: a word), and the columns of its range.
 SHOWN = (
     ("row", None, ()),
@@ -201,18 +196,17 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
             texts = pd.read_csv(predictions, keep_default_na=False, dtype=str, encoding="utf-8-sig")
         except (ValueError, pd.errors.ParserError) as error:
             damaged.append(f"{predictions}: is damaged ({brief(error)}). Remove it, and predict again.")
-    script = (FOLDER / "page.js").read_text(encoding="utf-8")
     tested = [(row["row"], good_runs(summary.runs[row["row"]])[0]) for row in summary.finished_rows]
     rows = by_time(summary.rows)
+    cells, caption = table(rows), _caption(summary)
     context = vars(summary) | {
-        "say": say,
         "rows": rows,
         "headline": first,
         "mind": headline.warning(summary),
-        "cells": table(rows),
+        "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),
         "pictures": drawn,
-        "caption": _caption(summary),
+        "caption": caption,
         "made": _made(summary),
         "predictions": texts,
         "galleries": galleries or [],
@@ -221,24 +215,14 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "settings_rows": [name for name, _ in tested],
         "as_published": _as_published(everything),
         "claims": claims(summary),
+        "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
         "variance_text": _variance_text(summary.variance),
         "config_text": yaml.safe_dump(summary.config, allow_unicode=True, sort_keys=False),
-        "style": Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
-        "script": Markup(script),
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     }
-    for name, template, escape in ((paths.MARKDOWN, "report.md.j2", False), (paths.PAGE, "report.html.j2", True)):
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(FOLDER),
-            autoescape=escape,  # the dataset's texts are anybody's
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.filters["cell"] = _markdown_cell
-        write_text(folder / name, environment.get_template(template).render(context).lstrip())
+    write_text(folder / paths.MARKDOWN, rendering.markdown("report.md.j2", context))
+    write_text(folder / paths.PAGE, rendering.page("report.html.j2", say("title"), context))
 
 
 def _as_published(summary: Summary) -> dict | None:
@@ -319,11 +303,3 @@ def _variance_text(variance: dict | None) -> Text:
         advice=say("variance_best", steps=best) if best else say("variance_longer"),
         **{name: f"{100 * value:.2g}" for name, value in percents.items()},
     )
-
-
-def _markdown_cell(value) -> str:
-    """A text that can't break out of a Markdown table's cell, nor be read as Markdown or HTML."""
-    text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
-    for mark in "\\|`*_[]#":
-        text = text.replace(mark, f"\\{mark}")
-    return text

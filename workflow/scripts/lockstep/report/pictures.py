@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -53,13 +54,27 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
     return pictures
 
 
+def on_page(name: str, paint: Callable[[], Drawing]) -> Picture:
+    """A picture that stands on a page alone, without files of its own."""
+    with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
+        drawing = paint()
+        svg = _svg(drawing.figure)
+        plt.close(drawing.figure)
+    return Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
+
+
 def _save(figure, name: str, folder: Path) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    write_text(folder / f"{name}.svg", buffer.getvalue())
+    svg = _svg(figure)
+    write_text(folder / f"{name}.svg", svg)
     with atomic_file(folder / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=130, facecolor="white")
     plt.close(figure)
+    return svg
+
+
+def _svg(figure) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return buffer.getvalue()
 
 

@@ -27,6 +27,7 @@ MOST_STEPS = 100_000  # beyond which a window counts as one without end
 PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
 PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
 ENVIRONMENT = ("cpu", "cores", "gpus", "packages", "image")
+LONG = ("installed", "torch_config")  # of an environment: in the report's own file, and not in that of all values
 DATA = ("hash", "weights", "splits", "labels")
 # summary.csv: users script against these names, so add freely and rename never.
 COLUMNS = [
@@ -76,6 +77,13 @@ COLUMNS = [
     "evaluation_samples_per_second",
     "perplexity",
 ]
+
+# What one run measures; the columns of `measured`.
+MEASURED = (
+    *("train_seconds", "step_ms", "samples_per_second", "tokens_per_second", "startup_seconds", "total_seconds"),
+    *("evaluation_seconds", "evaluation_samples_per_second", "accuracy", "macro_f1", "perplexity", "final_loss"),
+    *("peak_memory_mb", "memory_before_mb", "reserved_memory_mb", "proportional_memory_mb", "energy_joules"),
+)
 
 
 @dataclass(frozen=True)
@@ -256,7 +264,7 @@ def merge_environments(environments: list[dict]) -> dict | None:
         if environment["image"]:
             digests = images.setdefault(environment["image"], [])
             digests += [environment["image_digest"]] * (environment["image_digest"] not in digests)
-    told = ("system", "kernel", "python", "cuda", "cudnn", "nccl", "mpi")
+    told = ("system", "kernel", "python", "cuda", "cudnn", "nccl", "mpi", "governor", "virtual_machine", "compiler")
     values = {name: _each(environment.get(name) for environment in environments) for name in told}
     kinds = [environment.get("in_container") for environment in environments]
     values["in_container"] = _each(kind or "no container" for kind in kinds) if any(kinds) else None
@@ -317,6 +325,8 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
         run["test"] = read_object(tested, _tested(config.task))
         run["test"]["text"] = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
         run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
+        for name in LONG:
+            run["environment"].pop(name, None)
     elif run["status"] == "failed" and Path(run["log"]).is_file():
         log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
         run["log_end"] = log.splitlines()[-LOG_LINES:]
@@ -403,12 +413,21 @@ def _by_gpu(run: dict) -> dict[str, str | None]:
 
 def _figures(row: Row, run: dict, peak: dict | None) -> dict:
     """What one run measured, by column. None where a device does not tell."""
-    seconds, work, memory = run["clock"]["train_seconds"], run["work"], run["memory"]
+    seconds, work = run["clock"]["train_seconds"], run["work"]
     devices, per_device = _peak(row, run, peak)
+    return measured(run) | {
+        "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),
+        "mfu_padded": metrics.utilisation(work["padded_flops"], seconds, devices, per_device),
+    }
+
+
+def measured(run: dict) -> dict:
+    """What the record and the test of one run have measured, by column. None where a device does not tell."""
+    memory = run["memory"]
     evaluation = run.get("evaluation")
     energy = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
     return {
-        "train_seconds": seconds,
+        "train_seconds": run["clock"]["train_seconds"],
         "step_ms": run["clock"]["step_seconds_median"] * 1000,
         "samples_per_second": run["throughput"]["samples_per_second"],
         "tokens_per_second": run["throughput"]["tokens_per_second"],
@@ -422,8 +441,6 @@ def _figures(row: Row, run: dict, peak: dict | None) -> dict:
         "memory_before_mb": memory.get("before_mb"),
         "reserved_memory_mb": memory["reserved_mb"],
         "proportional_memory_mb": memory["proportional_mb"],
-        "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),
-        "mfu_padded": metrics.utilisation(work["padded_flops"], seconds, devices, per_device),
         "energy_joules": sum(energy) if energy else None,
     }
 

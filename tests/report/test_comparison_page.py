@@ -1,0 +1,71 @@
+"""Several reports side by side: what differs is told first, and texts of the folders stay texts."""
+
+from pathlib import Path
+
+from lockstep import files, paths, stats
+from lockstep.report import comparison, comparison_page
+
+HOSTILE = "</table><script>alert(1)</script>"
+
+
+def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]], **changed) -> Path:
+    """A results folder with a report in it, as far as a comparison reads it; what is `changed` is so in each run."""
+    about = {
+        "status": "ok",
+        "started": "2026-01-01T00:00:00+00:00",
+        "world_size": 1,
+        "precision": "fp32",
+        "watch": {"disturbed": []},
+        "environment": {"cpu": cpu, "commit": "abc"},
+        "hashes": {"plan": "p", "weights": "w", "data": "d"},
+        "asked": {"train": {"epochs": 1}},
+    }
+    runs = {
+        name: [about | changed | {"clock": {"train_seconds": value}} for value in seconds]
+        for name, seconds in rows.items()
+    }
+    summary = {
+        "rows": [{"row": name, "train_seconds": seconds[0] if seconds else None} for name, seconds in rows.items()],
+        "runs": runs,
+        "environment": {"cpu": cpu, "cores": 2, "packages": {"torch": torch}, "commit": "abc"},
+        "config": {"train": {"epochs": 1}, "rows": dict.fromkeys(rows)},
+    }
+    files.write_json(paths.report_folder(place) / paths.SUMMARY, summary)
+    return place
+
+
+def test_what_differs_is_listed_with_hardware_first_and_nothing_else(tmp_path):
+    two = [folder(tmp_path / "a", "Z80", "1", {}), folder(tmp_path / "b", "6502", "2", {})]
+    assert comparison.beside([comparison.read_report(one) for one in two]) == [
+        ("hardware", "cpu", ["Z80", "6502"]),
+        ("software", "packages.torch", ["1", "2"]),
+    ]
+    assert comparison.beside([comparison.read_report(two[0])] * 2) == []
+
+
+def test_each_folder_stands_beside_the_first(tmp_path):
+    rows = {"ddp": [2.0, 2.1, 1.9], "single": [3.0, 3.1, 2.9]}
+    three = [
+        folder(tmp_path / "a", "Z80", "1", rows),
+        folder(tmp_path / "b", "Z80", "1", rows | {"ddp": [1.0, 1.05, 0.95], "only": [1.0]}),
+        folder(tmp_path / "c", HOSTILE, "1", rows),
+    ]
+    compared = []
+    for seconds in ([1.0, 1.05, 0.95], rows["ddp"]):
+        ratio = comparison.unpaired(seconds, rows["ddp"])
+        line = comparison.Line("ddp", ratio, (2.0, seconds[0]), {"hardware": HOSTILE} if ratio.value == 1 else {})
+        compared.append(comparison.Comparison([line], [HOSTILE], ["only"]))
+    written = comparison_page.page(three, compared)
+    assert "1 of 1 rows take another time in" in written
+    assert "0 of 1 rows take another time in" in written
+    assert "0.500" in written
+    assert "only one of both has it" in written
+    assert HOSTILE not in written
+    assert written.count("<script>") == 1
+    assert written.index('id="differs"') < written.index('id="rows-side-by-side"')
+
+
+def test_a_wider_confidence_is_asked_of_many_looks():
+    once = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9])
+    many = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9], confidence=1 - (1 - stats.CONFIDENCE) / 100)
+    assert many.low < once.low < once.high < many.high

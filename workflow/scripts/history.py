@@ -1,0 +1,25 @@
+"""Write a page of all results that were kept: each row's times over commits, and where one changed."""
+
+import argparse
+from pathlib import Path
+
+from lockstep import cli, paths
+from lockstep.files import write_text
+from lockstep.report import history
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--history", type=Path, default=paths.HISTORY, help="the folder of all that is kept")
+    folder = parser.parse_args().history
+    kept = history.read(folder)
+    for name, points in history.rows(kept).items():
+        for point in points:
+            if point.finding == "change":
+                print(f"{name}: {point.percent} in {point.kept.name}, commit {point.kept.commit}")
+    write_text(folder / paths.HISTORY_PAGE, history.page(kept))
+    print(f"page: {folder / paths.HISTORY_PAGE}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,199 @@
+"""Results that are kept by name, and what became of a row's time from one to the next."""
+
+import itertools
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep import paths, stats
+from lockstep.errors import BadInput
+from lockstep.files import atomic_folder
+from lockstep.report import comparison, pictures, rendering
+from lockstep.report.charts import COLOURS, Drawing, plt
+from lockstep.report.summary import good_runs, trusted
+from lockstep.report.words import say
+
+# What makes a results folder large, and is in no report and no comparison.
+OF_DATA = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
+OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
+RUN_KINDS = (paths.RUNS, paths.PARITY, paths.PROFILED, paths.TUNE)
+RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NO_RESULT = ("hardware.port", "hardware.timeout")  # settings that decide no time
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Results that were kept: `date` is when their first run started, `report` what their summary.json holds."""
+
+    name: str
+    date: str
+    commit: str
+    report: dict
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row's time in kept results, and how it stands to the one before.
+
+    finding: "first", "change", "open" (no change is shown), "once" (a single run tells nothing), "disturbed", or
+    "break" (what was measured is not the same).
+    """
+
+    kept: Kept
+    seconds: list[float]
+    finding: str
+    ratio: stats.Ratio | None = None
+    why: str = ""
+
+    @property
+    def median(self) -> float:
+        return stats.spread(self.seconds).median
+
+    @property
+    def range(self) -> str:
+        return f"{min(self.seconds):.3g} – {max(self.seconds):.3g}" if len(self.seconds) > 1 else ""
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * (self.ratio.value - 1):+.1f} %"
+
+
+def keep(results: Path, name: str, history: Path) -> Path:
+    """Copy what a report and a comparison need of `results` to a folder of this name; weights and data are not.
+
+    Raises BadInput where there is no report, or the name is taken or is none of a folder.
+    """
+    if not NAME.fullmatch(name):
+        raise BadInput(f"{name!r} can't be a name: take letters, digits, dots, dashes and underlines, as in v2-before")
+    comparison.read_report(results)
+    kept = history / name
+    if kept.exists():
+        raise BadInput(f"{kept} is there already. Take another name, or remove that folder.")
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        inside = Path(folder).relative_to(results).parts
+        if inside == paths.data_folder(Path()).parts:
+            return [name for name in names if name in OF_DATA]
+        if len(inside) == RUN_DEPTH and inside[0] in RUN_KINDS:
+            return [name for name in names if name in OF_A_RUN]
+        return [name for name in names if not inside and name == paths.download_folder(Path()).name]
+
+    with atomic_folder(kept) as temporary:
+        shutil.copytree(results, temporary, ignore=left_out, symlinks=True, dirs_exist_ok=True)
+    return kept
+
+
+def read(history: Path) -> list[Kept]:
+    """All that was kept, the oldest first. Raises BadInput where there is nothing."""
+    folders = sorted(folder for folder in history.glob("*") if NAME.fullmatch(folder.name) and folder.is_dir())
+    if not folders:
+        raise BadInput(f"{history}: nothing is kept there. Keep the results that are there now: lockstep keep NAME")
+    return sorted(map(_kept, folders), key=lambda kept: (kept.date, kept.name))
+
+
+def _kept(folder: Path) -> Kept:
+    report = comparison.read_report(folder)
+    runs = [run for several in report["runs"].values() for run in several if run["status"] == "ok"]
+    places = [run["environment"] for run in runs]
+    commits = list(dict.fromkeys((place.get("commit") or "?")[:10] for place in places))
+    changed = "+" if any(place.get("changed") for place in places) else ""
+    started = min((run["started"] for run in runs), default="")
+    return Kept(folder.name, started, " / ".join(commits) + changed, report)
+
+
+def rows(kept: list[Kept]) -> dict[str, list[Point]]:
+    """Each row's times. What may be called a change is decided for all looks together.
+
+    With as many looks as there are pairs that can be compared, each interval is as much wider as keeps the chance that
+    any of them shows a change where none is below 5 % (Bonferroni).
+    """
+    names = dict.fromkeys(row["row"] for one in kept for row in one.report["rows"] if row["train_seconds"] is not None)
+    times = {name: [one for one in kept if good_runs(one.report["runs"].get(name, []))] for name in names}
+    pairs = [(name, *pair) for name, having in times.items() for pair in itertools.pairwise(having)]
+    looks = sum(not _incomparable(name, before, after) for name, before, after in pairs)
+    confidence = 1 - (1 - stats.CONFIDENCE) / max(1, looks)
+    return {
+        name: [_point(name, before, one, confidence) for before, one in zip([None, *having], having, strict=False)]
+        for name, having in times.items()
+    }
+
+
+def _seconds(one: Kept, row: str) -> list[float]:
+    return [run["clock"]["train_seconds"] for run in good_runs(one.report["runs"][row])]
+
+
+def _point(row: str, before: Kept | None, one: Kept, confidence: float) -> Point:
+    seconds = _seconds(one, row)
+    if before is None:
+        return Point(one, seconds, "first")
+    if why := _incomparable(row, before, one):
+        return Point(one, seconds, *why)
+    ratio = comparison.unpaired(seconds, _seconds(before, row), confidence)
+    finding = "once" if not ratio.kind else "change" if ratio.distinct else "open"
+    return Point(one, seconds, finding, ratio)
+
+
+def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] | None:
+    """Why two times are no look at the same: as what, no ratio, and what differs."""
+    runs = [good_runs(one.report["runs"][row])[0] for one in (before, after)]
+    differing = [f"{kind}: {what}" for kind, what in comparison.differences(*runs).items()]
+    differing += [what for what in comparison.asked_otherwise(*runs) if what.split(":")[0] not in NO_RESULT]
+    if differing:
+        return "break", None, "; ".join(differing)
+    lost = [one.name for one in (before, after) if not trusted(one.report["runs"][row])]
+    return ("disturbed", None, ", ".join(lost)) if lost else None
+
+
+def page(kept: list[Kept]) -> str:
+    told = rows(kept)
+    changes = [(name, point) for name, points in told.items() for point in points if point.finding == "change"]
+    between = [
+        (before, after, comparison.beside([before.report, after.report])) for before, after in itertools.pairwise(kept)
+    ]
+    context = {
+        "verdict": say("history_verdict", kept=len(kept), rows=len(told), changes=len(changes)),
+        "changes": changes,
+        "rows": [(_picture(name, points), points) for name, points in told.items()],
+        "between": [(before, after, lines) for before, after, lines in between if lines],
+    }
+    return rendering.page("history.html.j2", say("history_title"), context)
+
+
+def _picture(name: str, points: list[Point]) -> pictures.Picture:
+    return pictures.on_page(f"history_{name}", lambda: _draw(name, points))
+
+
+def _draw(name: str, points: list[Point]) -> Drawing:
+    """A row's times in order of date: a dot for each run, a line through medians, broken where a break is."""
+    figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(points) + 1), 2.4), layout="constrained")
+    medians = [point.median for point in points]
+    for place, point in enumerate(points):
+        axes.plot([place] * len(point.seconds), point.seconds, "o", color=COLOURS[0], markersize=4, alpha=0.6)
+        axes.plot(place, point.median, "_", color=COLOURS[0], markersize=18, markeredgewidth=2)
+        if place and point.finding == "break":
+            axes.axvline(place - 0.5, color=COLOURS[5], linestyle=":")
+        elif place:
+            axes.plot([place - 1, place], medians[place - 1 : place + 1], color=COLOURS[0], linewidth=1)
+        if point.finding == "change":
+            axes.plot(place, point.median, "D", color=COLOURS[1], markersize=9, gid=f"change-{place}")
+            above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 10}
+            axes.annotate(point.percent, (place, max(point.seconds)), **above)
+    axes.set_xticks(range(len(points)), [f"{point.kept.name}\n{point.kept.commit[:7]}" for point in points], fontsize=9)
+    axes.set_xlim(-0.6, len(points) - 0.4)
+    # So much around it that what is chance looks like it.
+    every = [seconds for point in points for seconds in point.seconds]
+    axes.set_ylim(0.85 * min(every), 1.15 * max(every))
+    axes.set_ylabel("s")
+    changed = [point for point in points if point.finding == "change"]
+    title = say("history_row_same", row=name)
+    if changed:
+        last = {"percent": changed[-1].percent, "name": changed[-1].kept.name}
+        title = say("history_row_changed", row=name, n=len(changed), **last)
+    tips = {
+        f"change-{place}": f"{point.kept.name}: {point.percent}"
+        for place, point in enumerate(points)
+        if point.finding == "change"
+    }
+    return Drawing(figure, title, say("history_picture_note"), [], [], tips)

@@ -1,0 +1,333 @@
+"""What a paper needs: a methods paragraph, the table in LaTeX, a line for each run, what to cite, all versions.
+
+Everything is written from the records.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+import lockstep
+from lockstep import paths
+from lockstep.config import registry
+from lockstep.errors import BadInput, printable
+from lockstep.files import read_object, write_csv, write_text
+from lockstep.provenance import output
+from lockstep.report import headline
+from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded
+from lockstep.report.words import Text, join, same, say
+
+CITATION = paths.PROJECT / "CITATION.cff"
+# runs.csv: users script against these names, so add freely and rename never.
+ABOUT_RUN = (
+    *("row", "strategy", "division", "device", "world_size", "processes", "threads", "nodes", "precision"),
+    *("global_batch", "steps", "repetition", "block", "session", "seed", "started", "status", "reason", "disturbed"),
+    *("resumed", "wall_seconds"),
+)
+ESCAPED = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}
+
+
+def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> dict:
+    """Write the files into `folder`, the report's; return what the page shows of them.
+
+    cells: the table as the page has it (report/page.py); caption: under which conditions it was measured.
+    """
+    told = methods(summary)
+    write_text(folder / paths.METHODS, f"{told.en}\n\n{told.zh}\n")
+    write_text(folder / paths.LATEX, latex(cells, caption.en))
+    write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *MEASURED], run_lines(summary))
+    cited = bibtex(summary)
+    write_text(folder / paths.BIBTEX, cited)
+    versions = installed(summary, folder.parent)
+    write_text(folder / paths.INSTALLED, versions)
+    keys = ("paper_methods", "paper_latex", "paper_runs", "paper_bibtex", "paper_installed")
+    files = list(zip(paths.FOR_A_PAPER, keys, strict=True))
+    return {"files": files, "methods": told, "bibtex": cited, "installed": versions}
+
+
+def methods(summary: Summary) -> Text:
+    """The paragraph on how the results were made; what was not measured yet is not told."""
+    done = summary.finished_rows
+    if not done:
+        return say("nothing")
+    said = [_compared(summary), _trained(summary), _repeated(summary), say("methods_time"), *_left_out(summary)]
+    said.append(say("methods_statistics", **_shown(summary)))
+    said.append(headline.same_model(summary.rows, summary.verdicts))
+    if summary.data["synthetic"]:
+        said.append(say("methods_synthetic"))
+    return join(said, Text(" ", ""))
+
+
+def _compared(summary: Summary) -> Text:
+    """Which rows, with which program, on what."""
+    environment, first = summary.environment, summary.finished_rows[0]
+    packages = environment["packages"]
+    versions = [f"Python {environment['python']}"] if environment.get("python") else []
+    names = ("torch", "transformers", *sorted({need for row in summary.finished_rows for need in _needs(row)}))
+    versions += [f"{name} {packages[name]}" for name in dict.fromkeys(names) if packages.get(name)]
+    versions += [f"{name} {environment[key]}" for name, key in NATIVE if environment.get(key)]
+    kinds = [say("methods_virtual", kind=environment["virtual_machine"])] if environment.get("virtual_machine") else []
+    if environment.get("governor"):
+        kinds.append(say("methods_governor", governor=environment["governor"]))
+    if environment.get("in_container"):
+        digests = [f"{image} ({digest})" for image, of in environment["images"].items() for digest in of if digest]
+        named = same(f" {', '.join(digests)}") if digests else same("")
+        kinds.append(say("methods_container", kind=environment["in_container"], images=named))
+    return say(
+        "methods_compared",
+        n=len(summary.finished_rows),
+        rows=", ".join(row["row"] for row in summary.finished_rows),
+        version=lockstep.__version__,
+        address=same(f" ({address()})") if address() else same(""),
+        commit=_commits(summary),
+        machine=headline.machine(environment, first["device"]),
+        kinds=join([same(""), *kinds], say("comma")),
+        system=environment.get("system", "?"),
+        kernel=environment.get("kernel", "?"),
+        versions=", ".join(versions),
+    )
+
+
+NATIVE = (("CUDA", "cuda"), ("cuDNN", "cudnn"), ("NCCL", "nccl"), ("MPI", "mpi"))
+
+
+def _needs(row: dict) -> list[str]:
+    return [need.package for need in registry.needs(row["strategy"])]
+
+
+def _commits(summary: Summary) -> Text:
+    """The commits whose files trained, and whether those files were changed."""
+    places = [run["environment"] for run in summary.succeeded_runs]
+    commits = list(dict.fromkeys((place.get("commit") or "?")[:12] for place in places))
+    changed = any(place.get("changed") for place in places)
+    return same(" / ".join(commits)) + (say("changed") if changed else same(""))
+
+
+def _trained(summary: Summary) -> Text:
+    """Which model on which data, and by which recipe."""
+    data, runs = summary.data, [good_runs(summary.runs[row["row"]])[0] for row in summary.finished_rows]
+    trains, hardware = [run["asked"]["train"] for run in runs], [run["asked"]["hardware"] for run in runs]
+    splits = {name: data["splits"][name]["texts"] for name in ("train", "dev", "test")}
+    return say(
+        "methods_trained",
+        model=data["model"],
+        parameters=f"{data['parameters']:,}",
+        weights=data["weights"][:16],
+        source=data["source"],
+        hash=data["hash"][:16],
+        steps=_each(run["steps"] for run in runs),
+        batch=_each(run["global_batch"] for run in runs),
+        precision=_each(run["precision"] for run in runs),
+        optimizer=_each(train.get("optimizer", "adamw") for train in trains),
+        rate=_each(train["learning_rate"] for train in trains),
+        devices=_each(run["world_size"] for run in runs),
+        processes=_each(place["processes"] for place in hardware),
+        threads=_each(place["threads"] for place in hardware),
+        **splits,
+    )
+
+
+def _each(values) -> str:
+    """Values that rows may not share: each once."""
+    return " / ".join(dict.fromkeys(str(value) for value in values))
+
+
+def _repeated(summary: Summary) -> Text:
+    runs = summary.succeeded_runs
+    started = sorted(run["started"][:10] for run in runs)
+    counts = sorted(len(succeeded(several)) for several in summary.runs.values() if succeeded(several))
+    low, high = counts[0], counts[-1]
+    return say(
+        "methods_repeated",
+        runs=len(runs),
+        repeats=same(str(low)) if low == high else say("span", low=low, high=high),
+        seed=summary.config["train"]["seed"],
+        dates=same(started[0]) if started[0] == started[-1] else say("span", low=started[0], high=started[-1]),
+    )
+
+
+def _left_out(summary: Summary) -> list[Text]:
+    """What is in no figure, and why; and that nothing is left out, where nothing is."""
+    said = []
+    every = [(row["row"], run) for row in summary.rows for run in summary.runs[row["row"]]]
+    disturbed = [f"{name} #{run['repeat']}" for name, run in every if run["status"] == "ok" and _disturbed(run)]
+    kept = [row["row"] for row in summary.finished_rows if all(map(_disturbed, good_runs(summary.runs[row["row"]])))]
+    again = sum(len(run.get("disturbed_before", ())) for _, run in every)
+    if disturbed:
+        said.append(say("methods_disturbed", n=len(disturbed), all=len(summary.succeeded_runs), which=_some(disturbed)))
+    if kept:
+        said.append(say("methods_disturbed_kept", rows=", ".join(kept)))
+    if again:
+        said.append(say("methods_again", n=again))
+    for status in ("failed", "stale", "unavailable", "skipped"):
+        if names := [f"{name} #{run['repeat']}" for name, run in every if run["status"] == status]:
+            said.append(say("methods_missing", status=say(f"status_{status}"), which=_some(names)))
+    resumed = [f"{name} #{run['repeat']}" for name, run in every if run["status"] == "ok" and run.get("resumed")]
+    if resumed:
+        said.append(say("methods_resumed", which=_some(resumed)))
+    return said or [say("methods_nothing_left_out")]
+
+
+def _disturbed(run: dict) -> list[str]:
+    return run["watch"]["disturbed"]
+
+
+def _some(names: list[str]) -> Text:
+    return headline.some(names, headline.MANY)
+
+
+def _shown(summary: Summary) -> dict[str, Text]:
+    statistics = summary.statistics
+    known = statistics and statistics["resolution"] is not None
+    return {"resolution": say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if known else same("")}
+
+
+def run_lines(summary: Summary) -> list[list]:
+    """A line for each run that was asked for, in the order of rows and repetitions."""
+    lines = []
+    for row in summary.rows:
+        for run in summary.runs[row["row"]]:
+            ok, asked = run["status"] == "ok", run.get("asked", {})
+            hardware = asked.get("hardware", {})
+            about = {name: run.get(name, row[name]) for name in ("strategy", "division", "world_size", "precision")}
+            about |= {name: run.get(name) for name in ("global_batch", "steps", "session", "started", "wall_seconds")}
+            about |= {name: hardware.get(name) for name in ("device", "processes", "threads", "nodes")}
+            about |= {
+                "row": row["row"],
+                "repetition": run["repeat"],
+                "block": run["repeat"],  # a block is one repetition of all rows
+                "seed": asked.get("train", {}).get("seed"),
+                "status": run["status"],
+                "reason": run.get("reason"),
+                "disturbed": "; ".join(_disturbed(run)) if ok else None,
+                "resumed": " ".join(map(str, run.get("resumed", ()))),
+            }
+            values = [about[name] for name in ABOUT_RUN]
+            figures = measured(run) if ok else {}
+            lines.append([*values, *(figures.get(name) for name in MEASURED)])
+    return lines
+
+
+def latex(cells: list[list], caption: str) -> str:
+    """The table's deciding columns, by the rules of booktabs. Every text in it is only text to LaTeX."""
+    shown = [[cell for cell in line if cell.deciding] for line in cells]
+    if not shown:
+        return "% no row yet\n"
+    columns = "".join("r" if cell.number else "l" for cell in shown[0])
+    lines = [[escaped(say(cell.key).en) for cell in shown[0]]]
+    lines += [[_latex_cell(cell) for cell in line] for line in shown]
+    head, *body = (" & ".join(line) + r" \\" for line in lines)
+    told = "Medians of undisturbed runs; in brackets the range or quartiles of times, and 95 % intervals of speed-ups. "
+    return "\n".join(
+        [
+            f"% Written by Lockstep {lockstep.__version__}. Needs \\usepackage{{booktabs}}.",
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{escaped(told + caption)}}}",
+            r"  \label{tab:lockstep}",
+            f"  \\begin{{tabular}}{{{columns}}}",
+            r"    \toprule",
+            f"    {head}",
+            r"    \midrule",
+            *(f"    {line}" for line in body),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex_cell(cell) -> str:
+    return escaped(cell.text.en or "–") + (f" [{escaped(cell.more)}]" if cell.more else "")
+
+
+def escaped(text: str) -> str:
+    """A text as LaTeX prints it, letter by letter: no command, no comment, and nothing but one line."""
+    return "".join(ESCAPED.get(letter, letter) for letter in printable(text))
+
+
+@cache
+def _citation() -> dict:
+    return yaml.safe_load(CITATION.read_text(encoding="utf-8"))
+
+
+@cache
+def address() -> str | None:
+    """Where Lockstep is found: what CITATION.cff names, else where git fetched it from, without names and passwords."""
+    if named := _citation().get("repository-code") or _citation().get("url"):
+        return named
+    origin = output("git", "config", "--get", "remote.origin.url") or ""
+    found = re.fullmatch(r"(https?://|ssh://|)(?:[^@/]*@)?([\w.-]+\.\w+[:/][^\s?#]*)", origin)
+    if found is None:
+        return None  # a folder of this machine says nothing to a reader
+    return "https://" + found[2].replace(":", "/", 1) if found[1] != "http://" else found[1] + found[2]
+
+
+def bibtex(summary: Summary) -> str:
+    """An entry for Lockstep, from CITATION.cff, with the version and commit that the results name."""
+    cited = _citation()
+    authors = [
+        f"{{{author['name']}}}" if "name" in author else f"{author['family-names']}, {author['given-names']}"
+        for author in cited["authors"]
+    ]
+    commits = [_commits(summary).en] if summary.succeeded_runs else []
+    fields = {
+        "title": f"{{{_bibtex(cited['title'])}}}",
+        "author": " and ".join(authors),
+        "version": lockstep.__version__,
+        "year": str(cited["date-released"])[:4] if "date-released" in cited else None,
+        "url": address(),
+        "note": "; ".join([f"Version {lockstep.__version__}", *(f"commit {commit}" for commit in commits)]),
+    }
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join(["@misc{lockstep,", *lines, "}", ""])
+
+
+def _bibtex(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "&%$#_" else letter for letter in text)
+
+
+def installed(summary: Summary, results: Path) -> str:
+    """Machine, system, compilers, PyTorch's build, and every package: once for all rows that ran in the same."""
+    rows: dict[str, list[str]] = {}
+    for row in summary.finished_rows:
+        run = good_runs(summary.runs[row["row"]])[0]
+        file = results / paths.RUNS / paths.run_name(row["row"], run["world_size"], run["repeat"]) / paths.ENVIRONMENT
+        try:
+            environment = read_object(file, ())
+        except (BadInput, OSError):
+            environment = run["environment"]
+        rows.setdefault(_environment_text(environment), []).append(row["row"])
+    return "\n".join(f"# {', '.join(names)}\n\n{text}" for text, names in rows.items())
+
+
+def _environment_text(environment: dict) -> str:
+    # What a row sets for itself is among its settings, and would make an environment of each.
+    left_out = (*LONG, "packages", "variables", "config_hash", "gpu_details")
+    lines = [f"{name}: {_plain(value)}" for name, value in environment.items() if name not in left_out]
+    lines += [f"gpu: {_plain(gpu)}" for gpu in environment.get("gpu_details", ())]
+    lines += ["", environment.get("torch_config") or "PyTorch's build: not noted", ""]
+    packages = environment.get("installed") or environment["packages"]
+    lines += [f"{name}=={version}" for name, version in packages.items() if version]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
