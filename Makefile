@@ -6,6 +6,7 @@
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files
+# make site     build the guide, in English and Chinese, into site/ (installs requirements-docs.txt)
 # make lint     ruff, snakefmt, snakemake --lint, hadolint
 # make images   build the Docker images for this machine's CPUs (VARIANT=cuda: for NVIDIA GPUs); see docker/build.sh
 # make sif      turn them into .sif files, for snakemake --cores all --use-singularity
@@ -21,7 +22,7 @@ MARKED ?= not slow
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup other-build bench again test test-slow horovod docs lint benchmark claims images sif locks clean
+.PHONY: setup other-build bench again test test-slow horovod docs site lint benchmark claims images sif locks clean
 
 setup: $(VENV)/.complete $(BIN)/lockstep
 	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
@@ -55,6 +56,10 @@ horovod: setup
 docs: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/strategies.py
 
+site: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-docs.txt
+	@$(BIN)/python docs/build_site.py
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,5 +83,5 @@ locks:
 	docker/lock.sh
 
 clean:
-	rm -rf results .snakemake
+	rm -rf results site .snakemake
 	[ ! -f .env ] || mkdir results .snakemake # which Compose mounts
