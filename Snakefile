@@ -46,7 +46,7 @@ rule all:
         REPORT / paths.PAGE,
         paths.predictions_file(RESULTS),
         # Left by the rules that make these two, and not by what stands in for them after a failure.
-        lockstep.STAMPS,
+        lockstep.stamps(RESULTS),
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         all_runs(paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
@@ -56,7 +56,7 @@ rule all:
 
 onstart:
     lockstep.require_slurm(workflow)
-    lockstep.refuse_beside_others()
+    lockstep.refuse_beside_others(RESULTS)
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
     lockstep.tell_blocks(CONFIG, ROWS)
     lockstep.let_sleep(workflow)

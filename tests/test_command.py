@@ -22,6 +22,7 @@ DOCTOR = runpy.run_path(str(SCRIPTS / "doctor.py"))
         (["bench", "--cores", "2", "-n"], ["--cores", "2", "-n"]),
         (["row", "ddp", "--config", "repeats=3"], ["--cores", "all", "ddp", "--config", "repeats=3"]),
         (["proof"], ["--cores", "all", "parity"]),
+        (["quick", "--cores", "2"], ["--cores", "2", "--configfile", "config/quick.yaml"]),
         (["tune"], ["--cores", "all", "tune"]),
     ],
 )
@@ -38,7 +39,7 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["benhc"], "benhc is no command. There are: bench, row,"), (["row"], "row: name one")]
+    ("words", "expected"), [(["benhc"], "benhc is no command. There are: bench, quick,"), (["row"], "row: name one")]
 )
 def test_a_wrong_word_gets_one_line(run_script, words, expected):
     code, _, said = run_script("command", *words)

@@ -1,6 +1,7 @@
 """lockstep: thin covers over Snakemake's targets and the commands in workflow/scripts.
 
     lockstep bench [ARGUMENTS]     the whole benchmark: snakemake --cores all
+    lockstep quick [ARGUMENTS]     a first look in less than 90 seconds: few rows, a small model; in results/quick
     lockstep row NAME [ARGUMENTS]  one row, with what it needs
     lockstep proof [ARGUMENTS]     only the proof that all rows train the same model
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
@@ -12,7 +13,7 @@
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
 ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
-folder. Where there are GPUs and no configuration is named, the first four take config/gpu.yaml, and say so.
+folder. Where there are GPUs and no configuration is named, bench, row, proof and tune take config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from lockstep.config.hardware import visible_gpus
 from lockstep.errors import BadInput, exit_on_bad_input
 
 SCRIPTS = ("again", "predict", "compare", "check", "doctor")
-TARGETS = {"bench": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
+TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
 
@@ -41,7 +42,9 @@ def command(words: list[str]) -> list[str]:
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
     options = {word.partition("=")[0] for word in rest}
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
-    if not options & {"--configfile", "--configfiles"} and visible_gpus():
+    if name == "quick":
+        rest = [*rest, "--configfile", "config/quick.yaml"]
+    elif not options & {"--configfile", "--configfiles"} and visible_gpus():
         print(
             "There are GPUs here, so config/gpu.yaml is taken; for the small one: --configfile config/config.yaml"
             ' (make bench ARGS="--configfile config/config.yaml")'

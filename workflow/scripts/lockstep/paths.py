@@ -17,6 +17,7 @@ IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what th
 
 # A results folder.
 RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
+QUICK = RESULTS / "quick"  # the same of a first look (`quick` in the configuration), which is mixed with no others
 
 
 def config_file(results: Path) -> Path:
