@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
 
 from lockstep import paths, trust
 from lockstep import workflow as lockstep
+from lockstep.view.jobs import Follower
 
 lockstep.require_own_folder(workflow.basedir)
 # The profile has looked at those of the command line, unless it was left out: then this says what has happened.
