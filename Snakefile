@@ -52,6 +52,7 @@ rule all:
         all_runs(paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
+        paths.first_table_file(RESULTS) if SEVERAL_BLOCKS else [],
         MISSING,
 
 

@@ -176,6 +176,26 @@ def test_a_pipe_gets_a_line_for_each_finished_run(lines, capsys):
     ]
 
 
+def test_after_ctrl_c_nothing_is_told_of_what_is_ended(lines, capsys):
+    lines.emit(record(LogEvent.RUN_INFO, stats={"train_ddp_1": 1, "total": 1}))
+    lines.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="ddp: train", log=["run.log"]))
+    lines.emit(record(None, msg="Terminating processes on user request, this might take some time."))
+    lines.emit(record(LogEvent.JOB_ERROR, jobid=1))
+    lines.emit(record(None, msg="At least one job did not complete successfully.", levelno=logging.ERROR))
+    _, *said = capsys.readouterr().err.splitlines()
+    assert said == ["interrupted: what runs is ended, then comes the report over what there is"]
+
+
+def test_a_job_that_prints_has_the_terminal_also_beside_others(handler, monkeypatch):
+    started = []
+    monkeypatch.setattr(handler, "_start", lambda: started.append(list(handler.jobs)))
+    for number, rule in ((1, "predict"), (2, "prove_ddp")):
+        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg="", log=[]))
+    assert started == []
+    handler.emit(record(LogEvent.JOB_FINISHED, job_id=1))
+    assert started == [[2]]
+
+
 def test_a_pipe_is_told_that_there_is_nothing_to_do(lines, capsys):
     lines.emit(record(None, msg="Nothing to be done (all requested files are present and up to date)."))
     assert capsys.readouterr().err.startswith("Nothing to be done")

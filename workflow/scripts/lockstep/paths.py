@@ -55,6 +55,11 @@ def decision_file(results: Path, block: int | str) -> Path:
     return results / "blocks" / f"{block}.json"
 
 
+def first_table_file(results: Path) -> Path:
+    """Left once there is a report over the first block, where more follow."""
+    return results / "blocks" / "first"
+
+
 def nodes_folder(results: Path) -> Path:
     """Where the nodes of a run on several meet (run/nodes.py)."""
     return results / "nodes"

@@ -60,7 +60,7 @@ class Kind:
 
 
 class Follower(LogHandlerBase):
-    """Follows Snakemake's jobs by what it logs. A view says how it shows that, in the four methods that come first."""
+    """Follows Snakemake's jobs by what it logs. A view says how it shows that, in the methods that come first."""
 
     config: Config | None = None  # what is trained; the Snakefile says it, once it is checked
 
@@ -77,6 +77,10 @@ class Follower(LogHandlerBase):
     def ended_job(self, job: Job) -> None:
         """A job has ended well."""
 
+    def interrupted(self) -> None:
+        """Somebody pressed Ctrl-C, and what runs is being ended."""
+        self.say("interrupted: what runs is ended, then comes the report over what there is")
+
     writes_to_stream = True
     writes_to_file = False
     has_filter = False
@@ -89,7 +93,7 @@ class Follower(LogHandlerBase):
         self.left: Counter[str] = Counter()  # jobs that have not ended, by rule
         self.kinds: dict[str, Kind] = {}
         self.done = self.total = 0
-        self.ending = False  # because a job failed, or somebody wants it to
+        self.ending = False  # as somebody asked for, by Ctrl-C
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -113,10 +117,13 @@ class Follower(LogHandlerBase):
                 self.done += 1
                 self.ended_job(job)
         elif event == LogEvent.JOB_ERROR:
-            if job := self._end(record.jobid):
+            if (job := self._end(record.jobid)) and not self.ending:
                 self._tell_failure(job)
         elif event == LogEvent.PROGRESS:
             self.done, self.total = record.done, record.total
+        elif str(record.msg).startswith("Terminating processes on user request"):
+            self.ending = True
+            self.interrupted()
         elif self._worth_saying(record, event):
             self.remark(record)
 
@@ -131,7 +138,7 @@ class Follower(LogHandlerBase):
         """
         remark = str(record.msg)
         if record.levelno >= logging.WARNING:
-            return "CalledProcessError in file" not in remark
+            return not self.ending and "CalledProcessError in file" not in remark
         return event is None and (remark.startswith("Complete log") or not (self.total or remark.startswith(USUAL)))
 
     def _end(self, number: int) -> Job | None:

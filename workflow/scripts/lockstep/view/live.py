@@ -21,7 +21,10 @@ from lockstep.errors import printable
 from lockstep.view.jobs import Follower, Job, told, trained
 
 SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
-BAR = 16  # columns
+BAR = 16  # characters
+# The table's columns, and from which width of the terminal on each is shown.
+COLUMNS = {"row": 0, "bar": 80, "seconds": 0, "range": 100, "runs": 0, "same model?": 50, "note": 0}
+SIDE = {"seconds": "right"}
 # How the rules begin beside which the view is drawn; the others print what they have to say, and have the terminal.
 SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "evaluate")
 
@@ -55,16 +58,26 @@ class LogHandler(Follower):
         if record.levelno >= logging.ERROR:  # what follows has the terminal
             self._stop()
 
+    def interrupted(self) -> None:
+        self._stop()
+        super().interrupted()
+
     def began_job(self, job: Job) -> None:
         if not job.rule.startswith(SILENT):
             self._stop()
-        elif not self.live:
+        elif not (self.live or self.ending or self._printing()):
             self._start()
+
+    def _printing(self) -> bool:
+        """Whether a job runs that has the terminal, perhaps beside others."""
+        return any(not job.rule.startswith(SILENT) for job in self.running())
 
     def _end(self, number: int) -> Job | None:
         job = super()._end(number)
         if job:
             self.table = self._rows()
+            if self.jobs and not (self.live or self.ending or self._printing()):
+                self._start()
         return job
 
     def _start(self) -> None:
@@ -85,6 +98,8 @@ class LogHandler(Follower):
             live.stop()
 
     def say(self, text: str) -> None:
+        if self.live:
+            self.live.refresh()  # as wide as the terminal is by now: what is said stands above it
         for line in text.splitlines():
             if line.strip() and line != "None":
                 self.console.print(Text(printable(line)), soft_wrap=True)
@@ -158,20 +173,25 @@ class LogHandler(Follower):
 
     def _drawn_table(self, height: int) -> Table:
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
-        for name, side in (("row", "left"), ("", "left"), ("seconds", "right"), ("range", "left")):
-            table.add_column(name, justify=side, no_wrap=True)
-        for name in ("runs", "same model?", ""):
-            table.add_column(name, no_wrap=True)
+        shown = [name for name, least in COLUMNS.items() if self.console.width >= least]
+        for name in shown:
+            table.add_column("" if name in ("bar", "note") else name, justify=SIDE.get(name, "left"), no_wrap=True)
         slowest = max((row["seconds"] for row in self.table if row["seconds"]), default=1)
         fits = self.table[: max(height, 1)]
         for row in fits:
             seconds = row["seconds"]
             bar = "" if seconds is None else "█" * max(1, round(BAR * seconds / slowest))
             style = "red" if row["proof"] in ("unequal", "failed") else ""
-            table.add_row(
-                *(Text(row["row"]), Text(bar, style="cyan"), "" if seconds is None else f"{seconds:.2f}", row["range"]),
-                *(row["runs"], Text(row["proof"], style=style), Text(row["note"], style="yellow")),
-            )
+            cells = {
+                "row": Text(row["row"]),
+                "bar": Text(bar, style="cyan"),
+                "seconds": "" if seconds is None else f"{seconds:.2f}",
+                "range": row["range"],
+                "runs": row["runs"],
+                "same model?": Text(row["proof"], style=style),
+                "note": Text(row["note"], style="yellow"),
+            }
+            table.add_row(*(cells[name] for name in shown))
         if len(self.table) > len(fits):
             table.add_row(f"and {len(self.table) - len(fits)} more")
         return table
