@@ -6,6 +6,7 @@
     lockstep proof [ARGUMENTS]     only the proof that all rows train the same model
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
+    lockstep show NAME             what one would write for a row in a script of one's own, and what starts it
     lockstep predict [ARGUMENTS]   texts through a model
     lockstep compare A B           two results folders, row by row
     lockstep check [FOLDER]        results against the rules of a fair run
@@ -21,12 +22,24 @@ import os
 import sys
 from pathlib import Path
 
+from lockstep import cli
+from lockstep.config import reading
 from lockstep.config.hardware import visible_gpus
 from lockstep.errors import BadInput, exit_on_bad_input
+from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "predict", "compare", "check", "doctor")
+SCRIPTS = ("again", "show", "predict", "compare", "check", "doctor")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
+
+# The names of commands, then after `row` and `show` those of rows, else files.
+COMPLETION = """_lockstep() {{
+  local words=""
+  if [ "$COMP_CWORD" = 1 ]; then words="{commands}"; fi
+  case "$COMP_CWORD ${{COMP_WORDS[1]}}" in "2 row" | "2 show") words="{rows}" ;; esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _lockstep lockstep"""
 
 
 def command(words: list[str]) -> list[str]:
@@ -62,7 +75,7 @@ def main() -> None:
     if asked.command is None:
         parser.print_help()
     elif asked.command == "completion":
-        print(f"complete -o default -W '{' '.join(COMMANDS)}' lockstep")
+        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / cli.DEFAULT]).rows)))
     else:
         started = command([asked.command, *asked.arguments])
         if not Path("workflow/scripts/command.py").is_file():
