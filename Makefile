@@ -1,5 +1,6 @@
 # make setup    set up .venv. PyTorch's build is CUDA's where there are GPUs; TORCH=cpu or TORCH=cuda says otherwise
 # make bench    set up, run the default benchmark, print its table (ARGS="..." hands more to snakemake)
+# make quick    set up, and have a first look: few rows, a small model, in results/quick
 # make again    repeat the blocks in which a run was disturbed
 # make test     set up, run the tests in two processes (MARKED= all of them, also the slow ones; WORKERS=0 in one, as
 #               a debugger wants it; ARGS="..." hands more to pytest)
@@ -22,7 +23,7 @@ MARKED ?= not slow
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup other-build bench again test test-slow horovod docs site lint benchmark claims images sif locks clean
+.PHONY: setup other-build bench quick again test test-slow horovod docs site lint benchmark claims images sif locks clean
 
 setup: $(VENV)/.complete $(BIN)/lockstep
 	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
@@ -40,6 +41,9 @@ $(BIN)/lockstep: setup/command.sh $(VENV)/.complete
 
 bench: setup
 	@$(BIN)/python workflow/scripts/command.py bench --cores $(CORES) $(ARGS)
+
+quick: setup
+	@$(BIN)/python workflow/scripts/command.py quick --cores $(CORES) $(ARGS)
 
 again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
 
 from lockstep import paths, trust
 from lockstep import workflow as lockstep
+from lockstep.view.jobs import Follower
 
 lockstep.require_own_folder(workflow.basedir)
 # The profile has looked at those of the command line, unless it was left out: then this says what has happened.
@@ -46,17 +47,18 @@ rule all:
         REPORT / paths.PAGE,
         paths.predictions_file(RESULTS),
         # Left by the rules that make these two, and not by what stands in for them after a failure.
-        lockstep.STAMPS,
+        lockstep.stamps(RESULTS),
         # Named, because after a failure the report exists without them, and Snakemake would not try them again.
         all_runs(paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),
+        paths.first_table_file(RESULTS) if SEVERAL_BLOCKS else [],
         MISSING,
 
 
 onstart:
     lockstep.require_slurm(workflow)
-    lockstep.refuse_beside_others()
+    lockstep.refuse_beside_others(RESULTS)
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
     lockstep.tell_blocks(CONFIG, ROWS)
     lockstep.let_sleep(workflow)

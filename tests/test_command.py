@@ -22,6 +22,7 @@ DOCTOR = runpy.run_path(str(SCRIPTS / "doctor.py"))
         (["bench", "--cores", "2", "-n"], ["--cores", "2", "-n"]),
         (["row", "ddp", "--config", "repeats=3"], ["--cores", "all", "ddp", "--config", "repeats=3"]),
         (["proof"], ["--cores", "all", "parity"]),
+        (["quick", "--cores", "2"], ["--cores", "2", "--configfile", "config/quick.yaml"]),
         (["tune"], ["--cores", "all", "tune"]),
     ],
 )
@@ -38,7 +39,7 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["benhc"], "benhc is no command. There are: bench, row,"), (["row"], "row: name one")]
+    ("words", "expected"), [(["benhc"], "benhc is no command. There are: bench, quick,"), (["row"], "row: name one")]
 )
 def test_a_wrong_word_gets_one_line(run_script, words, expected):
     code, _, said = run_script("command", *words)
@@ -50,7 +51,7 @@ def test_a_wrong_word_gets_one_line(run_script, words, expected):
 
 def test_without_a_word_all_commands_are_listed_and_a_shell_can_complete_them():
     listed = subprocess.run([sys.executable, SCRIPTS / "command.py"], capture_output=True, text=True, check=True).stdout
-    program = f'eval "$({sys.executable} {SCRIPTS}/command.py completion)"; complete -p lockstep'
+    program = f'eval "$({sys.executable} {SCRIPTS}/command.py completion)"; declare -f _lockstep'
     completed = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
     for name in COMMAND["COMMANDS"]:
         assert f"lockstep {name}" in listed
@@ -101,3 +102,13 @@ def test_the_doctor_says_how_to_get_a_strategy_that_lacks_a_package(monkeypatch)
     lines = DOCTOR["strategies"]()
     assert ["ddp", "yes", ""] in lines
     assert ["horovod", f"lacks {need.package} {need.version}", need.command] in lines
+
+
+def test_show_has_what_differs_and_what_starts_it(run_script):
+    code, said, _ = run_script("show", "ddp", "--set", "hardware.device=cpu")
+    assert code == 0
+    assert "+" in said
+    assert "DistributedDataParallel(" in said
+    assert "torch.distributed.run" in said
+    code, _, said = run_script("show", "nothing")
+    assert (code, said.startswith("error: nothing: no such row. The configuration has: single")) == (2, True)

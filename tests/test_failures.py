@@ -195,6 +195,8 @@ def test_ctrl_c_while_a_script_imports_is_a_word(fresh, name):
 
 def test_ctrl_c_while_snakemake_looks_what_to_do_is_a_word(fresh):
     command = ["snakemake", "--cores", "1", "--configfile", "small.yaml"]
+    # Snakemake's own view, which says when that is
+    command = ["env", "LOCKSTEP_VIEW=snakemake", *command]
     code, said = interrupted(fresh, command, lambda process, said: "Building DAG of jobs" in said)
     assert code == -signal.SIGINT
     assert (said[-1], [line for line in said if "Traceback" in line]) == ("interrupted", [])

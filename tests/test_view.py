@@ -1,4 +1,4 @@
-"""The view in a terminal: when it is taken, what it shows, and that the terminal is given back."""
+"""The views: when each is taken, what it shows, and that the terminal is given back."""
 
 import fcntl
 import io
@@ -20,8 +20,9 @@ from rich.console import Console
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
-from lockstep import paths, view
+from lockstep import paths
 from lockstep.config import reading
+from lockstep.view import choice, jobs, live, plain
 from tests.conftest import copy_project
 
 DEFAULT = (
@@ -42,51 +43,62 @@ DEFAULT += ("fabric", "fsdp")
 def terminal(monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda number: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv(view.ASKED, raising=False)
-    monkeypatch.setenv(view.VIEW, "")  # so that it is put back
+    monkeypatch.delenv(choice.ASKED, raising=False)
+    monkeypatch.setenv(choice.VIEW, "")  # so that it is put back
 
 
 def test_it_is_taken_in_a_terminal(terminal):
-    assert view.choose(["--cores", "all", "ddp", "--config", "repeats=3"])
-    assert LoggerPluginRegistry().is_installed(view.NAME)
+    assert choice.choose(["--cores", "all", "ddp", "--config", "repeats=3"]) == "live"
+    assert LoggerPluginRegistry().is_installed(choice.NAME)
 
 
 @pytest.mark.parametrize(
     "words", [["-n"], ["-nq"], ["--dry-run"], ["--quiet", "all"], ["--logger", "x"], ["--verbose"]]
 )
 def test_who_asks_for_snakemakes_own_words_gets_them(terminal, words):
-    assert not view.choose(["--cores", "all", *words])
+    assert not choice.choose(["--cores", "all", *words])
 
 
 def test_a_view_that_does_not_exist_is_refused(terminal, monkeypatch, capsys):
-    monkeypatch.setenv(view.ASKED, "nonsense")
+    monkeypatch.setenv(choice.ASKED, "nonsense")
     with pytest.raises(SystemExit):
-        view.choose(["--cores", "all"])
+        choice.choose(["--cores", "all"])
     assert "LOCKSTEP_VIEW=nonsense: is no view" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "value"), [(view.ASKED, "snakemake"), ("TERM", "dumb")])
-def test_a_variable_or_a_plain_terminal_turns_it_off(terminal, monkeypatch, name, value):
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [(choice.ASKED, "snakemake", ""), (choice.ASKED, "plain", "plain"), ("TERM", "dumb", "plain")],
+)
+def test_a_variable_or_a_plain_terminal_turns_it_off(terminal, monkeypatch, name, value, taken):
     monkeypatch.setenv(name, value)
-    assert not view.choose(["--cores", "all"])
+    assert choice.choose(["--cores", "all"]) == taken
+    assert (choice.VIEW in os.environ) == bool(taken), "jobs need not say what the view shows"
 
 
-def test_a_log_or_a_pipe_has_snakemakes_own_words(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
+def test_a_log_or_a_pipe_has_plain_lines(terminal, monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda number: False)
-    assert not view.choose(["--cores", "all"])
+    assert choice.choose(["--cores", "all"]) == "plain"
 
 
 @pytest.fixture
 def handler(tmp_path, monkeypatch):
     """Yields a handler in an empty folder; its configuration has the rows single and ddp, three repetitions each."""
     monkeypatch.chdir(tmp_path)
-    made = view.LogHandler(SimpleNamespace(dryrun=False), None)
+    made = live.LogHandler(SimpleNamespace(dryrun=False), None)
     made.console = Console(file=io.StringIO(), width=80, height=24)
     rows = {name: {"strategy": name} for name in ("single", "ddp")}
     made.config = reading.parse({"rows": rows, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
     yield made
     made.close()
+
+
+@pytest.fixture
+def lines(handler):
+    """The plain view of the same rows."""
+    made = plain.LogHandler(SimpleNamespace(dryrun=False), None)
+    made.config = handler.config
+    return made
 
 
 def left(handler, repeat: int, row: str, **values) -> None:
@@ -125,27 +137,79 @@ def record(event: LogEvent | None, **extra) -> logging.LogRecord:
 
 def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(view.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(handler, "_start", lambda: None)
     stats = {"prove_single": 1, "prove_ddp": 1, "train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 2, "total": 6}
     handler.emit(record(LogEvent.RUN_INFO, stats=stats))
-    assert handler._seconds_left() is None
-    jobs = {1: "prove_single", 2: "prove_ddp", 3: "train_ddp_1"}
+    assert handler.seconds_left() is None
+    rules = {1: "prove_single", 2: "prove_ddp", 3: "train_ddp_1"}
     for number in (1, 2):  # beside each other, in 10 s
-        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=jobs[number], rule_msg="", log=[]))
+        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rules[number], rule_msg="", log=[]))
     now[0] += 10
     for number in (1, 2):
         handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
     handler.emit(record(LogEvent.PROGRESS, done=2, total=6))
-    assert handler._seconds_left() is None, "trainings are most of it"
-    handler.emit(record(LogEvent.JOB_INFO, jobid=3, rule_name=jobs[3], rule_msg="", log=[]))
+    assert handler.seconds_left() is None, "trainings are most of it"
+    handler.emit(record(LogEvent.JOB_INFO, jobid=3, rule_name=rules[3], rule_msg="", log=[]))
     now[0] += 5
-    monkeypatch.setattr(handler, "_steps", lambda job: (10, 40))
-    assert handler._seconds_left() == pytest.approx(15 + 20 + 2 * 5)  # a quarter of it took 5 s
+    monkeypatch.setattr(handler, "steps", lambda job: (10, 40))
+    assert handler.seconds_left() == pytest.approx(15 + 20 + 2 * 5)  # a quarter of it took 5 s
     now[0] += 15
     handler.emit(record(LogEvent.JOB_FINISHED, job_id=3))
     handler.emit(record(LogEvent.PROGRESS, done=3, total=6))
-    assert handler._seconds_left() == 20 + 2 * 5  # the second repetition; two tests, which nothing is known of yet
+    assert handler.seconds_left() == 20 + 2 * 5  # the second repetition; two tests, which nothing is known of yet
+
+
+def test_a_pipe_gets_a_line_for_each_finished_run(lines, capsys):
+    stats = {"prove_ddp": 1, "train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 1, "total": 4}
+    lines.emit(record(None, msg="Building DAG of jobs..."))
+    lines.emit(record(LogEvent.RUN_INFO, stats=stats))
+    for number, rule, message in ((1, "train_ddp_1", "ddp, repetition 1: train on 2 x cpu"), (2, "evaluate", "test")):
+        lines.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg=message, log=[]))
+    left(lines, 1, "ddp", clock={"train_seconds": 2.5}, watch={"disturbed": ["something else ran"]})
+    lines.emit(record(LogEvent.JOB_FINISHED, job_id=1))
+    lines.emit(record(LogEvent.JOB_FINISHED, job_id=2))
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("4 jobs; ")
+    assert others == [
+        "ddp, repetition 1: train on 2 x cpu: 2.50 s; disturbed: something else ran; 1 of 4 jobs, about 0 s left"
+    ]
+
+
+def test_after_ctrl_c_nothing_is_told_of_what_is_ended(lines, capsys):
+    lines.emit(record(LogEvent.RUN_INFO, stats={"train_ddp_1": 1, "total": 1}))
+    lines.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="ddp: train", log=["run.log"]))
+    lines.emit(record(None, msg="Terminating processes on user request, this might take some time."))
+    lines.emit(record(LogEvent.JOB_ERROR, jobid=1))
+    lines.emit(record(None, msg="At least one job did not complete successfully.", levelno=logging.ERROR))
+    _, *said = capsys.readouterr().err.splitlines()
+    assert said == ["interrupted: what runs is ended, then comes the report over what there is"]
+
+
+def test_a_job_that_prints_has_the_terminal_also_beside_others(handler, monkeypatch):
+    started = []
+    monkeypatch.setattr(handler, "_start", lambda: started.append(list(handler.jobs)))
+    for number, rule in ((1, "predict"), (2, "prove_ddp")):
+        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg="", log=[]))
+    assert started == []
+    handler.emit(record(LogEvent.JOB_FINISHED, job_id=1))
+    assert started == [[2]]
+
+
+def test_a_pipe_is_told_that_there_is_nothing_to_do(lines, capsys):
+    lines.emit(record(None, msg="Nothing to be done (all requested files are present and up to date)."))
+    assert capsys.readouterr().err.startswith("Nothing to be done")
+
+
+def test_a_terminal_that_became_narrower_is_erased_whole(handler, monkeypatch):
+    """What was drawn at 80 columns is folded at 30, and takes more lines than were written."""
+    handler.live = SimpleNamespace(_live_render=SimpleNamespace(_shape=None), stop=lambda: None)
+    handler._draw()
+    wide = handler.drawn[1]
+    handler.console.width = 30
+    handler._draw()
+    assert handler.live._live_render._shape == (30, sum(max(1, -(-width // 30)) for width in wide))
+    assert handler.live._live_render._shape[1] > len(wide)
 
 
 def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_path, monkeypatch):
@@ -238,7 +302,7 @@ def in_terminal(command: list[str], folder: Path, environment: dict, columns: in
     """Run a command in a pseudo-terminal of that many columns and 40 lines: its exit code, and all that it wrote."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", view.ASKED)}
+    environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", choice.ASKED)}
     process = subprocess.Popen(
         command, cwd=folder, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
     )
@@ -263,7 +327,7 @@ def in_terminal(command: list[str], folder: Path, environment: dict, columns: in
 def test_what_is_printed_meanwhile_comes_out_above(capfd):
     """A process that this one starts writes to the same stderr."""
     said = []
-    streams = view.Stderr(said.append)
+    streams = live.Stderr(said.append)
     try:
         subprocess.run([sys.executable, "-c", "import sys; print('a warning', file=sys.stderr)"], check=True)
     finally:

@@ -706,3 +706,9 @@ def test_gpus_of_unlike_kinds_train_together_only_where_that_is_asked_for(monkey
     assert used(gpus=[1, 2]) == 2
     assert used(processes=1) == 1
     assert used(mixed_gpus=True) == 3
+
+
+def test_a_first_look_has_a_folder_of_its_own():
+    quick = reading.read([DEFAULT, DEFAULT.with_name("quick.yaml")])
+    assert (quick.results.as_posix(), list(quick.rows)) == ("results/quick", ["single", "ddp"])
+    assert reading.read([DEFAULT]).results.as_posix() == "results"

@@ -96,6 +96,13 @@ def test_without_data_it_says_what_to_do(results):
         made(results)
 
 
+def test_a_first_look_says_so_wherever_its_figures_stand(results):
+    _, _, page = made(results, quick=True)
+    assert 'class="badge"><span class="en" lang="en">first look</span>' in page
+    assert "this is a first look, which shows that all works here" in page
+    assert "A first look (few rows, a small model, one run each)" in (results / "report/report.md").read_text()
+
+
 def test_a_row_that_was_not_tested_yet_is_not_compared(results):
     shutil.rmtree(results / "runs/ddp/n2/rep1/test")
     summary, rows = gathered(results)

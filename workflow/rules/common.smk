@@ -7,7 +7,8 @@ CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
-RESULTS = paths.RESULTS
+RESULTS = CONFIG.results
+Follower.config = CONFIG  # where a view is shown
 CORES = CONFIG.hardware.node_cores or workflow.cores  # of a machine that trains
 REPORT = paths.report_folder(RESULTS)
 # Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
@@ -26,7 +27,7 @@ wildcard_constraints:
 
 def command(script):
     """The beginning of a script's command, for a shell."""
-    return shlex.join(lockstep.command(script))
+    return shlex.join(lockstep.command(script, RESULTS))
 
 
 def code(script, strategy=None):

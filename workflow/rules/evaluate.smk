@@ -25,9 +25,14 @@ rule evaluate:
         RUN / paths.EVALUATION_LOG,
     benchmark:
         paths.benchmark_file(RESULTS, "evaluate_{row}_n{n}_rep{rep}")
-    # After all trainings, beside each other; where seeds vary, quality is what it is about, and a benchmark that is
-    # interrupted after hours is to show it.
-    priority: 10 + 2 * len(CONFIG.order) if CONFIG.vary_seed else 0
+    # After all trainings, beside each other, but for the first block's, of which there is a table early; where seeds
+    # vary, quality is what it is about, and a benchmark that is interrupted after hours is to show it.
+    priority:
+        lambda wildcards: (
+            10 + 2 * len(CONFIG.order)
+            if CONFIG.vary_seed
+            else AFTER_FIRST_BLOCK if SEVERAL_BLOCKS and wildcards.rep == "1" else 0
+        )
     container:
         lambda wildcards: image(ROWS[wildcards.row])
     params:

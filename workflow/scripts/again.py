@@ -46,8 +46,8 @@ def main() -> int:
     )
     if not rules:
         return 0
-    if arguments.results.resolve() != paths.RESULTS.resolve():
-        raise BadInput(f"--results {arguments.results}: the workflow trains into results/ here, and nowhere else.")
+    if arguments.results.resolve() != wanted.results.resolve():
+        raise BadInput(f"--results {arguments.results}: the workflow trains into {wanted.results} here, nowhere else.")
     made, here = read_json(paths.manifest_file(arguments.results)).get("container"), containers.kind()
     if "docker" in (made, here) and made != here:
         how = "docker compose run --rm again" if made == "docker" else "make again, outside of Docker"

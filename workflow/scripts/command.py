@@ -1,10 +1,12 @@
 """lockstep: thin covers over Snakemake's targets and the commands in workflow/scripts.
 
     lockstep bench [ARGUMENTS]     the whole benchmark: snakemake --cores all
+    lockstep quick [ARGUMENTS]     a first look in less than 90 seconds: few rows, a small model; in results/quick
     lockstep row NAME [ARGUMENTS]  one row, with what it needs
     lockstep proof [ARGUMENTS]     only the proof that all rows train the same model
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
+    lockstep show NAME             what one would write for a row in a script of one's own, and what starts it
     lockstep predict [ARGUMENTS]   texts through a model
     lockstep compare A B           two results folders or more, row by row; as a page with --page FILE
     lockstep keep NAME             keep the results that are there now, for a history
@@ -14,7 +16,7 @@
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
 ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
-folder. Where there are GPUs and no configuration is named, the first four take config/gpu.yaml, and say so.
+folder. Where there are GPUs and no configuration is named, bench, row, proof and tune take config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -22,12 +24,24 @@ import os
 import sys
 from pathlib import Path
 
+from lockstep import cli
+from lockstep.config import reading
 from lockstep.config.hardware import visible_gpus
 from lockstep.errors import BadInput, exit_on_bad_input
+from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "predict", "compare", "keep", "history", "check", "doctor")
-TARGETS = {"bench": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
+SCRIPTS = ("again", "show", "predict", "compare", "keep", "history", "check", "doctor")
+TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
+
+# The names of commands, then after `row` and `show` those of rows, else files.
+COMPLETION = """_lockstep() {{
+  local words=""
+  if [ "$COMP_CWORD" = 1 ]; then words="{commands}"; fi
+  case "$COMP_CWORD ${{COMP_WORDS[1]}}" in "2 row" | "2 show") words="{rows}" ;; esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _lockstep lockstep"""
 
 
 def command(words: list[str]) -> list[str]:
@@ -43,7 +57,9 @@ def command(words: list[str]) -> list[str]:
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
     options = {word.partition("=")[0] for word in rest}
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
-    if not options & {"--configfile", "--configfiles"} and visible_gpus():
+    if name == "quick":
+        rest = [*rest, "--configfile", "config/quick.yaml"]
+    elif not options & {"--configfile", "--configfiles"} and visible_gpus():
         print(
             "There are GPUs here, so config/gpu.yaml is taken; for the small one: --configfile config/config.yaml"
             ' (make bench ARGS="--configfile config/config.yaml")'
@@ -61,7 +77,7 @@ def main() -> None:
     if asked.command is None:
         parser.print_help()
     elif asked.command == "completion":
-        print(f"complete -o default -W '{' '.join(COMMANDS)}' lockstep")
+        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / cli.DEFAULT]).rows)))
     else:
         started = command([asked.command, *asked.arguments])
         if not Path("workflow/scripts/command.py").is_file():

@@ -10,6 +10,8 @@ from lockstep.terminal import print_table
 
 COLUMNS = ["row", "same model?", "fp64", *parity.MEASURED, "times its floor", "a mistake is times further", "why"]
 
+SPARED = ("a mistake is times further", *parity.MEASURED[::-1], "times its floor")  # by a narrow terminal
+
 
 def main() -> int:
     parser = cli.parser(__doc__)
@@ -44,7 +46,7 @@ def main() -> int:
                     raise
                 print(f"failed: {error}", flush=True)
         verdicts[name] = parity.read(config, config.rows[name], arguments.results)
-    print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()])
+    print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()], SPARED)
     unproven = {name: each for name, each in verdicts.items() if each and each["proof"] in ("unequal", "failed")}
     for name, verdict in unproven.items():
         if verdict.get("by_nature"):

@@ -13,11 +13,17 @@ from lockstep.terminal import print_table
 
 
 def main() -> None:
-    arguments = cli.parser(__doc__).parse_args()
+    parser = cli.parser(__doc__)
+    parser.add_argument("--first", action="store_true", help="of the first block: say in one line that it is there")
+    arguments = parser.parse_args()
     config, folder = cli.configuration(arguments, finished=True), paths.report_folder(arguments.results)
     summary = gather(config, arguments.results)
     page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
+    if arguments.first:
+        said = headline.lines(summary.compared)[0].en
+        print(f"after the first block: {said} The table so far: {folder / paths.PAGE}")
+        return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print_table(*page.plain(page.by_time(summary.compared.rows), width))
     for row in summary.rows:

@@ -14,7 +14,7 @@ From the ground up; each imports only from those above it (tests/test_rooms.py):
     proof/       whether a row trains the same model as single, and whether its runs were fair
     report/      evaluation, the summary of all runs, and the page
     cli, trust, tuning, workflow    what commands share; what is refused unread; the search; what the Snakefile asks
-    view    what a person sees in a terminal while Snakemake works
+    view/        what people see while Snakemake works
 """
 
 import sys

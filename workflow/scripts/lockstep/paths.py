@@ -17,6 +17,7 @@ IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what th
 
 # A results folder.
 RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
+QUICK = RESULTS / "quick"  # the same of a first look (`quick` in the configuration), which is mixed with no others
 
 HISTORY = Path("history")  # results that are kept by name, a folder each; and their page
 HISTORY_PAGE = "history.html"
@@ -55,6 +56,11 @@ def download_folder(results: Path) -> Path:
 def decision_file(results: Path, block: int | str) -> Path:
     """What follows after a block, with `repeats: auto`."""
     return results / "blocks" / f"{block}.json"
+
+
+def first_table_file(results: Path) -> Path:
+    """Left once there is a report over the first block, where more follow."""
+    return results / "blocks" / "first"
 
 
 def nodes_folder(results: Path) -> Path:

@@ -6,16 +6,26 @@ from rich.text import Text
 
 from lockstep.errors import printable
 
+FOLDED = 24  # characters: longer texts may be folded, and cost no column
 
-def print_table(header: list[str], rows: list[list[str]]) -> None:
-    """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be."""
+
+def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...] = ()) -> None:
+    """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be.
+
+    A terminal that is too narrow goes without the columns in `spared`, the first before the others.
+    """
+    console = Console()
+    for name in spared if console.is_terminal else ():
+        widths = [min(max(map(len, column)), FOLDED) for column in zip(header, *rows, strict=True)]
+        if sum(width + 3 for width in widths) + 1 > console.width and name in header:
+            at = header.index(name)
+            header, *rows = [line[:at] + line[at + 1 :] for line in (header, *rows)]
     table = Table()
     for column, name in enumerate(header):
         numeric = all(row[column].lstrip("-").replace(".", "", 1).isdecimal() or not row[column] for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_one_line, row))
-    console = Console()
     console.print(table) if console.is_terminal else Console(width=1000).print(table)
 
 

@@ -23,17 +23,17 @@ from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
-from lockstep.paths import RESULTS
 from lockstep.run import decision, journal, lifetime
 
 SCRIPTS = Path("workflow/scripts")
-ASKED = (paths.config_file(RESULTS), paths.manifest_file(RESULTS))  # what write_manifest writes
-# Left by the rules predict and report.
-STAMPS = tuple(
-    folder / paths.COMPLETE for folder in (paths.predictions_file(RESULTS).parent, paths.report_folder(RESULTS))
-)
-_before: dict[Path, str] = {}  # and what stood there when this program began
+_before: dict[Path, str] = {}  # what stood in the files that write_manifest writes when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
+
+
+def stamps(results: Path) -> list[Path]:
+    """Left by the rules predict and report."""
+    folders = (paths.predictions_file(results).parent, paths.report_folder(results))
+    return [folder / paths.COMPLETE for folder in folders]
 
 
 @exit_on_bad_input()
@@ -75,9 +75,9 @@ def use_this_python() -> None:
 
 
 @exit_on_bad_input()
-def refuse_beside_others() -> None:
+def refuse_beside_others(results: Path) -> None:
     """End the program where a run that something else started is under way: Snakemake would remove its files."""
-    lifetime.refuse_held([file.parent for file in paths.run_files(RESULTS, paths.LOCK, kind="*")])
+    lifetime.refuse_held([file.parent for file in paths.run_files(results, paths.LOCK, kind="*")])
 
 
 @exit_on_bad_input()
@@ -106,13 +106,14 @@ def require_slurm(workflow) -> None:
 
 def write_manifest(checked: Config, available: list[str], command: list[str], contained: bool) -> None:
     """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
+    asked_file, manifest = paths.config_file(checked.results), paths.manifest_file(checked.results)
     # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.
     rows = dict.fromkeys(schema.of_configuration()["properties"]["rows"]["default"]) | checked.source["rows"]
     text = yaml.safe_dump(checked.source | {"rows": rows}, allow_unicode=True, sort_keys=False)
-    _before.update({file: file.read_text(encoding="utf-8") for file in ASKED if file.is_file()})
-    write_text(ASKED[0], text)
+    _before.update({file: file.read_text(encoding="utf-8") for file in (asked_file, manifest) if file.is_file()})
+    write_text(asked_file, text)
     write_json(
-        ASKED[1],
+        manifest,
         {
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "host": platform.node(),
@@ -124,7 +125,7 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
         | provenance.commit(),
     )
     asked = {"command": _from_here(command), "session": lifetime.session(), "repeats": checked.repeats}
-    journal.note(RESULTS, "request", RESULTS, (ASKED[0].name,), **asked, rows=available)
+    journal.note(checked.results, "request", checked.results, (asked_file.name,), **asked, rows=available)
 
 
 @exit_on_bad_input()
@@ -165,35 +166,38 @@ def report_what_there_is(checked: Config) -> None:
 
     Where not even the data could be prepared, all results are of what was asked for before, and that is put back.
     """
-    if RESULTS.is_dir() and shutil.disk_usage(RESULTS).free < LITTLE:
+    results = checked.results
+    if results.is_dir() and shutil.disk_usage(results).free < LITTLE:
         # A job that could not write its log could not say so either.
-        print(f"{RESULTS.resolve()}: the disk is full. {MAKE_ROOM}", file=sys.stderr)
-    if not paths.ready_file(RESULTS, checked.data_key).is_file():
+        print(f"{results.resolve()}: the disk is full. {MAKE_ROOM}", file=sys.stderr)
+    if not paths.ready_file(results, checked.data_key).is_file():
         for file, text in _before.items():
             write_text(file, text)
         with contextlib.suppress(BadInput):  # a damaged journal is told of by check.py
-            requests = [line for line in journal.read(RESULTS) if line["what"] == "request"]
+            requests = [line for line in journal.read(results) if line["what"] == "request"]
             if len(requests) > 1:
                 rows = requests[-2]["rows"]
-                journal.note(RESULTS, "request", RESULTS, (ASKED[0].name,), rows=rows, put_back=True)
+                file = paths.config_file(results).name
+                journal.note(results, "request", results, (file,), rows=rows, put_back=True)
         return
-    if paths.run_files(RESULTS, paths.FAILED, paths.PARITY):
-        run_script("parity", "--show", "--exit-zero")
-    if paths.data_file(RESULTS).is_file() and (RESULTS / paths.RUNS).is_dir():  # not after `tune` alone
+    if paths.run_files(results, paths.FAILED, paths.PARITY):
+        run_script(results, "parity", "--show", "--exit-zero")
+    if paths.data_file(results).is_file() and (results / paths.RUNS).is_dir():  # not after `tune` alone
         # With `repeats: auto` these were to be tested once it was known how many there are, and it never will be.
-        for run in [file.parent for file in paths.run_files(RESULTS, paths.RECORD)]:
+        for run in [file.parent for file in paths.run_files(results, paths.RECORD)]:
             if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
                 subprocess.run(["python", str(SCRIPTS / "evaluate.py"), str(run)], check=False)
-        if paths.run_files(RESULTS, paths.MODEL):
-            run_script("predict")
-        run_script("report")
-        for stamp in STAMPS:  # Snakemake did not make these, and is to make them when all is as it should be
+        if paths.run_files(results, paths.MODEL):
+            run_script(results, "predict")
+        run_script(results, "report")
+        for stamp in stamps(results):  # Snakemake did not make these, and is to make them when all is as it should be
             stamp.unlink(missing_ok=True)
 
 
-def command(script: str) -> list[str]:
-    """A script's command; it reads what was asked for."""
-    return ["python", str(SCRIPTS / f"{script}.py"), "--config", str(ASKED[0])]
+def command(script: str, results: Path) -> list[str]:
+    """A script's command on a folder of results; it reads what was asked for there."""
+    asked = ["--config", str(paths.config_file(results)), "--results", str(results)]
+    return ["python", str(SCRIPTS / f"{script}.py"), *asked]
 
 
 def on_nodes(row: Row, train: str) -> str:
@@ -215,18 +219,19 @@ def resources(row: Row) -> dict:
     return {"timed": 1} | ({"nodes": nodes, "tasks": nodes, "mpi": "srun"} if nodes > 1 else {})
 
 
-def run_script(name: str, *arguments: str) -> None:
+def run_script(results: Path, name: str, *arguments: str) -> None:
     """Run a script of Lockstep's on the results that there are; what it can't do it says itself."""
-    subprocess.run([*command(name), *arguments], check=False)
+    subprocess.run([*command(name, results), *arguments], check=False)
 
 
 @exit_on_bad_input()
 def missing_data(checked: Config) -> list[str]:
     """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
-    folder = paths.data_folder(RESULTS)
-    if not paths.ready_file(RESULTS, checked.data_key).is_file():
+    results = checked.results
+    folder = paths.data_folder(results)
+    if not paths.ready_file(results, checked.data_key).is_file():
         return []  # then all of it is made
-    about = paths.data_file(RESULTS)
+    about = paths.data_file(results)
     if not about.is_file():
         return [str(about)]
     gone = lacking(folder, read_json(about).get("files", {}))

@@ -6,12 +6,13 @@ Needs neither torch nor a framework: the Snakefile imports it.
 import json
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lockstep.config import schema
 from lockstep.config.row import Row, read_row
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.files import hash_text
-from lockstep.paths import PARITY, PROFILED, TUNE
+from lockstep.paths import PARITY, PROFILED, QUICK, RESULTS, TUNE
 
 # The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
@@ -49,7 +50,13 @@ class Config:
     budget: float
     retries: int
     vary_seed: bool
+    quick: bool
     source: dict  # the validated configuration as plain values, defaults filled in
+
+    @property
+    def results(self) -> Path:
+        """Where the workflow trains; commands take another folder by --results."""
+        return QUICK if self.quick else RESULTS
 
     @property
     def data_settings(self) -> dict:

@@ -90,6 +90,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         budget=values["budget"],
         retries=values["retries"],
         vary_seed=values["vary_seed"],
+        quick=values["quick"],
         source=values,
     )
 

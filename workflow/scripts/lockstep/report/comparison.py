@@ -38,6 +38,9 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     All runs of both are checked first: a folder whose own runs are of several machines is comparable with none.
     """
     ours, theirs = read_report(first), read_report(second)
+    quick = [report.get("config", {}).get("quick", False) for report in (ours, theirs)]
+    if quick[0] != quick[1]:
+        raise BadInput(f"{second if quick[1] else first}: is a first look, and is compared with no full benchmark.")
     unfair = [what for folder in (first, second) if (what := _breaches(folder))]
     if unfair and "rules" not in allowed:
         raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")

@@ -193,6 +193,7 @@ def _conditions(summary: Summary) -> Text:
     shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
     return say(
         "conditions",
+        quick=say("quick") if summary.config["quick"] else same(""),
         idle=idle,
         without_nccl=say("without_nccl", rows=some(without)) if without else same(""),
         resolution=shown,
@@ -242,7 +243,8 @@ def _warnings(summary: Summary) -> list[Text]:
     lost = [row["row"] for row in done if not trusted(summary.runs[row["row"]])]
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
     runs = summary.succeeded_runs
-    warnings = named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
+    warnings = [say("warn_quick")] if summary.config["quick"] else []
+    warnings += named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
     warnings += named("warn_proof_failed", [row["row"] for row in done if row["proof"] == "failed"])
     warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
     warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])

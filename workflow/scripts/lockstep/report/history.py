@@ -78,7 +78,8 @@ def keep(results: Path, name: str, history: Path) -> Path:
             return [name for name in names if name in OF_DATA]
         if len(inside) == RUN_DEPTH and inside[0] in RUN_KINDS:
             return [name for name in names if name in OF_A_RUN]
-        return [name for name in names if not inside and name == paths.download_folder(Path()).name]
+        beside = (paths.download_folder(Path()).name, paths.QUICK.name)
+        return [name for name in names if not inside and name in beside]
 
     with atomic_folder(kept) as temporary:
         shutil.copytree(results, temporary, ignore=left_out, symlinks=True, dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from lockstep.files import atomic_file, write_json
 WARMUP_STEPS = 3
 # Environment variables: perf_counter at which the supervisor started the launcher; and the number of its node.
 LAUNCHED, NODE = "LOCKSTEP_LAUNCHED", "LOCKSTEP_NODE"
-VIEW = "LOCKSTEP_VIEW_DRAWN"  # set where Snakemake draws a view (lockstep/view.py), to which jobs have nothing to add
+VIEW = "LOCKSTEP_VIEW_DRAWN"  # set where Snakemake shows a view (lockstep/view/), to which jobs have nothing to add
 
 
 class Progress:

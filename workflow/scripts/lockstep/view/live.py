@@ -1,0 +1,227 @@
+"""In a terminal: one live view of what runs now, how far all is, and the table as it fills."""
+
+import atexit
+import logging
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.config.row import Row
+from lockstep.errors import printable
+from lockstep.view.jobs import Follower, Job, told, trained
+
+SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
+BAR = 16  # characters
+# The table's columns, and from which width of the terminal on each is shown.
+COLUMNS = {"row": 0, "bar": 80, "seconds": 0, "range": 100, "runs": 0, "same model?": 50, "note": 0}
+SIDE = {"seconds": "right"}
+# How the rules begin beside which the view is drawn; the others print what they have to say, and have the terminal.
+SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "evaluate")
+
+
+class LogHandler(Follower):
+    """Draws the view from what Snakemake logs, and from the records of runs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The terminal itself: what others write to stderr is to come out above the view.
+        self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"))
+        self.table: list[dict] = []
+        self.live: Live | None = None
+        self.drawn: tuple[int, list[int]] | None = None  # for how wide a terminal, and the width of each line
+        # Before any job begins, since what a job begins with it keeps.
+        self.stderr = Stderr(self.say)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._stop()
+        super().handleError(record)
+
+    def close(self) -> None:
+        if self.live:
+            self.live.transient = False  # where no report follows, what it drew last stays
+        self._stop()
+        self.stderr.give_back()
+        super().close()
+
+    def remark(self, record: logging.LogRecord) -> None:
+        super().remark(record)
+        if record.levelno >= logging.ERROR:  # what follows has the terminal
+            self._stop()
+
+    def interrupted(self) -> None:
+        self._stop()
+        super().interrupted()
+
+    def began_job(self, job: Job) -> None:
+        if not job.rule.startswith(SILENT):
+            self._stop()
+        elif not (self.live or self.ending or self._printing()):
+            self._start()
+
+    def _printing(self) -> bool:
+        """Whether a job runs that has the terminal, perhaps beside others."""
+        return any(not job.rule.startswith(SILENT) for job in self.running())
+
+    def _end(self, number: int) -> Job | None:
+        job = super()._end(number)
+        if job:
+            self.table = self._rows()
+            if self.jobs and not (self.live or self.ending or self._printing()):
+                self._start()
+        return job
+
+    def _start(self) -> None:
+        self.table, self.drawn = self._rows(), None
+        self.live = Live(
+            get_renderable=self._draw,
+            console=self.console,
+            refresh_per_second=1 / SECONDS,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self.live.start()
+
+    def _stop(self) -> None:
+        if self.live:
+            live, self.live = self.live, None
+            live.stop()
+
+    def say(self, text: str) -> None:
+        if self.live:
+            self.live.refresh()  # as wide as the terminal is by now: what is said stands above it
+        for line in text.splitlines():
+            if line.strip() and line != "None":
+                self.console.print(Text(printable(line)), soft_wrap=True)
+
+    def _draw(self) -> Group:
+        now = [
+            Text(f"  {job.message}{self._step_of(job)}", overflow="ellipsis", no_wrap=True) for job in self.running()
+        ]
+        head = Table.grid(padding=(0, 1))
+        head.add_column()
+        head.add_column(no_wrap=True, overflow="ellipsis")
+        head.add_row(
+            ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR),
+            f"{told(time.monotonic() - self.began)}; {self.how_far()}",
+        )
+        drawing = Group(head, *now, self._drawn_table(self.console.height - len(now) - 6))
+        self._follow_resizing(drawing)
+        return drawing
+
+    def _follow_resizing(self, drawing: Group) -> None:
+        """Tell rich how many lines the last drawing takes in a terminal that is narrower by now.
+
+        Most terminals fold what does not fit any more, and rich would erase as many lines as it wrote.
+        """
+        width = self.console.width
+        if self.drawn and self.live and self.drawn[0] != width:
+            folded = sum(max(1, -(-length // width)) for length in self.drawn[1])
+            self.live._live_render._shape = (width, folded)
+        lines = self.console.render_lines(drawing, pad=False)
+        self.drawn = width, [Segment.get_line_length(line) for line in lines]
+
+    def _step_of(self, job: Job) -> str:
+        done, planned = self.steps(job)
+        return f", step {done} of {planned}" if done else ""
+
+    def _rows(self) -> list[dict]:
+        """What the table says of each row that is trained here, the fastest first; then those without a time."""
+        if self.config is None:
+            return []
+        rows = [self._row(row) for row in self.config.rows.values()]
+        return sorted((row for row in rows if row), key=lambda row: (row["seconds"] is None, row["seconds"] or 0))
+
+    def _row(self, row: Row) -> dict | None:
+        ahead = {rule: n for rule, n in self.left.items() if n > 0}
+        runs = [
+            self.run(row.name, repeat)
+            for repeat in self.config.repetitions
+            if f"train_{row.name}_{repeat}" not in ahead
+        ]
+        runs = [run for run in runs if run]
+        mine = [rule for rule in ahead if trained(rule)[0] == row.name]
+        if not runs and not mine:
+            return None
+        done = [run for run in runs if run["status"] == "ok"]
+        good = [run for run in done if not run["disturbed"]]
+        # Disturbed ones where there are no others, as the report has it.
+        seconds = [run["seconds"] for run in good or done]
+        notes = Counter(
+            "failed" if run["status"] != "ok" else "disturbed"
+            for run in runs
+            if run["status"] != "ok" or run["disturbed"]
+        )
+        return {
+            "row": row.name,
+            "seconds": statistics.median(seconds) if seconds else None,
+            "range": f"{min(seconds):.2f} to {max(seconds):.2f}" if len(seconds) > 1 else "",
+            "runs": f"{len(done)} of {len(runs) + len(mine)}",
+            "proof": "" if f"prove_{row.name}" in ahead else self.verdict(row.name),
+            "note": ", ".join(f"{n} {what}" for what, n in notes.items()),
+        }
+
+    def _drawn_table(self, height: int) -> Table:
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
+        shown = [name for name, least in COLUMNS.items() if self.console.width >= least]
+        for name in shown:
+            table.add_column("" if name in ("bar", "note") else name, justify=SIDE.get(name, "left"), no_wrap=True)
+        slowest = max((row["seconds"] for row in self.table if row["seconds"]), default=1)
+        fits = self.table[: max(height, 1)]
+        for row in fits:
+            seconds = row["seconds"]
+            bar = "" if seconds is None else "█" * max(1, round(BAR * seconds / slowest))
+            style = "red" if row["proof"] in ("unequal", "failed") else ""
+            cells = {
+                "row": Text(row["row"]),
+                "bar": Text(bar, style="cyan"),
+                "seconds": "" if seconds is None else f"{seconds:.2f}",
+                "range": row["range"],
+                "runs": row["runs"],
+                "same model?": Text(row["proof"], style=style),
+                "note": Text(row["note"], style="yellow"),
+            }
+            table.add_row(*(cells[name] for name in shown))
+        if len(self.table) > len(fits):
+            table.add_row(f"and {len(self.table) - len(fits)} more")
+        return table
+
+
+class Stderr:
+    """stderr of this process, and so of what it starts, while there is a view: its lines are handed to `say`."""
+
+    def __init__(self, say) -> None:
+        sys.stderr.flush()
+        self.kept = os.dup(2)
+        reads, writes = os.pipe()
+        os.dup2(writes, 2)
+        os.close(writes)
+        self.reader = threading.Thread(target=self._hand_on, args=(reads, say), daemon=True)
+        self.reader.start()
+        atexit.register(self.give_back)
+
+    @staticmethod
+    def _hand_on(reads: int, say) -> None:
+        with os.fdopen(reads, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                say(line.rstrip("\n"))
+
+    def give_back(self) -> None:
+        if self.kept is None:
+            return
+        sys.stderr.flush()
+        os.dup2(self.kept, 2)
+        os.close(self.kept)
+        self.kept = None
+        atexit.unregister(self.give_back)
+        self.reader.join(timeout=1)  # for ever, if a process that was started still held the pipe

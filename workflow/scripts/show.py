@@ -1,0 +1,46 @@
+"""Show what one would write in a script of one's own for a row: what differs from `single`, and what starts it."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from lockstep import cli
+from lockstep.config import registry
+from lockstep.config.differences import difference, inherited
+from lockstep.errors import BadInput
+from lockstep.paths import SCRIPTS, STRATEGIES
+from lockstep.run import launchers, node
+from lockstep.run.nodes import Meeting
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("row", help="a name under rows in the configuration")
+    arguments = parser.parse_args()
+    config = cli.configuration(arguments)
+    if arguments.row not in config.rows:
+        raise BadInput(f"{arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
+    row = config.rows[arguments.row]
+    file = registry.path(row.strategy)
+    print(f"# {row.name}: {row.strategy}, in {file.relative_to(STRATEGIES.parents[3])}")
+    if row.strategy == "single":
+        print(file.read_text(encoding="utf-8"))
+    else:
+        print(f"# What differs from single (- as single does it, + as {row.strategy} does)")
+        print(difference(row.strategy))
+        print(re.sub(r"\[(\w+)\]\(#\w+\)", r"\1", inherited(row.strategy)))  # without Markdown's links
+    if row.options:
+        print(f"# Its options: {json.dumps(row.options)}")
+    print("# What starts it")
+    print(node.show(row, arguments.results, 1, 0))
+    if row.hardware.nodes > 1:
+        return
+    with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file
+        launchers.command(row.settings(), SCRIPTS / "train.py", Path(folder), Meeting("PORT"))
+        for given in sorted(Path(folder).iterdir()):
+            print(f"# {arguments.results / row.folder(1) / given.name}\n{given.read_text(encoding='utf-8')}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
