@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep.config import reading, registry, schema
-from lockstep.config.differences import difference, inherited
+from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.run import launchers
 from lockstep.run.nodes import Meeting
 
@@ -57,7 +57,7 @@ def command(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
         words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Meeting("PORT"))
     text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
-    return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", text))
+    return without_folders(text)
 
 
 def options(known: dict) -> str:

@@ -14,6 +14,7 @@ rule report:
             "workflow/report/layout.html.j2",
             "workflow/report/parts.html.j2",
             "workflow/report/paper.html.j2",
+            "workflow/report/take_home.html.j2",
             "workflow/report/report.md.j2",
         ],
     output:

@@ -208,6 +208,7 @@ RANKS = "ranks"  # what each rank leaves
 NODES = "nodes"  # of a run on several: a folder for each but the first
 RENDEZVOUS = "rendezvous"  # where processes meet that torch.multiprocessing.spawn started
 ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
+DEEPSPEED = "deepspeed.json"  # what DeepSpeed's engine was configured with
 # What it leaves:
 RECORD = "record.json"  # of a run that succeeded
 FAILED = "failed.json"  # the same of one that did not

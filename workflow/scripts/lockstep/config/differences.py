@@ -1,7 +1,8 @@
-"""What differs from single: the lines of a strategy's file, as a diff. For docs/strategies.md and `lockstep show`."""
+"""What differs from single: the lines of a strategy's file, as a diff."""
 
 import ast
 import difflib
+import re
 
 from lockstep.config import registry
 
@@ -27,6 +28,11 @@ def inherited(name: str) -> str:
         if taken:
             lines.append(f"As in [{name}](#{name}): {', '.join(f'`{method}`' for method in taken)}.\n")
     return "\n".join(lines)
+
+
+def without_folders(command: str) -> str:
+    """A command as one would type it: programs without the folder that they lie in."""
+    return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", command))
 
 
 def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:

@@ -128,6 +128,8 @@ def train(session: Session) -> None:
     if strategy.world.rank == 0:
         about = {"config_hash": settings.config_hash} | provenance.commit()
         write_json(session.folder / paths.ENVIRONMENT, environment.describe() | about)
+        for name, content in strategy.files.items():
+            write_json(session.folder / name, content)
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
         session.meter = Meter()

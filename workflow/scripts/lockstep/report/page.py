@@ -10,7 +10,7 @@ import yaml
 from lockstep import paths
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, paper, pictures, rendering
+from lockstep.report import headline, paper, pictures, rendering, take_home
 from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
@@ -210,6 +210,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "made": _made(summary),
         "predictions": texts,
         "galleries": galleries or [],
+        "take_home": take_home.gather(summary, rows, folder.parent),
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],

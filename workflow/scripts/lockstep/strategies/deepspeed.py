@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lockstep import paths
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.strategies import ddp
@@ -86,6 +87,7 @@ class Strategy(ddp.Strategy):
             else:
                 dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
                 settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
+        self.files[paths.DEEPSPEED] = settings
         if self.options["activation_checkpointing"]:
             model.activation_checkpointing_enable({"use_reentrant": False})
         self.optimizer = make_optimizer(model)  # stays in use inside ZeRO's own, whose type no schedule accepts

@@ -30,6 +30,7 @@ class Strategy:
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
         self.sample: dict[str, np.ndarray] = {}  # one of the training split, as its `batch` returns it
         self.notes: list[str] = []  # what a reader of the table must know about this row
+        self.files: dict[str, dict] = {}  # what its framework was configured with, kept as JSON beside the record
 
     def start(self) -> World:
         """Called first in each process: join the others."""

@@ -1,0 +1,39 @@
+"""To take home: of each row what one would write in a script of one's own, what starts it, and the file beside it."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config import registry
+from lockstep.config.differences import difference, without_folders
+from lockstep.report.summary import Summary, good_runs
+
+OWN_FILES = (paths.ACCELERATE, paths.DEEPSPEED)
+
+
+@dataclass(frozen=True)
+class TakeHome:
+    """Of one row: `difference` is a diff against single, `files` are those of the run's folder, by name."""
+
+    row: str
+    strategy: str
+    command: str
+    difference: str
+    files: dict[str, str]
+
+
+def gather(summary: Summary, rows: list[dict], results: Path) -> list[TakeHome]:
+    """Of all finished rows, in the order of `rows`; `results` is where their runs lie."""
+    finished = {row["row"] for row in summary.finished_rows}
+    return [_of(row, good_runs(summary.runs[row["row"]])[0], results) for row in rows if row["row"] in finished]
+
+
+def _of(row: dict, run: dict, results: Path) -> TakeHome:
+    strategy = row["strategy"]
+    there = registry.path(strategy).is_file()  # results may be of a strategy that is gone
+    lines = difference(strategy) if there and strategy != "single" else ""
+    folder = results / paths.RUNS / paths.run_name(row["row"], row["world_size"], run["repeat"])
+    files = {name: (folder / name).read_text(encoding="utf-8") for name in OWN_FILES if (folder / name).is_file()}
+    command = shlex.join(word.removeprefix(f"{paths.PROJECT}/") for word in run["command"])
+    return TakeHome(row["row"], strategy, without_folders(command), lines, files)
