@@ -557,3 +557,37 @@ def test_a_paper_gets_its_files_written_from_the_records(results):
     assert "PyTorch built with" in installed
     assert "PyTorch built with" not in (report / "summary.json").read_text()
     assert all(f'href="{name}"' in page for name in ("methods.md", "table.tex", "runs.csv", "lockstep.bib"))
+
+
+def test_every_link_within_the_page_leads_to_its_section(benchmark):
+    page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="#([\w-]+)"', page)
+    assert {"every-row", "take-home", "paper"} <= set(links)
+    assert [link for link in links if f'id="{link}"' not in page] == []
+
+
+def test_the_page_has_what_to_take_home_of_each_finished_row_the_fastest_first(benchmark):
+    page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
+    summary = json.loads(benchmark.path("results/report/summary.json").read_text(encoding="utf-8"))
+    section = page.partition('id="take-home"')[2].partition('id="paper"')[0]
+    rows = [row for row in summary["rows"] if row["status"] == "ok"]
+    expected = [row["row"] for row in sorted(rows, key=lambda row: row["train_seconds"])]
+    assert re.findall(r"<summary>(\w+)</summary>", section) == expected
+    for what in (
+        "--nproc-per-node 2",
+        "DistributedDataParallel(",
+        "deepspeed.json",
+        "zero_optimization",
+        "accelerate.yaml",
+    ):
+        assert what in section, what
+
+
+def test_four_figures_stand_beside_the_first_sentence(benchmark):
+    page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
+    (figures,) = re.findall(r'<dl class="figures">(.*?)</dl>', page, re.DOTALL)
+    assert figures.count("<dt>") == 4
+    summary = json.loads(benchmark.path("results/report/summary.json").read_text(encoding="utf-8"))
+    done = [row for row in summary["rows"] if row["status"] == "ok"]
+    proven = [row for row in done if row["proof"] in ("equal", "within-tolerance")]
+    assert f"{len(proven)} of {len(done)}" in figures

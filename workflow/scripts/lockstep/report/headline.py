@@ -3,6 +3,8 @@
 1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
 """
 
+from dataclasses import dataclass
+
 from lockstep.config.hardware import busy_cores
 from lockstep.proof.fairness import other_versions
 from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
@@ -12,6 +14,33 @@ from lockstep.run import blocks
 LISTED, MANY = 4, 12  # names in a sentence, at most
 AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure beside the first sentence: what it is, its value, and its range where it has one."""
+
+    label: Text
+    value: Text
+    range: str = ""
+
+
+def figures(summary: Summary) -> list[Figure]:
+    """The figures that decide, four where all are known: time, speed-up, same model, runs that count."""
+    done = summary.finished_rows
+    if not done:
+        return []
+    best = fastest([row for row in done if trusted(summary.runs[row["row"]])] or done)
+    shown = [Figure(say("figure_time", row=best["row"]), say("figure_seconds", n=f"{best['train_seconds']:.3g}"))]
+    if best["speedup"] and best["strategy"] != BASELINE:
+        limits = [best["speedup_low"], best["speedup_high"]]
+        between = " – ".join(f"{limit:.2f}" for limit in limits) if None not in limits and best["repeats"] > 1 else ""
+        shown.append(Figure(say("figure_speedup", row=best["row"]), same(f"{best['speedup']:.2f}"), between))
+    proven = sum(row["proof"] in ("equal", "within-tolerance") for row in done)
+    shown.append(Figure(say("figure_proven"), say("figure_of", n=proven, all=len(done))))
+    runs = summary.succeeded_runs
+    sound = sum(not run["watch"]["disturbed"] for run in runs)
+    return [*shown, Figure(say("figure_runs"), say("figure_of", n=sound, all=len(runs)))]
 
 
 def lines(summary: Summary) -> list[Text]:

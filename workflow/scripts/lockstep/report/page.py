@@ -202,6 +202,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     context = vars(summary) | {
         "rows": rows,
         "headline": first,
+        "figures": headline.figures(summary),
         "mind": headline.warning(summary),
         "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),

@@ -124,10 +124,10 @@ def _trained(summary: Summary) -> Text:
     splits = {name: data["splits"][name]["texts"] for name in ("train", "dev", "test")}
     return say(
         "methods_trained",
-        model=data["model"],
+        model=say("methods_scratch") if data["model"] == "scratch" else data["model"],
         parameters=f"{data['parameters']:,}",
         weights=data["weights"][:16],
-        source=data["source"],
+        source=say("methods_corpus") if data["synthetic"] else data["source"],
         hash=data["hash"][:16],
         steps=_each(run["steps"] for run in runs),
         batch=_each(run["global_batch"] for run in runs),
