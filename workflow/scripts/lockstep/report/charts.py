@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.config import registry
 from lockstep.report import headline
-from lockstep.report.summary import Summary, good_runs, succeeded, trusted
+from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
 
 matplotlib.use("Agg")
@@ -24,7 +24,6 @@ GAP = "\u00a0"  # beside a bar; a browser drops a plain blank there
 INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
-ALIKE = 0.1  # how far apart losses may end, dropout and precision being what they are, and still be called alike
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
 MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
 SETUP = ("imports", "process_group", "model", "wrap", "data", "check")
@@ -143,36 +142,48 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
 
 
 def losses(done: list[dict], summary: Summary) -> Drawing:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained", sharey=True)
-    table, window = [], 1
-    for place, row in enumerate(done):
-        run = median_run(row, summary)
-        window = max(1, len(run["losses"]) // 25)
-        smooth = np.convolve(run["losses"], np.ones(window) / window, mode="valid")
-        steps = np.arange(window, len(run["losses"]) + 1)
-        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(
-            int
-        )  # more points than can be seen weigh much
-        seconds = steps / len(run["losses"]) * run["clock"]["train_seconds"]
+    """Losses as differences from single's, since rows that train the same model lie on each other; and over seconds.
+
+    Where there is no single of as many steps, the losses themselves.
+    """
+    runs = {row["row"]: median_run(row, summary) for row in done}
+    base = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
+    alike = base is not None and {len(run["losses"]) for run in runs.values()} == {len(base)}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
+    table, window, largest = [], 1, 0.0
+    for place, (name, run) in enumerate(runs.items()):
+        count = len(run["losses"])
+        window = max(1, count // 25)
+        smooth = _smoothed(run["losses"], window)
+        steps = np.arange(window, count + 1)
+        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)  # more than can be seen weighs much
         style = {"color": COLOURS[place % len(COLOURS)], "linewidth": 1.4}
         style["linestyle"] = STYLES[(place + place // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
-        left.plot(steps[keep], smooth[keep], label=row["row"], **style)
-        right.plot(seconds[keep], smooth[keep], **style)
-        table.append([row["row"], *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))])
-    ends = [float(np.mean(median_run(row, summary)["losses"][-window:])) for row in done]
-    alike = len(ends) > 1 and max(ends) - min(ends) < ALIKE
+        shown = smooth - _smoothed(base, window) if alike else smooth
+        left.plot(steps[keep], shown[keep], label=name, **style)
+        right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
+        line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
+        if alike:
+            difference = float(np.abs(np.subtract(run["losses"], base)).max())
+            largest = max(largest, difference)
+            line.append(f"{difference:.2g}")
+        table.append(line)
     left.set_xlabel(say("axis_step").en)
     right.set_xlabel(say("axis_seconds").en)
-    left.set_ylabel(say("axis_loss").en)
+    left.set_ylabel(say("axis_loss_difference" if alike else "axis_loss").en)
+    right.set_ylabel(say("axis_loss").en)
     right.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
-    return Drawing(
-        figure,
-        say("picture_losses" if alike else "picture_losses_plain"),
-        say("picture_losses_note", window=window),
-        [say("row"), same("1"), same("1/2"), same("1/1")],
-        table,
-    )
+    several = alike and len(runs) > 1
+    title = say("picture_losses", difference=f"{largest:.2g}") if several else say("picture_losses_plain")
+    note = say("picture_losses_note", window=window, left=say("losses_left" if alike else "losses_left_plain"))
+    header = [say("row"), same("1"), same("1/2"), same("1/1"), *([say("axis_loss_difference")] if alike else [])]
+    return Drawing(figure, title, note, header, table)
+
+
+def _smoothed(values: list[float], window: int) -> np.ndarray:
+    """Means over so many values in a row; as many fewer values."""
+    return np.convolve(values, np.ones(window) / window, mode="valid")
 
 
 def quality(done: list[dict], summary: Summary) -> Drawing:
