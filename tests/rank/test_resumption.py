@@ -236,6 +236,8 @@ def test_a_kill_while_it_saves_harms_no_state(row, prepared):
     assert not list((folder / paths.SAVED).glob(".*"))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_full_disk_while_it_saves_harms_no_state(prepared):
     """Files may have 400 kB: enough for all that a run writes, but not for its state."""
     whole, parted = whole_and_killed(prepared, "single")
@@ -252,10 +254,11 @@ def test_a_full_disk_while_it_saves_harms_no_state(prepared):
 
 
 # Launchers have handlers of their own for SIGTERM, which would end the ranks.
+IN_CI = [pytest.mark.slow, pytest.mark.ci]
 OTHERS = [pytest.param(row, True, marks=pytest.mark.slow) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")]
 
 
-@pytest.mark.parametrize(("row", "everywhere"), [("ddp", False), ("ddp", True), *OTHERS])
+@pytest.mark.parametrize(("row", "everywhere"), [pytest.param("ddp", False, marks=IN_CI), ("ddp", True), *OTHERS])
 def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared):
     """Also where all processes of the run get it, some twice, as from Slurm."""
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
@@ -278,6 +281,8 @@ def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared
     same(ended(whole, row), ended(parted, row))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepared):
     results, whole = results_of(prepared, "longer"), results_of(prepared, "longer-at-once")
     constant = ("--set", "train.schedule=constant", "--set", "train.warmup=0")

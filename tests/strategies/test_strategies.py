@@ -178,6 +178,8 @@ def odd(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_page_s_strategy_is_a_row_like_any_other(odd):
     """By Snakemake, as the page says; and its mistake, the one that the page warns of, is seen."""
     asked = ("parity_manual", "--configfile", "odd.yaml", "mine.yaml")
