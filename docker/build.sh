@@ -24,9 +24,10 @@ for image in $images; do
   fi
 done
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+description=$(sed -n 's/^description = "\(.*\)"/\1/p' pyproject.toml)
 
 arguments=(--build-arg "VARIANT=$variant" --network "${NETWORK:-default}"
-  --label org.opencontainers.image.title=Lockstep --label org.opencontainers.image.licenses=MIT
+  --label org.opencontainers.image.title=Lockstep --label "org.opencontainers.image.description=$description" --label org.opencontainers.image.licenses=MIT
   --label "org.opencontainers.image.version=$version" --label "org.opencontainers.image.revision=$commit")
 for name in BASE DEBIAN DEBIAN_SECURITY INDEX_URL CPU_INDEX_URL; do
   if [ -n "${!name+given}" ]; then arguments+=(--build-arg "$name=${!name}"); fi

@@ -161,6 +161,7 @@ def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
     assert known["Config"]["User"] == "10001"
     assert re.fullmatch(r"[0-9a-f]{40}", known["Config"]["Labels"]["org.opencontainers.image.revision"])
     assert known["Config"]["Labels"]["org.opencontainers.image.version"]
+    assert known["Config"]["Labels"]["org.opencontainers.image.description"].startswith("Which PyTorch training")
     finished = image_run(image, "bash", "-c", "command -v gcc g++ cc nvcc make pip; id -u; cat /opt/venv/sbom.json")
     user, listed = finished.stdout.split("\n", 1)
     assert user != "0"  # and none of the programs before it

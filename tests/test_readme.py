@@ -5,6 +5,7 @@ Commands are run as printed where that is quick; those that train, as a dry run;
 
 import hashlib
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -46,6 +47,13 @@ def test_the_chinese_readme_is_of_this_english_one():
 def test_both_show_the_same_commands():
     assert blocks(CHINESE.read_text(encoding="utf-8")) == blocks(ENGLISH.read_text(encoding="utf-8"))
     assert set(commands(CHINESE)) == set(commands(ENGLISH))
+
+
+def test_the_dev_container_is_the_bare_machine_that_the_readme_asks_for():
+    container = json.loads((PROJECT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    (packages,) = re.findall(r"^    sudo apt install (.+)$", ENGLISH.read_text(encoding="utf-8"), re.MULTILINE)
+    assert container["onCreateCommand"].endswith(f" ca-certificates {packages}")
+    assert f"ARG BASE={container['image']}\n" in (PROJECT / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", [ENGLISH, CHINESE])
