@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from lockstep import files, paths, stats
+from lockstep.errors import BadInput
 from lockstep.report import comparison, comparison_page
 
 HOSTILE = "</table><script>alert(1)</script>"
@@ -69,3 +72,13 @@ def test_a_wider_confidence_is_asked_of_many_looks():
     once = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9])
     many = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9], confidence=1 - (1 - stats.CONFIDENCE) / 100)
     assert many.low < once.low < once.high < many.high
+
+
+def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):
+    full, quick = (folder(tmp_path / name, "Z80", "1", {"ddp": [1.0]}) for name in ("full", "quick"))
+    file = paths.report_folder(quick) / paths.SUMMARY
+    summary = files.read_json(file)
+    files.write_json(file, summary | {"config": summary["config"] | {"quick": True}})
+    for pair in ((full, quick), (quick, full)):
+        with pytest.raises(BadInput, match=f"{quick}: is a first look, and is compared with no full benchmark"):
+            comparison.compare(*pair, set(comparison.KINDS))
