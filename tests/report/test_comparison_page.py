@@ -82,3 +82,13 @@ def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):
     for pair in ((full, quick), (quick, full)):
         with pytest.raises(BadInput, match=f"{quick}: is a first look, and is compared with no full benchmark"):
             comparison.compare(*pair, set(comparison.KINDS))
+
+
+def test_a_page_is_written_over_nothing_but_a_page(run_script, tmp_path):
+    """Before anything is compared."""
+    (tmp_path / "mine.csv").write_text("text,label\n")
+    for place, said in (("mine.csv", "is no page of compare.py"), ("config", "is a folder")):
+        code, _, errors = run_script("compare", "a", "b", "--page", place)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert said in errors
+    assert (tmp_path / "mine.csv").read_text() == "text,label\n"

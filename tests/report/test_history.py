@@ -15,7 +15,7 @@ def kept(tmp_path, *several: dict) -> list[history.Kept]:
     for day, one in enumerate(several, 1):
         about = {"cpu": "Z80", "torch": "1", "started": f"2026-01-{day:02}T00:00:00+00:00"} | one
         folder(tmp_path / f"kept{day}", **about)
-    return history.read(tmp_path)
+    return history.read(tmp_path)[0]
 
 
 def findings(several: list[history.Kept], row: str = "ddp") -> list[str]:
@@ -96,3 +96,14 @@ def test_from_keeping_to_the_page(tmp_path, run_script):
     assert code == 0
     assert "history/history.html" in said
     assert "ddp: no change is shown" in (tmp_path / "history" / "history.html").read_text(encoding="utf-8")
+
+
+def test_what_is_damaged_is_left_out_and_named(tmp_path):
+    folder(tmp_path / "v1", "Z80", "1", {"ddp": [1.0]})
+    file = paths.report_folder(tmp_path / "v2") / paths.SUMMARY
+    file.parent.mkdir(parents=True)
+    file.write_text("{", encoding="utf-8")
+    kept, damaged = history.read(tmp_path)
+    assert [one.name for one in kept] == ["v1"]
+    assert len(damaged) == 1
+    assert str(tmp_path / "v2") in damaged[0]

@@ -229,7 +229,7 @@ def others(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     compared = [comparison.Comparison([line], [HOSTILE], [])]
     made = {
         "comparison": (comparison_page.page(two, compared), "Lockstep 对比"),
-        "history": (history.page(history.read(place)), "Lockstep 历史"),
+        "history": (history.page(history.read(place)[0]), "Lockstep 历史"),
     }
     for name, (text, _) in made.items():
         files.write_text(place / f"{name}.html", text)

@@ -53,6 +53,8 @@ def command(words: list[str]) -> list[str]:
         raise BadInput(f"{name} is no command. There are: {', '.join(COMMANDS)}.")
     if name == "row" and (not rest or rest[0].startswith("-")):
         raise BadInput("row: name one, as in: lockstep row ddp")
+    if name == "row" and len(rest) == 1 and rest[0] not in (rows := reading.read([PROJECT / cli.DEFAULT]).rows):
+        raise BadInput(f"{rest[0]}: no such row. The configuration has: {', '.join(rows)}.")
     # Targets come before options that take several words.
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
     options = {word.partition("=")[0] for word in rest}
@@ -70,7 +72,9 @@ def command(words: list[str]) -> list[str]:
 
 @exit_on_bad_input()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="lockstep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", nargs="?", help="one of those above")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it takes")
     asked = parser.parse_args()

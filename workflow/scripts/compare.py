@@ -4,9 +4,13 @@ import argparse
 from pathlib import Path
 
 from lockstep import cli
+from lockstep.errors import BadInput
 from lockstep.files import write_text
 from lockstep.report import comparison, comparison_page
+from lockstep.report.words import say
 from lockstep.terminal import print_table
+
+TITLE = f"<title>{say('compare_title').en}</title>".encode()
 
 
 def main() -> None:
@@ -22,6 +26,8 @@ def main() -> None:
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="write it as a page, too")
     arguments = parser.parse_args()
+    if arguments.page:
+        refuse_what_is_no_page(arguments.page)
     compared = [comparison.compare(arguments.A, other, set(arguments.across)) for other in arguments.B]
     print(
         "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
@@ -33,6 +39,14 @@ def main() -> None:
     if arguments.page:
         write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))
         print(f"page: {arguments.page}")
+
+
+def refuse_what_is_no_page(file: Path) -> None:
+    """Raises BadInput where a page would be written over something else."""
+    if file.is_dir():
+        raise BadInput(f"--page: {file} is a folder; name a file in it, as in {file / 'compared.html'}")
+    if file.exists() and TITLE not in file.read_bytes():
+        raise BadInput(f"--page: {file} is there already, and is no page of compare.py. Take another name.")
 
 
 def tell(compared: comparison.Comparison) -> None:

@@ -1,6 +1,7 @@
 """Write a page of all results that were kept: each row's times over commits, and where one changed."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from lockstep import cli, paths
@@ -12,7 +13,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--history", type=Path, default=paths.HISTORY, help="the folder of all that is kept")
     folder = parser.parse_args().history
-    kept = history.read(folder)
+    kept, damaged = history.read(folder)
+    for what in damaged:
+        print(f"warning: {what}", file=sys.stderr)
     for name, points in history.rows(kept).items():
         for point in points:
             if point.finding == "change":

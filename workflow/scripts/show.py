@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lockstep import cli
 from lockstep.config import registry
-from lockstep.config.differences import difference, inherited
+from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.errors import BadInput
-from lockstep.paths import SCRIPTS, STRATEGIES
+from lockstep.paths import PROJECT, SCRIPTS, STRATEGIES
 from lockstep.run import launchers, node
 from lockstep.run.nodes import Meeting
 
@@ -19,6 +19,11 @@ def main() -> None:
     parser.add_argument("row", help="a name under rows in the configuration")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
+    if arguments.row not in config.rows and arguments.row in registry.names():
+        raise BadInput(
+            f"{arguments.row}: is a strategy, and no row of this configuration. To see one that would be:"
+            f" --set 'rows.{arguments.row}={{strategy: {arguments.row}}}'"
+        )
     if arguments.row not in config.rows:
         raise BadInput(f"{arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
     row = config.rows[arguments.row]
@@ -32,12 +37,14 @@ def main() -> None:
         print(re.sub(r"\[(\w+)\]\(#\w+\)", r"\1", inherited(row.strategy)))  # without Markdown's links
     if row.options:
         print(f"# Its options: {json.dumps(row.options)}")
-    print("# What starts it")
-    print(node.show(row, arguments.results, 1, 0))
     if row.hardware.nodes > 1:
+        print(f"# What starts it\n{node.show(row, arguments.results, 1, 0)}")
         return
     with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file
-        launchers.command(row.settings(), SCRIPTS / "train.py", Path(folder), Meeting("PORT"))
+        words = launchers.command(row.settings(), SCRIPTS / "train.py", Path(folder), Meeting("PORT"))
+        plain = without_folders(" ".join(words)).replace(folder, str(arguments.results / row.folder(1)))
+        print(f"# What starts it\n{plain.replace(f'{PROJECT}/', '')}\n")
+        print(f"# The same with all that Lockstep sets besides\n{node.show(row, arguments.results, 1, 0)}")
         for given in sorted(Path(folder).iterdir()):
             print(f"# {arguments.results / row.folder(1) / given.name}\n{given.read_text(encoding='utf-8')}")
 

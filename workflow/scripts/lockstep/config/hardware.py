@@ -14,6 +14,7 @@ from lockstep.errors import BadInput
 
 CPU = Path("/sys/devices/system/cpu")
 DMI = Path("/sys/class/dmi/id")  # what the firmware, or the virtual machine, says that this machine is
+UNKNOWN_KIND = "of unknown kind"  # a virtual machine that does not tell
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
 # Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
 VARIABLES = [
@@ -124,7 +125,7 @@ def virtual_machine() -> str | None:
     """Which kind of virtual machine this is, as far as it tells; None on a machine that is none, or says nothing."""
     if "hypervisor" not in (cpu_info("flags") or "").split():
         return None
-    return " ".join(filter(None, (_line(DMI / name) for name in ("sys_vendor", "product_name")))) or "of unknown kind"
+    return " ".join(filter(None, (_line(DMI / name) for name in ("sys_vendor", "product_name")))) or UNKNOWN_KIND
 
 
 def _line(file: Path) -> str | None:

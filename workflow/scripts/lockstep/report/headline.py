@@ -48,7 +48,11 @@ def lines(summary: Summary) -> list[Text]:
     if not done:
         return [say("nothing")]
     sound = [row for row in done if trusted(summary.runs[row["row"]])]
-    said = _times(sound, summary) if sound else [say("all_disturbed")]
+    said = (
+        _times(sound, summary)
+        if sound
+        else [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
+    )
     said += [same_model(summary.rows, summary.verdicts), _conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)

@@ -86,12 +86,20 @@ def keep(results: Path, name: str, history: Path) -> Path:
     return kept
 
 
-def read(history: Path) -> list[Kept]:
-    """All that was kept, the oldest first. Raises BadInput where there is nothing."""
+def read(history: Path) -> tuple[list[Kept], list[str]]:
+    """All that was kept, the oldest first, and what is damaged of it. Raises BadInput where there is nothing whole."""
     folders = sorted(folder for folder in history.glob("*") if NAME.fullmatch(folder.name) and folder.is_dir())
     if not folders:
         raise BadInput(f"{history}: nothing is kept there. Keep the results that are there now: lockstep keep NAME")
-    return sorted(map(_kept, folders), key=lambda kept: (kept.date, kept.name))
+    kept, damaged = [], []
+    for folder in folders:
+        try:
+            kept.append(_kept(folder))
+        except BadInput as error:  # kept results can't be made again, and the others are whole
+            damaged.append(f"{folder} is left out: {error}")
+    if not kept:
+        raise BadInput("; ".join(damaged))
+    return sorted(kept, key=lambda one: (one.date, one.name)), damaged
 
 
 def _kept(folder: Path) -> Kept:

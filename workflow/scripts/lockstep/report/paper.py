@@ -12,11 +12,12 @@ import yaml
 import lockstep
 from lockstep import paths
 from lockstep.config import registry
+from lockstep.config.hardware import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.provenance import output
 from lockstep.report import headline
-from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded
+from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
 
 CITATION = paths.PROJECT / "CITATION.cff"
@@ -48,7 +49,7 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
     """
     told = methods(summary)
     write_text(folder / paths.METHODS, f"{told.en}\n\n{told.zh}\n")
-    write_text(folder / paths.LATEX, latex(cells, caption.en))
+    write_text(folder / paths.LATEX, latex(cells, f"{_which_runs(summary)}{caption.en}. "))
     write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *MEASURED], run_lines(summary))
     cited = bibtex(summary)
     write_text(folder / paths.BIBTEX, cited)
@@ -59,6 +60,14 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
     return {"files": files, "methods": told, "bibtex": cited, "installed": versions}
 
 
+def _which_runs(summary: Summary) -> str:
+    """Of which runs the table's figures are, for its caption."""
+    first_look = "A first look, which is no measurement. " if summary.config.get("quick") else ""
+    if not any(trusted(summary.runs[row["row"]]) for row in summary.finished_rows):
+        return f"{first_look}Medians; every run was disturbed. "
+    return f"{first_look}Medians of undisturbed runs. "
+
+
 def methods(summary: Summary) -> Text:
     """The paragraph on how the results were made; what was not measured yet is not told."""
     done = summary.finished_rows
@@ -67,6 +76,8 @@ def methods(summary: Summary) -> Text:
     said = [_compared(summary), _trained(summary), _repeated(summary), say("methods_time"), *_left_out(summary)]
     said.append(say("methods_statistics", **_shown(summary)))
     said.append(headline.same_model(summary.rows, summary.verdicts))
+    if summary.config.get("quick"):
+        said.append(say("methods_quick"))
     if summary.data["synthetic"]:
         said.append(say("methods_synthetic"))
     return join(said, Text(" ", ""))
@@ -80,7 +91,9 @@ def _compared(summary: Summary) -> Text:
     names = ("torch", "transformers", *sorted({need for row in summary.finished_rows for need in _needs(row)}))
     versions += [f"{name} {packages[name]}" for name in dict.fromkeys(names) if packages.get(name)]
     versions += [f"{name} {environment[key]}" for name, key in NATIVE if environment.get(key)]
-    kinds = [say("methods_virtual", kind=environment["virtual_machine"])] if environment.get("virtual_machine") else []
+    kinds = []
+    if kind := environment.get("virtual_machine"):
+        kinds.append(say("methods_virtual", kind=say("kind_unknown") if kind == UNKNOWN_KIND else kind))
     if environment.get("governor"):
         kinds.append(say("methods_governor", governor=environment["governor"]))
     if environment.get("in_container"):
@@ -231,13 +244,15 @@ def latex(cells: list[list], caption: str) -> str:
     lines = [[escaped(say(cell.key).en) for cell in shown[0]]]
     lines += [[_latex_cell(cell) for cell in line] for line in shown]
     head, *body = (" & ".join(line) + r" \\" for line in lines)
-    told = "Medians of undisturbed runs; in brackets the range or quartiles of times, and 95 % intervals of speed-ups. "
+    ranges = any(cell.more for line in shown for cell in line)
+    told = "In brackets: the range or quartiles of times, 95 % intervals of speed-ups. " if ranges else ""
     return "\n".join(
         [
-            f"% Written by Lockstep {lockstep.__version__}. Needs \\usepackage{{booktabs}}.",
+            f"% Written by Lockstep {lockstep.__version__}.",
+            r"% Needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escaped(told + caption)}}}",
+            f"  \\caption{{{escaped(caption + told)}}}",
             r"  \label{tab:lockstep}",
             f"  \\begin{{tabular}}{{{columns}}}",
             r"    \toprule",
