@@ -171,8 +171,9 @@ def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize(
+    "image", [pytest.param(name, marks=pytest.mark.ci if name == "bench" else []) for name in IMAGES]
+)
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_an_image_tests_itself(docker, image, variant):
     """The images for GPUs too, where they are built: they need neither GPU nor compiler for it."""
