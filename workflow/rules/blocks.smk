@@ -48,26 +48,7 @@ checkpoint decide:
         command("decide") + " --block {wildcards.block:q} 2> {log:q}"
 
 
-# The first answer early: after the first block of several the report is written over what there is by then. It costs
-# some seconds; the tests of that block's models are only done earlier than the others.
+# The first answer early: after the first block of several the report is written over what there is by then (rule
+# first_table). It costs some seconds; the tests of that block's models are only done earlier than the others.
 AFTER_FIRST_BLOCK = 10 + len(CONFIG.order) - len(CONFIG.rows) + 0.5
 SEVERAL_BLOCKS = len(CONFIG.repetitions) > 1
-
-
-rule first_table:
-    input:
-        block_runs(1, paths.RECORD),
-        block_runs(1, paths.TEST_REPORT),
-    output:
-        touch(paths.first_table_file(RESULTS)),
-    log:
-        paths.log_file(RESULTS, "first_table"),
-    priority: AFTER_FIRST_BLOCK
-    container:
-        IMAGES["torch"]
-    # All cores, so that no run is timed beside it.
-    threads: workflow.cores
-    message:
-        "the table after the first block"
-    shell:
-        command("report") + " --first 2> {log:q}"

@@ -54,3 +54,22 @@ rule report:
         "report: gather all rows"
     shell:
         command("report") + " 2> {log:q}"
+
+
+rule first_table:
+    input:
+        block_runs(1, paths.RECORD),
+        block_runs(1, paths.TEST_REPORT),
+    output:
+        touch(paths.first_table_file(RESULTS)),
+    log:
+        paths.log_file(RESULTS, "first_table"),
+    priority: AFTER_FIRST_BLOCK
+    container:
+        IMAGES["torch"]
+    # All cores, so that no run is timed beside it.
+    threads: workflow.cores
+    message:
+        "the table after the first block"
+    shell:
+        command("report") + " --first 2> {log:q}"
