@@ -583,10 +583,11 @@ def test_the_page_has_what_to_take_home_of_each_finished_row_the_fastest_first(b
         assert what in section, what
 
 
-def test_four_figures_stand_beside_the_first_sentence(benchmark):
+def test_figures_stand_beside_the_first_sentence(benchmark):
     page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
     (figures,) = re.findall(r'<dl class="figures">(.*?)</dl>', page, re.DOTALL)
-    assert figures.count("<dt>") == 4
+    # The speed-up is none where single is the fastest, as it may be on a busy machine.
+    assert figures.count("<dt>") == 4 - ("training time of single" in figures)
     summary = json.loads(benchmark.path("results/report/summary.json").read_text(encoding="utf-8"))
     done = [row for row in summary["rows"] if row["status"] == "ok"]
     proven = [row for row in done if row["proof"] in ("equal", "within-tolerance")]
