@@ -176,6 +176,7 @@ def before_torch_cuda():
         "_nccl_version": lambda: 22800,
         "_nccl_version_suffix": lambda: b"",
         "_cuda_attach_out_of_memory_observer": nothing,
+        "_show_config": lambda: "PyTorch on pretended GPUs",  # which asks a library of CUDA's for its version
     }
     torch._C._has_cuda = True
     for name, answer in answers.items():
