@@ -319,7 +319,8 @@ script, file = sys.argv[1], Path(sys.argv[2])
 ranks = []
 while len(ranks) < 3:
     time.sleep(0.05)
-    ranks = [p.pid for p in psutil.process_iter(["cmdline"]) if script in (p.info["cmdline"] or ())]
+    there = [p.pid for p in psutil.process_iter(["cmdline"]) if script in (p.info["cmdline"] or ())]
+    ranks = [pid for pid in there if pid != os.getpid()]
 new = file.with_suffix(".new")
 new.write_text(json.dumps([[gpu, pid, 100] for pid in (*ranks, os.getpid()) for gpu in (0, 1)]))
 new.rename(file)

@@ -556,7 +556,7 @@ def test_a_paper_gets_its_files_written_from_the_records(results):
     assert re.search(r"^torch==", installed, re.MULTILINE)
     assert "PyTorch built with" in installed
     assert "PyTorch built with" not in (report / "summary.json").read_text()
-    assert all(f'href="{name}"' in page for name in ("methods.md", "table.tex", "runs.csv", "lockstep.bib"))
+    assert all(name in page for name in ("methods.md", "table.tex", "runs.csv", "lockstep.bib"))
 
 
 def test_every_link_within_the_page_leads_to_its_section(benchmark):
