@@ -13,36 +13,38 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 min_version("9.0")
-sys.path.insert(0, str(Path(workflow.basedir) / "workflow" / "scripts"))
+# Where the file lies that is read now, also where another workflow takes it as a module.
+HERE = Path(str(workflow.current_basedir))
+if not (HERE / "workflow" / "scripts" / "lockstep").is_dir():
+    print(
+        f"error: {workflow.included_stack[-1]} lies alone, and Lockstep is more than its Snakefile. Clone it, and name the "
+        "Snakefile of the clone.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+sys.path.insert(0, str(HERE / "workflow" / "scripts"))
 
 from lockstep import paths, trust
 from lockstep import workflow as lockstep
 from lockstep.view.jobs import Follower
 
-lockstep.require_own_folder(workflow.basedir)
+lockstep.require_place(workflow)
+DEFAULTS = str(paths.of_project("config/config.yaml"))
 # The profile has looked at those of the command line, unless it was left out: then this says what has happened.
-trust.check_files(["config/config.yaml", *workflow.configfiles])
+trust.check_files([DEFAULTS, *workflow.configfiles])
 
 
-configfile: "config/config.yaml"
+configfile: DEFAULTS
 
 
 report: "workflow/report/captions/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/parity.smk"
-include: "workflow/rules/blocks.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/profile.smk"
-include: "workflow/rules/tune.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/report.smk"
 
 
+# The first rule is what is made where nothing is named.
 rule all:
-    default_target: True
     input:
         REPORT / paths.PAGE,
         paths.predictions_file(RESULTS),
@@ -56,7 +58,17 @@ rule all:
         MISSING,
 
 
-onstart:
+include: "workflow/rules/data.smk"
+include: "workflow/rules/parity.smk"
+include: "workflow/rules/blocks.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/profile.smk"
+include: "workflow/rules/tune.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+def begin():
     lockstep.require_slurm(workflow)
     lockstep.refuse_beside_others(RESULTS)
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
@@ -64,6 +76,17 @@ onstart:
     lockstep.let_sleep(workflow)
 
 
-# A failed run must not cost the others their report, and Snakemake runs no rule whose input failed.
-onerror:
+def fail():
+    """A failed run must not cost the others their report, and Snakemake runs no rule whose input failed."""
     lockstep.report_what_there_is(CONFIG)
+
+
+onstart:
+    begin()
+
+
+onerror:
+    fail()
+
+
+lockstep.take_part(workflow, begin, fail)

@@ -82,7 +82,6 @@ def snakemake(hub, place, small, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_published_experiment_runs_to_its_end_from_a_hub(hub, place, snakemake):
     """Model and rows come at their pinned revisions, through a connection that is cut; all else needs no network."""
     hub.cuts["pytorch_model.bin"] = [15_000_000]

@@ -352,11 +352,11 @@ ENDINGS = {
 
 
 @several(
-    cells("killed", fast=("ddp",), ci=("ddp_spawn",)),
-    cells("stopped", ci=("ddp",)),
-    cells("raises", fast=("single",), ci=("fsdp",)),
-    cells("memory", ci=("ddp",)),
-    cells("leaves", rows=("ddp", "ddp_spawn"), ci=("ddp",)),
+    cells("killed", ci=("ddp",)),
+    cells("stopped"),
+    cells("raises", fast=("single",)),
+    cells("memory"),
+    cells("leaves", rows=("ddp", "ddp_spawn")),
     cells("explodes", rows=("ddp", "ddp_spawn"), ci=("ddp",)),
     *(cells(kind, rows=("ddp", "ddp_spawn")) for kind in ("exits", "aborts", "segfaults")),
 )
@@ -375,7 +375,7 @@ def test_a_fault_that_ends_a_run(run, fault):
         run.again(resumed=[10])
 
 
-@several(cells("disk", ci=("ddp", "fsdp")))
+@several(cells("disk", ci=("ddp",)))
 def test_a_full_disk_while_a_state_is_saved(run):
     run.folder.mkdir(parents=True)
     mounted = ["mount", "-t", "tmpfs", "-o", "size=64m", "lockstep", str(run.folder)]
@@ -395,7 +395,7 @@ def test_a_full_disk_while_a_state_is_saved(run):
     run.again(resumed=[10])
 
 
-@several(cells("changed", ci=("ddp",)))
+@several(cells("changed"))
 def test_data_that_changes_under_a_run(run):
     (file,) = (run.results / "data" / paths.DATASET / "train").glob("*.arrow")
     whole = file.read_bytes()
@@ -455,7 +455,7 @@ def test_a_truncated_state_is_named_and_the_one_before_is_used(switched_off):
     run.tell(warning.removeprefix(f"warning: {run.row}: "), goes_on=True)
 
 
-@several(cells("power", ci=("ddp",)))
+@several(cells("power"))
 def test_a_machine_that_was_switched_off(switched_off):
     run = switched_off
     last, before = run.states()
@@ -498,7 +498,7 @@ def test_a_port_that_is_taken(run, occupied):
     run.tell(said.strip(), goes_on=True)
 
 
-@several(cells("port_lost", rows=tuple(row for row in ROWS if row not in MEET_WITHOUT_A_PORT), ci=("ddp",)))
+@several(cells("port_lost", rows=tuple(row for row in ROWS if row not in MEET_WITHOUT_A_PORT)))
 def test_a_port_that_is_taken_at_the_last_moment(run, occupied):
     run.start(f"--set=hardware.timeout={TIMEOUT}", fault={"after": None, "port": occupied})
     if run.row == "accelerate":  # whose launcher looks again, and takes another
@@ -520,7 +520,7 @@ def clock(tmp_path_factory) -> Path:
     return faulted.clock(tmp_path_factory.mktemp("clock"))
 
 
-@several(cells("clock", ci=("ddp",)))
+@several(cells("clock"))
 def test_a_clock_that_jumps(run, clock, tmp_path):
     """All that is timed is measured by the clock that nobody sets; dates may be wrong."""
     offset = tmp_path / "offset"

@@ -25,7 +25,7 @@ in_ci = pytest.mark.ci
 ROWS = ("single", "dataparallel", "ddp", "ddp_spawn", "ddp_amp", "horovod", "deepspeed", "accelerate", "trainer")
 ROWS += ("fabric", "fsdp")
 ALONE = ("single", "dataparallel")  # one process
-IN_CI = ("single", "dataparallel", "ddp", "ddp_amp", "deepspeed")  # of each way to start, and in fp16
+IN_CI = ("single", "dataparallel", "ddp", "ddp_amp")  # of each way to start, and in fp16
 SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}

@@ -74,12 +74,12 @@ def test_snakemake_measures_no_rule_that_starts_training():
 def test_code_files_follow_imports(monkeypatch):
     monkeypatch.chdir(PROJECT)
     library, strategies = "workflow/scripts/lockstep", "workflow/scripts/lockstep/strategies"
-    files = workflow.code_files("workflow/scripts/launch.py", "ddp_amp")
+    files = workflow.code_files("launch", "ddp_amp")
     assert {f"{strategies}/{name}.py" for name in ("ddp_amp", "ddp_spawn", "ddp", "single")} <= set(files)
     assert f"{strategies}/dataparallel.py" not in files
     assert {f"{library}/rank/training.py", f"{library}/model/models.py", "workflow/scripts/train.py"} <= set(files)
     assert f"{library}/report/page.py" not in files
-    assert f"{library}/report/page.py" in workflow.code_files("workflow/scripts/report.py")
+    assert f"{library}/report/page.py" in workflow.code_files("report")
 
 
 def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):

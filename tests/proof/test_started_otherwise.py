@@ -67,7 +67,7 @@ def references(place):
 @pytest.mark.parametrize(
     ("row", "command"),
     [
-        pytest.param("launch", "-m torch.distributed.launch", marks=pytest.mark.ci),
+        ("launch", "-m torch.distributed.launch"),
         ("fsdp_launch", "-m torch.distributed.launch"),
         pytest.param("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2", marks=pytest.mark.ci),
         ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
@@ -90,7 +90,6 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("row", "said", "environment", "reason"),
     [

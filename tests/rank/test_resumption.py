@@ -155,7 +155,7 @@ ROWS = (
 
 
 def in_ci(rows: tuple[str, ...], chosen: tuple[str, ...]) -> list:
-    """Rows for a slow test, of which CI takes those of each kind of state: `chosen`."""
+    """Parameters of a slow test, of which CI takes `chosen`."""
     needs = {"horovod": [NEED_HOROVOD]}
     return [
         pytest.param(row, marks=[*([pytest.mark.ci] if row in chosen else []), *needs.get(row, [])]) for row in rows
@@ -163,7 +163,7 @@ def in_ci(rows: tuple[str, ...], chosen: tuple[str, ...]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp", "fsdp")))
+@pytest.mark.parametrize("row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp",)))
 def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
     whole, parted = whole_and_killed(prepared, row)
     assert "carries on from" in run(parted, "launch", "--row", row)
@@ -215,8 +215,7 @@ def test_every_flipped_byte_and_every_cut_is_noticed(prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("row", ["ddp", "fsdp"])
+@pytest.mark.parametrize("row", in_ci(("ddp", "fsdp"), ("ddp",)))
 def test_a_kill_while_it_saves_harms_no_state(row, prepared):
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
     run(whole, "launch", "--row", row)
@@ -237,7 +236,6 @@ def test_a_kill_while_it_saves_harms_no_state(row, prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_full_disk_while_it_saves_harms_no_state(prepared):
     """Files may have 400 kB: enough for all that a run writes, but not for its state."""
     whole, parted = whole_and_killed(prepared, "single")
@@ -254,11 +252,12 @@ def test_a_full_disk_while_it_saves_harms_no_state(prepared):
 
 
 # Launchers have handlers of their own for SIGTERM, which would end the ranks.
-IN_CI = [pytest.mark.slow, pytest.mark.ci]
-OTHERS = [pytest.param(row, True, marks=pytest.mark.slow) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")]
+ALL_GET_IT = [(row, True) for row in ("single", "ddp_spawn", "deepspeed", "accelerate")]
+DDP = pytest.param("ddp", True, marks=pytest.mark.ci)
 
 
-@pytest.mark.parametrize(("row", "everywhere"), [pytest.param("ddp", False, marks=IN_CI), ("ddp", True), *OTHERS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "everywhere"), [DDP, ("ddp", False), *ALL_GET_IT])
 def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared):
     """Also where all processes of the run get it, some twice, as from Slurm."""
     whole, parted = results_of(prepared, "whole"), results_of(prepared, "parted")
@@ -282,7 +281,6 @@ def test_sigterm_saves_and_the_same_command_carries_on(row, everywhere, prepared
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepared):
     results, whole = results_of(prepared, "longer"), results_of(prepared, "longer-at-once")
     constant = ("--set", "train.schedule=constant", "--set", "train.warmup=0")
@@ -311,7 +309,7 @@ WITHOUT_DROPOUT = ("--set", "model.dropout=0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", in_ci((*ANY_NUMBER, "horovod"), ("deepspeed",)))
+@pytest.mark.parametrize("row", in_ci((*ANY_NUMBER, "horovod"), ()))
 def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
     """Two processes are killed, three go on: without dropout they come to the weights of an uninterrupted run."""
     whole, parted = whole_and_killed(prepared, row, *WITHOUT_DROPOUT)
@@ -393,8 +391,7 @@ training.main(Path(sys.argv[1]))
 
 
 @pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("forgotten", FORGETTING)
+@pytest.mark.parametrize("forgotten", in_ci(tuple(FORGETTING), ("the optimizer", "the position in the plan")))
 def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
     """Negative controls: each is a failed run, or ends elsewhere."""
     row, before, after = FORGETTING[forgotten]

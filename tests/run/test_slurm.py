@@ -12,7 +12,7 @@ import pytest
 from lockstep import paths
 from tests.conftest import copy_project
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.slow
 # Of a machine whose nodes may be one and the same, so its cores are said to be few, and are shared.
 CONFIG = """
 data: {limit: 700}
@@ -52,6 +52,7 @@ def submit(*arguments: str) -> list[str]:
     return ["snakemake", *arguments, "--profile", "profiles/slurm", "--configfile", "small.yaml"]
 
 
+@pytest.mark.ci
 def test_the_benchmark_is_submitted_and_a_row_trains_on_two_nodes(place):
     done = place.run(*submit(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import pytest
 from lockstep import paths
 from tests.conftest import PROJECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.slow
 SCRIPTS = PROJECT / "workflow" / "scripts"
 # With plain SGD a mean of weights is a step along the mean of gradients, so averages in every step are ddp.
 CONFIG = """
@@ -60,7 +60,7 @@ def far(ours: dict, theirs: dict, what: str) -> float:
     return float(np.abs(np.array(ours[what]) - np.array(theirs[what])).max())
 
 
-@pytest.mark.parametrize("row", ["always", "not_yet", "in_one_node"])
+@pytest.mark.parametrize("row", [pytest.param("always", marks=pytest.mark.ci), "not_yet", "in_one_node"])
 def test_where_all_meet_in_every_step_it_is_ddp(trained, row):
     assert far(trained(row), trained("ddp"), "dev") < 1e-6
 

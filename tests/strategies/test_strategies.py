@@ -179,7 +179,6 @@ def odd(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_page_s_strategy_is_a_row_like_any_other(odd):
     """By Snakemake, as the page says; and its mistake, the one that the page warns of, is seen."""
     asked = ("parity_manual", "--configfile", "odd.yaml", "mine.yaml")
@@ -226,6 +225,8 @@ def train(odd):
     return once
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_one_process_trains_on_two_devices(odd, monkeypatch):
     """From the launch to the table: what counts ranks finds one, what counts devices two."""
     configured = ["--config=config/config.yaml", "--config=odd.yaml"]

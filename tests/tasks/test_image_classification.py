@@ -47,8 +47,8 @@ rows:
 """
 # Enough for a page: what is alone, what synchronises batch normalisation and what does not, and what is sharded.
 FEW = """
-rows: {dataparallel: null, ddp_spawn: null, horovod: null, deepspeed: null, accelerate: null, trainer: null,
-  fabric: null}
+rows: {all_threads: null, dataparallel: null, ddp_spawn: null, ddp_amp: null, horovod: null, deepspeed: null,
+  accelerate: null, trainer: null, fabric: null}
 """
 WORKFLOW = ("--cores", "all", "--configfile", "config/digits.yaml", "small.yaml")
 
@@ -366,7 +366,6 @@ def test_a_data_set_of_images_is_read_by_its_columns(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_model_of_transformers_takes_images(place):
     """A small vision transformer in a folder, as save_pretrained leaves it, with a head for other classes.
 

@@ -578,7 +578,6 @@ class Flat(Tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_model_of_one_s_own_is_trained_tested_and_continues_a_text(tmp_path):
     place = copy_project(tmp_path)
     place.path("small.yaml").write_text(SMALL, encoding="utf-8")

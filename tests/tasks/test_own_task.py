@@ -39,7 +39,6 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_page_s_task_goes_from_the_data_to_the_report(place):
     finished = place.snakemake("--cores", "all", "--configfile", "waves.yaml", "small.yaml")
     assert finished.returncode == 0, finished.stderr[-3000:]

@@ -14,6 +14,10 @@ REPORT = paths.report_folder(RESULTS)
 # Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
 READY = paths.ready_file(RESULTS, CONFIG.data_key)
 MISSING = lockstep.missing_data(CONFIG)
+# The first answer early: after the first block of several the report is written over what there is by then (rule
+# first_table). It costs some seconds; the tests of that block's models are only done earlier than the others.
+AFTER_FIRST_BLOCK = 10 + len(CONFIG.order) - len(CONFIG.rows) + 0.5
+SEVERAL_BLOCKS = len(CONFIG.repetitions) > 1
 OF_A_TASK = ("prepare", "predict", "evaluate")  # scripts that ask the task
 
 
@@ -25,8 +29,13 @@ wildcard_constraints:
     block="|".join(map(str, lockstep.decision.AFTER)),
 
 
-def command(script):
+def python(script):
     """The beginning of a script's command, for a shell."""
+    return shlex.join(["python", lockstep.script(script)])
+
+
+def command(script):
+    """The same of a script that works on all results."""
     return shlex.join(lockstep.command(script, RESULTS))
 
 
@@ -34,7 +43,7 @@ def code(script, strategy=None):
     """A script and all of Lockstep that it imports, with its strategy's and task's files: editing one of them runs the
     rule again."""
     task = CONFIG.task if strategy or script in OF_A_TASK else None
-    return lockstep.code_files(f"workflow/scripts/{script}.py", strategy, task)
+    return lockstep.code_files(script, strategy, task)
 
 
 def training_input(row):
@@ -78,3 +87,28 @@ def profiles():
     """Where the time of each row's step goes; none where the configuration asks for none."""
     rows = ROWS.values() if CONFIG.profile.steps else ()
     return [RESULTS / CONFIG.profiled(row).folder(1) / paths.PROFILE for row in rows]
+
+
+# With `repeats: auto` the runs of a block are known once it was decided on (blocks.smk), so what needs all runs asks for
+# them by a function.
+def block_runs(block, file):
+    """A file of each run in a block."""
+    names = ROWS
+    if block not in CONFIG.first_repetitions:
+        names = lockstep.next_block(checkpoints.decide.get(block=block - 1).output[0])
+    return [RESULTS / ROWS[name].folder(block) / file for name in names if name in ROWS]
+
+
+def all_runs(*files):
+    """These files of every run, as an input function: it waits for what is decided on the way."""
+
+    def inputs(wildcards):
+        wanted = []
+        for block in CONFIG.repetitions:
+            several = [path for file in files for path in block_runs(block, file)]
+            if not several:
+                break
+            wanted += several
+        return wanted
+
+    return inputs

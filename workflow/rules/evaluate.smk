@@ -40,7 +40,7 @@ rule evaluate:
     message:
         "{wildcards.row}, repetition {wildcards.rep}: convert the checkpoint, test the model"
     shell:
-        "python workflow/scripts/evaluate.py {params.run:q} > {log:q} 2>&1"
+        python("evaluate") + " {params.run:q} > {log:q} 2>&1"
 
 
 rule predict:

@@ -9,14 +9,7 @@ rule report:
         paths.peak_file(RESULTS),
         paths.predictions_file(RESULTS),
         code=code("report"),
-        templates=[
-            "workflow/report/report.html.j2",
-            "workflow/report/layout.html.j2",
-            "workflow/report/parts.html.j2",
-            "workflow/report/paper.html.j2",
-            "workflow/report/take_home.html.j2",
-            "workflow/report/report.md.j2",
-        ],
+        templates=lockstep.templates(),
     output:
         report(
             REPORT / paths.PAGE,

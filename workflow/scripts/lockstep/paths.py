@@ -15,6 +15,16 @@ STRATEGIES = SCRIPTS / "lockstep" / "strategies"
 TASKS = SCRIPTS / "lockstep" / "tasks"
 IMAGES = PROJECT / "docker" / "images.yaml"  # the container images, and what they hold
 
+
+def of_project(file: Path | str) -> Path:
+    """A file of the project, as rules and their commands name it, from the folder in which Snakemake works.
+
+    That is the project's own, where the name is the same in every clone and container; or, for another workflow that
+    takes Lockstep as a module, one elsewhere.
+    """
+    return Path(file) if Path.cwd() == PROJECT else PROJECT / file
+
+
 # A results folder.
 RESULTS = Path("results")  # the workflow's, in the project's folder; commands take another by --results
 QUICK = RESULTS / "quick"  # the same of a first look (`quick` in the configuration), which is mixed with no others

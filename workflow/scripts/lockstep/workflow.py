@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
 from lockstep.run import decision, journal, lifetime
 
-SCRIPTS = Path("workflow/scripts")
 _before: dict[Path, str] = {}  # what stood in the files that write_manifest writes when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
 
@@ -51,11 +51,39 @@ def configuration(raw: dict, files: list) -> Config:
 
 
 @exit_on_bad_input()
-def require_own_folder(folder: str) -> None:
-    """Ends the program where Snakemake works elsewhere than in Lockstep's `folder`, to which its paths are relative."""
-    if not Path(folder).samefile("."):
-        here = f"Snakemake works in {Path.cwd()}, where Lockstep's files are not."
-        raise BadInput(f"{here} Start it in their folder: cd {folder}")
+def require_place(workflow) -> None:
+    """End the program where Snakemake works in another folder than Lockstep's, unless for a workflow of another's.
+
+    Of that one Lockstep is a module: results lie in its folder, by their own names.
+    """
+    if workflow.modifier.is_main_snakefile():
+        if Path.cwd() != paths.PROJECT:
+            here = f"Snakemake works in {Path.cwd()}, where Lockstep's files are not."
+            raise BadInput(f"{here} Start it in their folder: cd {paths.PROJECT}")
+    elif workflow.modifier.modify_path("results") != "results":
+        raise BadInput(
+            "module: Lockstep takes no prefix, as its commands name their files themselves. Leave `prefix` and"
+            " `replace_prefix` out; results/ is its folder."
+        )
+
+
+def take_part(workflow, begin: Callable[[], None], fail: Callable[[], None]) -> None:
+    """Have a workflow that takes Lockstep as a module do at its start and its failure what Lockstep does at its own.
+
+    Of a module Snakemake (9.27) leaves out `onstart` and `onerror`. Those of the workflow itself are called first.
+    """
+    if workflow.modifier.is_main_snakefile():
+        return
+
+    def also(theirs: Callable, ours: Callable[[], None]) -> Callable:
+        def both(log):
+            theirs(log)
+            ours()
+
+        return both
+
+    workflow._onstart = also(workflow._onstart, begin)
+    workflow._onerror = also(workflow._onerror, fail)
 
 
 def available_rows(checked: Config, contained: bool) -> dict[str, Row]:
@@ -186,7 +214,7 @@ def report_what_there_is(checked: Config) -> None:
         # With `repeats: auto` these were to be tested once it was known how many there are, and it never will be.
         for run in [file.parent for file in paths.run_files(results, paths.RECORD)]:
             if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
-                subprocess.run(["python", str(SCRIPTS / "evaluate.py"), str(run)], check=False)
+                subprocess.run(["python", script("evaluate"), str(run)], check=False)
         if paths.run_files(results, paths.MODEL):
             run_script(results, "predict")
         run_script(results, "report")
@@ -194,10 +222,15 @@ def report_what_there_is(checked: Config) -> None:
             stamp.unlink(missing_ok=True)
 
 
-def command(script: str, results: Path) -> list[str]:
+def script(name: str) -> str:
+    """One of the commands in workflow/scripts, as a rule calls it."""
+    return str(paths.of_project(f"workflow/scripts/{name}.py"))
+
+
+def command(name: str, results: Path) -> list[str]:
     """A script's command on a folder of results; it reads what was asked for there."""
     asked = ["--config", str(paths.config_file(results)), "--results", str(results)]
-    return ["python", str(SCRIPTS / f"{script}.py"), *asked]
+    return ["python", script(name), *asked]
 
 
 def on_nodes(row: Row, train: str) -> str:
@@ -244,26 +277,33 @@ def data_files(checked: Config) -> list[str]:
     """The local files, of data and of a model of one's own, that `prepare` reads: editing one runs it again."""
     files = [checked.model.file] if checked.model.file else []
     if checked.data.embedded:
-        return [*registry.task_literals(checked.task)["EMBEDDED"], *files]
+        embedded = registry.task_literals(checked.task)["EMBEDDED"]
+        return [*(str(paths.of_project(file)) for file in embedded), *files]
     if not checked.data.path:
         return files
     inside = Path(checked.data.path).glob("*") if Path(checked.data.path).is_dir() else []
     return [checked.data.path, *sorted(map(str, inside)), *files]
 
 
-def code_files(script: str, strategy: str | None = None, task: str | None = None) -> list[str]:
+def templates() -> list[str]:
+    """What the report is written with: editing one makes it again."""
+    files = [file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file()]
+    return sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files)
+
+
+def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
     """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
-    todo, files = [Path(script)], set()
+    todo, files = [paths.SCRIPTS / f"{name}.py"], set()
     if strategy:
-        todo += [SCRIPTS / "train.py", SCRIPTS / registry.path(strategy).relative_to(paths.SCRIPTS)]
+        todo += [paths.SCRIPTS / "train.py", registry.path(strategy)]
     if task:
-        todo.append(SCRIPTS / registry.task_path(task).relative_to(paths.SCRIPTS))
+        todo.append(registry.task_path(task))
     while todo:
         file = todo.pop()
         if file not in files:
             files.add(file)
             todo += _imports(file)
-    return sorted(map(str, files))
+    return sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files)
 
 
 @cache
@@ -272,7 +312,7 @@ def _imports(file: Path) -> list[Path]:
     files = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
-            package = SCRIPTS.joinpath(*node.module.split("."))
+            package = paths.SCRIPTS.joinpath(*node.module.split("."))
             candidates = [package / "__init__.py", package.with_suffix(".py")]
             candidates += [package / f"{alias.name}.py" for alias in node.names]
             candidates += [package / alias.name / "__init__.py" for alias in node.names]

@@ -68,6 +68,8 @@ def parse(raw: dict, where: str = "config") -> Config:
             f"{where}: model.heads: {values['model']['heads']} heads can't share"
             f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
         )
+    if not _order(values["rows"]):
+        raise BadInput(f"{where}: rows: no row is left. Name one, as in rows: {{ddp: {{strategy: ddp}}}}.")
     base = Base(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
     known = schema.of_configuration()["properties"]["train"]["properties"]
     asked = {key: value for key, value in values["train"].items() if value != known[key]["default"]}
