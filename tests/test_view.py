@@ -227,15 +227,21 @@ def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_pa
     assert str(log) in said.replace("\n", "")
 
 
-def test_a_run_that_failed_says_why_in_its_own_words(handler, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rule", "local", "told"), [("train_ddp_1", True, 0), ("train_ddp_1", False, 1), ("tune", True, 1)]
+)
+def test_a_run_that_failed_says_why_once_and_in_its_own_words(handler, tmp_path, monkeypatch, rule, local, told):
+    """A run that is timed has said it already, where that is seen."""
+    monkeypatch.setattr(handler, "local", local)
     (tmp_path / "run.log").write_text("what torchrun says of it\n", encoding="utf-8")
     (tmp_path / paths.FAILED).write_text(json.dumps({"reason": "rank 1: the cause"}), encoding="utf-8")
     monkeypatch.setattr(handler, "_start", lambda: None)
-    job = {"jobid": 1, "rule_name": "train_ddp_1", "rule_msg": "", "log": [str(tmp_path / "run.log")]}
+    job = {"jobid": 1, "rule_name": rule, "rule_msg": "what", "log": [str(tmp_path / "run.log")]}
     handler.emit(record(LogEvent.JOB_INFO, **job))
     handler.emit(record(LogEvent.JOB_ERROR, jobid=1))
     said = handler.console.file.getvalue()
-    assert "rank 1: the cause" in said
+    assert said.startswith("failed: what; 0 of ")
+    assert said.count("rank 1: the cause") == told
     assert "torchrun" not in said
 
 
@@ -286,8 +292,8 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
     if fails:
         assert "failed: exploding, repetition 1" in plain
-        assert "the loss is" in plain
-        assert "all of it: results/runs/exploding" in plain
+        assert plain.count("the loss is") == 2, "when it fails, and in the report"
+        assert "(log: results/runs/exploding" in plain
     assert "Select jobs to execute" not in plain
     assert "Finished jobid" not in plain
     assert "steps in" not in plain, "what a run says when it ends stands in the table"

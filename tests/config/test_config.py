@@ -196,7 +196,7 @@ def test_strings_from_the_command_line_get_the_right_type():
         ),
         ({"rows": {"x": {"strategy": "ddp", "eval_every": 0}}}, "rows.x: checkpoint: best needs eval_every above 0"),
         ({"rows": {"report": {"strategy": "ddp"}}}, "rows.report: a rule of the workflow has this name"),
-        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' does not match"),
+        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' is no name"),
         ({"data": {"splits": {"train": 0.9}}}, "data.splits: train, dev and test must add up to 1, not 1.1."),
         ({"data": {"url": "http://example.org/a.json"}}, "data.url"),
         ({"data": {"url": "https://example.org/a.json"}}, "data.sha256: data.url needs it"),

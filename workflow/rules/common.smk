@@ -8,7 +8,7 @@ CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = lockstep.containers.images(CONFIG)
 RESULTS = CONFIG.results
-Follower.config = CONFIG  # where a view is shown
+Follower.config, Follower.local = CONFIG, workflow.local_exec  # where a view is shown
 CORES = CONFIG.hardware.node_cores or workflow.cores  # of a machine that trains
 REPORT = paths.report_folder(RESULTS)
 # Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.

@@ -20,6 +20,7 @@ folder. Where there are GPUs and no configuration is named, bench, row, proof an
 """
 
 import argparse
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -88,6 +89,9 @@ def main() -> None:
             raise BadInput("this is not Lockstep's folder; its commands are called there")
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sys.stdout.flush()
+        if asked.command in SCRIPTS:  # in this process, so that it calls itself by the name that was typed
+            sys.argv = [f"lockstep {asked.command}", *asked.arguments]
+            cli.run(importlib.import_module(asked.command).main)
         os.execv(started[0], started)
 
 

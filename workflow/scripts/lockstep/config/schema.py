@@ -104,6 +104,8 @@ def _explain(error) -> str:
             )
         case "pattern" if error.validator_value == "^auto$":
             return f"{key}: expected auto or a whole number, not {error.instance!r}."
+        case "pattern" if key == "rows":
+            return f"rows: {error.instance!r} is no name. Take up to 40 of a-z, 0-9 and _, a letter first."
         case _:
             return f"{key or 'configuration'}: {error.message}."
 

@@ -14,6 +14,18 @@ from lockstep.run import blocks
 LISTED, MANY = 4, 12  # names in a sentence, at most
 AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
+# Settings of training that a row of its own may have and its trial does not (Config.trial).
+NOT_IN_TRIALS = {
+    "epochs",
+    "max_steps",
+    "global_batch",
+    "learning_rate",
+    "schedule",
+    "warmup",
+    "clip",
+    "label_smoothing",
+}
+NOT_IN_TRIALS |= {"weight_decay", "betas", "momentum", "nesterov", "class_weights", "batching"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ def lines(summary: Summary) -> list[Text]:
         if sound
         else [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
     )
-    said += [same_model(summary.rows, summary.verdicts), _conditions(summary)]
+    said += [same_model(summary), _conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
@@ -187,8 +199,9 @@ def _ratio(best: dict, base: dict, ratio: dict) -> Text:
     )
 
 
-def same_model(rows: list[dict], verdicts: dict) -> Text:
-    said = []
+def same_model(summary: Summary) -> Text:
+    """Which rows train the same model, and where a row has settings of its own, by which the proof is."""
+    rows, verdicts, said = summary.rows, summary.verdicts, []
     for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
         if names := [row["row"] for row in rows if row["proof"] == kind]:
             said.append(say(f"count_{kind}", n=len(names), rows=some(names, MANY)))
@@ -201,7 +214,10 @@ def same_model(rows: list[dict], verdicts: dict) -> Text:
     steps = sorted({verdict["steps"] for verdict in verdicts.values() if verdict and verdict["steps"]})
     if not steps:
         return say("same_model_unknown", verdicts=told)
-    return say("same_model", steps="/".join(map(str, steps)), verdicts=told)
+    asked = summary.config["rows"]
+    own = [row["row"] for row in rows if verdicts.get(row["row"]) and NOT_IN_TRIALS & set(asked.get(row["row"]) or ())]
+    by_table = say("proven_by_table", rows=some(own, MANY)) if own else ""
+    return say("same_model", steps="/".join(map(str, steps)), verdicts=told, by_table=by_table)
 
 
 def machine(environment: dict, device: str) -> Text:

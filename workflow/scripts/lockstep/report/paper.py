@@ -75,7 +75,7 @@ def methods(summary: Summary) -> Text:
         return say("nothing")
     said = [_compared(summary), _trained(summary), _repeated(summary), say("methods_time"), *_left_out(summary)]
     said.append(say("methods_statistics", **_shown(summary)))
-    said.append(headline.same_model(summary.rows, summary.verdicts))
+    said.append(headline.same_model(summary))
     if summary.config.get("quick"):
         said.append(say("methods_quick"))
     if summary.data["synthetic"]:
@@ -111,7 +111,7 @@ def _compared(summary: Summary) -> Text:
         kinds=join([same(""), *kinds], say("comma")),
         system=environment.get("system", "?"),
         kernel=environment.get("kernel", "?"),
-        versions=", ".join(versions),
+        versions=join([same(version) for version in versions], say("comma")),
     )
 
 

@@ -1,5 +1,6 @@
 """The report's words in each of its languages, from workflow/report/words.yaml."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,6 +10,8 @@ from lockstep.paths import WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
 LANGUAGES = ("en", "zh")
+# A template has blanks around what may be Latin; what turns out to be Chinese has none.
+BETWEEN_HAN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,11 @@ def _entries() -> dict[str, list[str]]:
 
 def say(key: str, **values) -> Text:
     """The text of this key, with `values` (numbers, strings or Texts) in the places of their names."""
-    return Text(
-        *(
-            template.format(**{name: _in(value, language) for name, value in values.items()})
-            for language, template in zip(LANGUAGES, _entries()[key], strict=True)
-        )
+    english, chinese = (
+        template.format(**{name: _in(value, language) for name, value in values.items()})
+        for language, template in zip(LANGUAGES, _entries()[key], strict=True)
     )
+    return Text(english, BETWEEN_HAN.sub("", chinese))
 
 
 def same(text: str) -> Text:

@@ -20,6 +20,10 @@ from lockstep.files import read_json
 from lockstep.run.progress import Progress
 
 LINES = 12  # of a failed job's log
+SAY_WHY = (
+    "train_",
+    "profile_",
+)  # how the rules begin whose runs say themselves why they failed, and where their log is
 # How those remarks of Snakemake's begin that say nothing of this benchmark.
 USUAL = ("Building DAG", "Using shell", "Provided ", "Rules claiming", "Config file", "Assuming ", "Singularity")
 
@@ -62,7 +66,9 @@ class Kind:
 class Follower(LogHandlerBase):
     """Follows Snakemake's jobs by what it logs. A view says how it shows that, in the methods that come first."""
 
-    config: Config | None = None  # what is trained; the Snakefile says it, once it is checked
+    # The Snakefile says both, once the configuration is checked.
+    config: Config | None = None  # what is trained
+    local = True  # whether jobs run on this machine, so that what they print is seen here
 
     def say(self, text: str) -> None:
         """Show a text, which may have several lines."""
@@ -150,9 +156,11 @@ class Follower(LogHandlerBase):
 
     def _tell_failure(self, job: Job) -> None:
         """Why a job failed: a run's own reason, where it has left one, else the end of its log."""
-        self.say(f"failed: {job.message}")
+        self.say(f"failed: {job.message}; {self.how_far()}")
         for log in map(Path, job.logs):
             if reason := (read(log.with_name(paths.FAILED)) or {}).get("reason"):
+                if self.local and job.rule.startswith(SAY_WHY):
+                    continue
                 self.say(f"    {reason}")
             else:
                 for line in last_lines(log):
