@@ -293,6 +293,11 @@ def templates() -> list[str]:
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
     """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
+    return list(_code_files(name, strategy, task, Path.cwd()))
+
+
+@cache  # hundreds of rules ask for a few dozen such lists
+def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -> tuple[str, ...]:
     todo, files = [paths.SCRIPTS / f"{name}.py"], set()
     if strategy:
         todo += [paths.SCRIPTS / "train.py", registry.path(strategy)]
@@ -303,7 +308,7 @@ def code_files(name: str, strategy: str | None = None, task: str | None = None) 
         if file not in files:
             files.add(file)
             todo += _imports(file)
-    return sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files)
+    return tuple(sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files))
 
 
 @cache
