@@ -68,19 +68,6 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 
 
-def begin():
-    lockstep.require_slurm(workflow)
-    lockstep.refuse_beside_others(RESULTS)
-    lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
-    lockstep.tell_blocks(CONFIG, ROWS)
-    lockstep.let_sleep(workflow)
-
-
-def fail():
-    """A failed run must not cost the others their report, and Snakemake runs no rule whose input failed."""
-    lockstep.report_what_there_is(CONFIG)
-
-
 onstart:
     begin()
 

@@ -22,7 +22,7 @@ from tests.conftest import PROJECT, copy_project
 IMAGES = (*containers.FAMILIES, "bench")
 # Whoever is to own the results; root's own would prove nothing.
 USER = os.getuid() or 1234
-ROWS = ("single", "deepspeed", "horovod")  # each image once; the other rows are for `make test-slow`
+ROWS = ("single", "horovod")  # each in its image; the other rows are for `make test-slow`
 IN_DOCKER = ("single", "ddp")  # in the image that holds all
 DEFAULT_ROWS = yaml.safe_load((PROJECT / "config" / "config.yaml").read_text(encoding="utf-8"))["rows"]
 LARGEST = 1.4e9  # bytes of the image `torch`
@@ -171,9 +171,7 @@ def test_an_image_is_labelled_and_holds_no_more_than_it_needs(docker, image):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "image", [pytest.param(name, marks=pytest.mark.ci if name == "bench" else []) for name in IMAGES]
-)
+@pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_an_image_tests_itself(docker, image, variant):
     """The images for GPUs too, where they are built: they need neither GPU nor compiler for it."""

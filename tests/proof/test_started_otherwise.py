@@ -69,7 +69,7 @@ def references(place):
     [
         ("launch", "-m torch.distributed.launch"),
         ("fsdp_launch", "-m torch.distributed.launch"),
-        pytest.param("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2", marks=pytest.mark.ci),
+        ("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2"),
         ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
         pytest.param("horovod_mpi", "--mpi", marks=needs_mpi),
     ],

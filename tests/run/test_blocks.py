@@ -265,7 +265,6 @@ repeats: auto
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_snakemake_trains_what_is_decided(tmp_path):
     """Two rows that are one program can't be told apart in two blocks of four steps, so a third follows."""
     place = copy_project(tmp_path / "project")

@@ -176,7 +176,6 @@ def nothing_is_left(place: Workplace, seconds: float = 60) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_two_supervisors_of_one_row(place):
     """The second says who is there and leaves the files alone, also of what parity and profiles run."""
     folder = place.path("results/runs/ddp/n2/rep1")

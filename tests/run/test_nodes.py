@@ -44,7 +44,7 @@ ROWS = {
     "zero_redundancy": {},
     "local_sgd by node": {"within": "node"},
 }
-QUICK = ("ddp", "horovod")
+QUICK = ("ddp",)
 OF_PODS = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1}

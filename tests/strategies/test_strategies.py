@@ -226,7 +226,6 @@ def train(odd):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_one_process_trains_on_two_devices(odd, monkeypatch):
     """From the launch to the table: what counts ranks finds one, what counts devices two."""
     configured = ["--config=config/config.yaml", "--config=odd.yaml"]
