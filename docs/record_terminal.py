@@ -2,7 +2,7 @@
 
     python docs/record_terminal.py
 
-A small benchmark of five rows, in a clone of its own: one fails, and one is disturbed by a program that takes the cores
+A small benchmark of four rows, in a clone of its own: one fails, and one is disturbed by a program that takes the cores
 while it trains. Once in a terminal of 80 columns, and once in one of 140.
 """
 
@@ -20,7 +20,7 @@ LINES = 40
 CONFIG = """
 data: {limit: 3000}
 model: {hidden_size: 64, layers: 1}
-train: {epochs: 40, eval_every: 0, checkpoint: last}
+train: {epochs: 8, eval_every: 0, checkpoint: last}
 hardware: {device: cpu, processes: 2, oversubscribe: true}
 profile: {steps: 0}
 predict: {count: 2}
@@ -28,6 +28,7 @@ repeats: 2
 retries: 0
 rows:
   all_threads: null
+  accelerate: null
   dataparallel: null
   ddp_amp: null
   horovod: null
@@ -64,11 +65,10 @@ def recorded(columns: int) -> tuple[str, str]:
         subprocess.run(["git", "clone", "--quiet", PROJECT, clone], check=True)
         (clone / "small.yaml").write_text(CONFIG, encoding="utf-8")
         session = f"lockstep-{os.getpid()}-{columns}"
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command = "snakemake --configfile small.yaml; echo the end; sleep 60"
+        snakemake = Path(sys.executable).with_name("snakemake")
+        command = f"{snakemake} --configfile small.yaml; echo the end; sleep 60"
         size = ["-x", str(columns), "-y", str(LINES)]
-        start = ["tmux", "new-session", "-d", "-s", session, *size, "-c", str(clone), "-e", f"PATH={path}", command]
-        subprocess.run(start, check=True)
+        subprocess.run(["tmux", "new-session", "-d", "-s", session, *size, "-c", clone, command], check=True)
         try:
             return follow(session, clone)
         finally:

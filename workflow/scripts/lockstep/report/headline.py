@@ -199,6 +199,11 @@ def _ratio(best: dict, base: dict, ratio: dict) -> Text:
     )
 
 
+def resolution(share: float) -> Text:
+    """How small a difference the runs can show; in per cent with two digits, however large."""
+    return say("resolution", percent=f"{float(f'{100 * share:.2g}'):g}")
+
+
 def same_model(summary: Summary) -> Text:
     """Which rows train the same model, and where a row has settings of its own, by which the proof is."""
     rows, verdicts, said = summary.rows, summary.verdicts, []
@@ -239,7 +244,7 @@ def _conditions(summary: Summary) -> Text:
         if busy < summary.environment["cores"]:
             idle = say("one_share", row=base, n=busy, cores=summary.environment["cores"])
     without = [row["row"] for row in done if _without_nccl(summary.runs[row["row"]])]
-    shown = say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if statistics else same("")
+    shown = resolution(statistics["resolution"]) if statistics else same("")
     return say(
         "conditions",
         quick=say("quick") if summary.config["quick"] else same(""),

@@ -107,7 +107,9 @@ def _cell(row: dict, longest: float, key: str, digits: int | None, limits: tuple
         return Cell(key, say(f"{key}_{value}") if key in WORDS else same(word), word, "", False)
     factor = 100 if key in PERCENT else 1
     ends = [row[limit] for limit in limits]
-    more = " – ".join(f"{end:.{digits}f}" for end in ends) if limits and None not in ends else ""
+    # What the others are compared with is once itself, and no range is of one run.
+    known = limits and None not in ends and ends[0] != ends[1]
+    more = " – ".join(f"{end:.{digits}f}" for end in ends) if known else ""
     if more and row["repeats"] < 2:
         more = ""  # one run has no spread
     shown = "" if value is None else f"{value * factor:.{digits}f}"

@@ -206,7 +206,7 @@ def _some(names: list[str]) -> Text:
 def _shown(summary: Summary) -> dict[str, Text]:
     statistics = summary.statistics
     known = statistics and statistics["resolution"] is not None
-    return {"resolution": say("resolution", percent=f"{100 * statistics['resolution']:.2g}") if known else same("")}
+    return {"resolution": headline.resolution(statistics["resolution"]) if known else same("")}
 
 
 def run_lines(summary: Summary) -> list[list]:
