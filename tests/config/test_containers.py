@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lockstep import paths
 from lockstep.config import containers, registry, schema
 from lockstep.config.hardware import VARIABLES
 from lockstep.config.reading import read
@@ -38,6 +39,8 @@ def apptainer(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
     monkeypatch.chdir(tmp_path)
+    for module in (paths, containers):  # as if the project lay here
+        monkeypatch.setattr(module, "PROJECT", tmp_path)
     return tmp_path
 
 
@@ -134,6 +137,18 @@ def test_a_folder_that_apptainer_cannot_bind_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
     with pytest.raises(BadInput, match="can't bind a folder with a comma or colon"):
         containers.arguments(config(f"data.path={data}"), {})
+
+
+def test_a_workflow_elsewhere_sees_the_project_and_its_images(apptainer, tmp_path, monkeypatch):
+    """As where another workflow takes Lockstep as a module."""
+    make_images(apptainer, *containers.FAMILIES)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    monkeypatch.setattr(containers.os, "environ", dict(containers.os.environ))
+    asked = config()
+    known = containers.check(asked)
+    assert known["torch"][0] == str(tmp_path / "docker" / "sif" / "torch-cpu.sif")
+    assert f"--bind={tmp_path}:{tmp_path}:ro" in shlex.split(containers.arguments(asked, known))
 
 
 def test_an_image_is_known_by_its_own_digest_wherever_it_is(apptainer, monkeypatch):

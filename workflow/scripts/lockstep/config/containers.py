@@ -20,7 +20,7 @@ from lockstep.config import registry
 from lockstep.config.hardware import VARIABLES
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
-from lockstep.paths import IMAGES
+from lockstep.paths import IMAGES, PROJECT, of_project
 
 if TYPE_CHECKING:  # ranks import this module, and start sooner without a schema's checker
     from lockstep.config.configuration import Config
@@ -45,7 +45,9 @@ def images(config: Config) -> dict[str, str]:
     devices = {row.hardware.device for row in config.rows.values()}
     variant = "cuda" if "cuda" in devices else "cpu"
     return {
-        name: str(SIF / f"{name}-{variant}.sif") if config.containers[name] == "auto" else config.containers[name]
+        name: str(of_project(SIF / f"{name}-{variant}.sif"))
+        if config.containers[name] == "auto"
+        else config.containers[name]
         for name in FAMILIES
     }
 
@@ -73,7 +75,7 @@ def _known(name: str, image: str) -> tuple[str, str]:
         if b"SIF_MAGIC" not in stream.read(64):
             raise BadInput(f"containers.{name}: {image} is no .sif file. Build it again: make sif.")
     digest = hash_file(file)
-    if file.absolute().parent == SIF.absolute() and digest != (wanted := _sums().get(file.name)):
+    if file.absolute().parent == of_project(SIF).absolute() and digest != (wanted := _sums().get(file.name)):
         why = "is not the image that {} names: its sha256 differs" if wanted else "is not named in {}, or that is gone"
         raise BadInput(f"containers.{name}: {image} {why.format(SUMS)}. Build it again: make sif.")
     return str(file.absolute()), f"sha256:{digest}"
@@ -81,9 +83,10 @@ def _known(name: str, image: str) -> tuple[str, str]:
 
 def _sums() -> dict[str, str]:
     """The digest of each file that `make sif` made, by its name."""
-    if not SUMS.is_file():
+    sums = of_project(SUMS)
+    if not sums.is_file():
         return {}
-    lines = [line.split() for line in SUMS.read_text(encoding="utf-8").splitlines()]
+    lines = [line.split() for line in sums.read_text(encoding="utf-8").splitlines()]
     if any(len(line) != 2 for line in lines):
         raise BadInput(f"{SUMS}: has a line that is no digest and file name. Build the images again: make sif.")
     return {name: digest for digest, name in lines}
@@ -105,6 +108,8 @@ def arguments(config: Config, known: dict[str, tuple[str, str]]) -> str:
     named += [row.options.get("config_file") for row in config.rows.values()]
     files = [Path(name) for name in named if name]
     binds = {str(file.resolve().parent) for file in files if file.exists() and not _inside(file)}
+    if not _inside(PROJECT):  # another workflow takes Lockstep as a module
+        binds.add(str(PROJECT))
     for folder in binds:
         if set(folder) & set(",:"):
             raise BadInput(f"{folder}: Apptainer can't bind a folder with a comma or colon in its path. Rename it.")
