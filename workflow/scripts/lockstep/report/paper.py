@@ -249,18 +249,20 @@ def latex(cells: list[list], caption: str) -> str:
     return "\n".join(
         [
             f"% Written by Lockstep {lockstep.__version__}.",
-            r"% Needs \usepackage{booktabs} and \usepackage[T1]{fontenc}.",
+            r"% Needs \usepackage{booktabs}, \usepackage{graphicx} and \usepackage[T1]{fontenc}.",
             r"\begin{table}",
             r"  \centering",
             f"  \\caption{{{escaped(caption + told)}}}",
             r"  \label{tab:lockstep}",
+            r"  % No wider than the text.",
+            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             f"  \\begin{{tabular}}{{{columns}}}",
             r"    \toprule",
             f"    {head}",
             r"    \midrule",
             *(f"    {line}" for line in body),
             r"    \bottomrule",
-            r"  \end{tabular}",
+            r"  \end{tabular}}",
             r"\end{table}",
             "",
         ]
