@@ -112,3 +112,12 @@ def test_show_has_what_differs_and_what_starts_it(run_script):
     assert "torch.distributed.run" in said
     code, _, said = run_script("show", "nothing")
     assert (code, said.startswith("error: nothing: no such row. The configuration has: single")) == (2, True)
+
+
+@pytest.mark.parametrize("name", COMMAND["TARGETS"])
+def test_a_target_s_help_is_its_own_line_and_names_snakemake_s(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["lockstep", name, "--help"])
+    COMMAND["main"]()
+    told = capsys.readouterr().out
+    assert told.startswith(f"lockstep {name} ")
+    assert "snakemake --help lists them" in told

@@ -83,6 +83,11 @@ def main() -> None:
         parser.print_help()
     elif asked.command == "completion":
         print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / cli.DEFAULT]).rows)))
+    elif asked.command in TARGETS and {"-h", "--help"} & set(asked.arguments):
+        (line,) = (
+            line.strip() for line in __doc__.splitlines() if line.strip().startswith(f"lockstep {asked.command} ")
+        )
+        print(f"{line}\n\nARGUMENTS are Snakemake's; snakemake --help lists them.")
     else:
         started = command([asked.command, *asked.arguments])
         if not Path("workflow/scripts/command.py").is_file():
