@@ -1,5 +1,5 @@
 # With `repeats: auto`: after each block it is decided whether another one follows, and of which rows. What that asks for
-# is known only then, so this is a checkpoint, and what needs all runs asks for them by a function.
+# is known only then, so this is a checkpoint, and what needs all runs asks for them by all_runs (common.smk).
 
 
 checkpoint decide:

@@ -89,8 +89,6 @@ def profiles():
     return [RESULTS / CONFIG.profiled(row).folder(1) / paths.PROFILE for row in rows]
 
 
-# With `repeats: auto` the runs of a block are known once it was decided on (blocks.smk), so what needs all runs asks for
-# them by a function.
 def block_runs(block, file):
     """A file of each run in a block."""
     names = ROWS

@@ -20,9 +20,10 @@ def of_project(file: Path | str) -> Path:
     """A file of the project, as rules and their commands name it, from the folder in which Snakemake works.
 
     That is the project's own, where the name is the same in every clone and container; or, for another workflow that
-    takes Lockstep as a module, one elsewhere.
+    takes Lockstep as a module, one elsewhere. `file` is named from the project's folder, or in full.
     """
-    return Path(file) if Path.cwd() == PROJECT else PROJECT / file
+    file = PROJECT / file
+    return file.relative_to(PROJECT) if Path.cwd() == PROJECT else file
 
 
 # A results folder.

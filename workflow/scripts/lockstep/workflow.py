@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -278,7 +278,7 @@ def data_files(checked: Config) -> list[str]:
     files = [checked.model.file] if checked.model.file else []
     if checked.data.embedded:
         embedded = registry.task_literals(checked.task)["EMBEDDED"]
-        return [*(str(paths.of_project(file)) for file in embedded), *files]
+        return [*_of_project(embedded), *files]
     if not checked.data.path:
         return files
     inside = Path(checked.data.path).glob("*") if Path(checked.data.path).is_dir() else []
@@ -287,17 +287,16 @@ def data_files(checked: Config) -> list[str]:
 
 def templates() -> list[str]:
     """What the report is written with: editing one makes it again."""
-    files = [file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file()]
-    return sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files)
+    return _of_project(file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
 
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
     """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
-    return list(_code_files(name, strategy, task, Path.cwd()))
+    return _code_files(name, strategy, task, Path.cwd())
 
 
 @cache  # hundreds of rules ask for a few dozen such lists
-def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -> tuple[str, ...]:
+def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -> list[str]:
     todo, files = [paths.SCRIPTS / f"{name}.py"], set()
     if strategy:
         todo += [paths.SCRIPTS / "train.py", registry.path(strategy)]
@@ -308,7 +307,12 @@ def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -
         if file not in files:
             files.add(file)
             todo += _imports(file)
-    return tuple(sorted(str(paths.of_project(file.relative_to(paths.PROJECT))) for file in files))
+    return _of_project(files)
+
+
+def _of_project(files: Iterable[Path | str]) -> list[str]:
+    """Files of the project as a rule's input names them."""
+    return sorted(str(paths.of_project(file)) for file in files)
 
 
 @cache

@@ -107,11 +107,9 @@ def _cell(row: dict, longest: float, key: str, digits: int | None, limits: tuple
         return Cell(key, say(f"{key}_{value}") if key in WORDS else same(word), word, "", False)
     factor = 100 if key in PERCENT else 1
     ends = [row[limit] for limit in limits]
-    # What the others are compared with is once itself, and no range is of one run.
-    known = limits and None not in ends and ends[0] != ends[1]
-    more = " – ".join(f"{end:.{digits}f}" for end in ends) if known else ""
-    if more and row["repeats"] < 2:
-        more = ""  # one run has no spread
+    # One run has no spread, and what the others are compared with is once itself.
+    spread = limits and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
+    more = " – ".join(f"{end:.{digits}f}" for end in ends) if spread else ""
     shown = "" if value is None else f"{value * factor:.{digits}f}"
     share = value / longest if key == "train_seconds" and value else None
     return Cell(key, same(shown), "" if value is None else repr(value), more, True, share)

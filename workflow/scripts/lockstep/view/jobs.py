@@ -20,10 +20,8 @@ from lockstep.files import read_json
 from lockstep.run.progress import Progress
 
 LINES = 12  # of a failed job's log
-SAY_WHY = (
-    "train_",
-    "profile_",
-)  # how the rules begin whose runs say themselves why they failed, and where their log is
+# How the rules begin whose runs say themselves why they failed, and where their log is.
+SAY_WHY = ("train_", "profile_")
 # How those remarks of Snakemake's begin that say nothing of this benchmark.
 USUAL = ("Building DAG", "Using shell", "Provided ", "Rules claiming", "Config file", "Assuming ", "Singularity")
 
