@@ -38,7 +38,7 @@ def record(benchmark, row):
     return json.loads((run_folder(benchmark, row) / "record.json").read_text())
 
 
-@pytest.fixture(params=[*ROWS, *MORE])
+@pytest.fixture(params=[*ROWS, *(pytest.param(row, marks=pytest.mark.slow) for row in MORE)])
 def trained(request, benchmark, train_more) -> tuple[dict, dict]:
     """The record and ledger of each row."""
     made = train_more(request.param) if request.param in MORE else record(benchmark, request.param)
@@ -341,6 +341,7 @@ def test_a_repetition_with_the_same_weights_takes_the_test_over(benchmark, tmp_p
     assert "the same weights" not in benchmark.script("evaluate", str(tmp_path / "ddp/n2/rep2")).stdout
 
 
+@pytest.mark.slow
 def test_again_repeats_whole_blocks_with_their_own_configuration(benchmark, tmp_path):
     place = Workplace(Path(shutil.copytree(benchmark.folder, tmp_path / "copy")))
     asked = place.path("results/config.yaml")

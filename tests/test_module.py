@@ -77,7 +77,6 @@ def test_a_snakefile_without_its_clone_says_so(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_row_is_trained_and_what_failed_is_reported(tmp_path):
     """Where a row fails, the report is written over what there is, as in Lockstep itself."""
     config = CONFIG | {"rows": ROWS | {"exploding": {"strategy": "single", "learning_rate": 1e30, "clip": 0}}}

@@ -25,7 +25,7 @@ in_ci = pytest.mark.ci
 ROWS = ("single", "dataparallel", "ddp", "ddp_spawn", "ddp_amp", "horovod", "deepspeed", "accelerate", "trainer")
 ROWS += ("fabric", "fsdp")
 ALONE = ("single", "dataparallel")  # one process
-IN_CI = ("single", "dataparallel", "ddp", "ddp_amp")  # of each way to start, and in fp16
+IN_CI = ("dataparallel", "ddp_amp")  # of each way to start, and in fp16
 SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
@@ -204,7 +204,7 @@ rows:
 @pytest.mark.parametrize(
     ("row", "processes"),
     [
-        pytest.param("published_trainer", 1, marks=in_ci),
+        ("published_trainer", 1),
         ("published_dataparallel", 1),
         ("published_ddp_amp", 2),
         ("published_deepspeed", 2),
@@ -270,7 +270,6 @@ def stranger():
         process.kill()
 
 
-@in_ci
 def test_a_gpu_on_which_somebody_else_computes_is_named(two, stranger, tmp_path):
     listed, mps = tmp_path / "processes.json", tmp_path / "mps"
     listed.write_text(json.dumps([[1, stranger, 512]]), encoding="utf-8")
@@ -290,7 +289,7 @@ def test_a_gpu_on_which_somebody_else_computes_is_named(two, stranger, tmp_path)
         assert two.read(f"runs/{row}/n*/rep4/env.json")["mps"] == str(mps)
 
 
-@pytest.mark.parametrize("row", [pytest.param("ddp", marks=in_ci), "dataparallel"])
+@pytest.mark.parametrize("row", ["ddp", "dataparallel"])
 def test_gpus_of_amd_train_as_cuda_and_tell_less(two, tmp_path, row):
     for number, units in enumerate((0, 304, 304)):  # a CPU is a node too
         (tmp_path / str(number)).mkdir()
@@ -430,7 +429,7 @@ def one_gpu(tmp_path_factory, libraries):
     return machine
 
 
-@pytest.mark.parametrize("row", [pytest.param("ddp_spawn", marks=in_ci), "fabric"])
+@pytest.mark.parametrize("row", ["ddp_spawn", "fabric"])
 def test_ranks_share_a_gpu_through_gloo(one_gpu, row):
     finished = one_gpu.launch(row, "", "--config=shared.yaml")
     assert finished.returncode == 0, finished.stderr

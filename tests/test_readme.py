@@ -166,7 +166,15 @@ def check(finished, *codes: int) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", commands(ENGLISH))
+def trains_again(command: str) -> bool:
+    """Whether it trains a row as another command does, and something besides."""
+    return "--resume" in command or "log_to" in command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(command, marks=[pytest.mark.slow] if trains_again(command) else []) for command in commands(ENGLISH)],
+)
 def test_every_command_works_as_printed(place, command):
     if "--report" in command:
         place.path("report.zip").unlink(missing_ok=True)

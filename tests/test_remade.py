@@ -31,7 +31,12 @@ def test_what_decides_no_result_trains_nothing_again(benchmark):
     assert NOTHING in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("part", ["dataset/train/*.arrow", "weights/model.safetensors", "tokenizer/tokenizer.json"])
+PARTS = ("weights/model.safetensors", "tokenizer/tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "part", ["dataset/train/*.arrow", *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS)]
+)
 def test_a_lost_file_is_made_again_and_no_row_is_trained_for_it(place, part):
     (lost,) = place.path("results/data").glob(part)
     about, name = read_json(place.path("results/data/data.json")), str(lost.relative_to(place.folder))
@@ -65,6 +70,7 @@ def test_a_damaged_file_is_told_before_anything_starts(place):
     assert "is gone or changed. Remove it" in planned.stderr
 
 
+@pytest.mark.slow
 def test_what_a_failure_reported_is_made_again_when_all_is_well(place):
     """Its report is of settings that may be gone by then, and newer than all that Snakemake would make it from."""
     stamps = [place.path(f"results/{part}/.complete") for part in ("predict", "report")]

@@ -274,7 +274,7 @@ rows:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("columns", "fails"), [pytest.param(80, True, marks=pytest.mark.ci), (140, False)])
+@pytest.mark.parametrize(("columns", "fails"), [(80, True), (140, False)])
 def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     """Trainings, of which one may fail: the view, the failure, then the report's table, in a terminal of its own."""
     place = copy_project(tmp_path / "project")

@@ -322,6 +322,19 @@ def test_a_trial_has_the_table_s_optimizer_unless_the_row_s_is_its_strategy_s_ow
     }
 
 
+def test_what_a_row_sets_of_training_and_its_trial_does_not_is_known():
+    rows = {"plain": {}, "faster": {"learning_rate": 1e-3, "warmup": 0.2}, "sgd": {"optimizer": "sgd"}}
+    rows |= {"half": {"precision": "bf16", "accumulation": 2}, "own": {"strategy": "recipe", "optimizer": "adamw8bit"}}
+    checked = reading.parse(CPU | {"rows": {name: {"strategy": "ddp"} | row for name, row in rows.items()}})
+    assert {name: checked.not_in_trial(row) for name, row in checked.rows.items()} == {
+        "plain": [],
+        "faster": ["learning_rate", "warmup"],
+        "sgd": ["optimizer"],
+        "half": [],
+        "own": [],
+    }
+
+
 BATCHED = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp"},

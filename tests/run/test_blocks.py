@@ -14,7 +14,7 @@ from lockstep.paths import decision_file
 from lockstep.proof import fairness
 from lockstep.report import headline, summary
 from lockstep.run import blocks
-from tests.conftest import copy_project
+from tests.conftest import REAL_DATA, copy_project
 
 ROWS = [f"row{number}" for number in range(12)]
 SIGMA = 0.036  # of log times, as in a default benchmark on two cores
@@ -282,3 +282,38 @@ def test_snakemake_trains_what_is_decided(tmp_path):
         for file in place.path("results/runs").glob("*/*/*/record.json")
     )
     assert made == [f"{row}/n1/rep{repeat}" for row in ("dataparallel", "single") for repeat in (1, 2, 3)]
+
+
+TWO = """
+model: {hidden_size: 64, layers: 1}
+train: {epochs: 1, eval_every: 10}
+hardware: {device: cpu, processes: 2, oversubscribe: true}
+profile: {steps: 0}
+retries: 0
+"""
+
+
+@pytest.mark.slow
+def test_a_block_is_added_later_and_decided_on(tmp_path):
+    """On real texts, where they are: two blocks, then a third, then as many as there is time for, which is none."""
+    place = copy_project(tmp_path / "project")
+    default = schema.of_configuration()["properties"]["rows"]["default"]
+    rows = {name: None for name in default if name not in ("single", "ddp")}
+    data = {"path": str(REAL_DATA), "limit": 2000} if REAL_DATA.is_file() else {"limit": 1500}
+    place.path("two.yaml").write_text(TWO + yaml.safe_dump({"rows": rows, "data": data}), encoding="utf-8")
+
+    def run(*asked: str) -> str:
+        finished = place.snakemake("--cores", "all", "--configfile", "two.yaml", *asked)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout + finished.stderr
+
+    run("--config", "repeats=2")
+    assert run("--config", "repeats=3").count("repetition 3: train on") == 2
+    summary_ = files.read_json(place.path("results/report/summary.json"))
+    assert [(row["row"], row["status"]) for row in summary_["rows"]] == [("single", "ok"), ("ddp", "ok")]
+    assert all(row["repeats"] + row["disturbed"] in (3, 6) for row in summary_["rows"])
+    run("--config", "repeats=auto", "budget=1")
+    assert files.read_json(place.path("results/blocks/3.json"))["why"] == "budget"
+    assert "Nothing to be done" in run("--config", "repeats=auto", "budget=1")
+    run("--config", "repeats=3", "--report", "results/report.zip")
+    assert place.path("results/report.zip").stat().st_size > 0

@@ -44,7 +44,7 @@ ROWS = {
     "zero_redundancy": {},
     "local_sgd by node": {"within": "node"},
 }
-QUICK = ("ddp",)
+IN_CI = ("ddp",)
 OF_PODS = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1}
@@ -152,10 +152,11 @@ def options(given: dict) -> list[str]:
     return [f"rows={{x: {json.dumps(given)}}}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
-        pytest.param(name, processes, marks=[] if name in QUICK and processes == 2 else [pytest.mark.slow])
+        pytest.param(name, processes, marks=[pytest.mark.ci] if name in IN_CI and processes == 2 else [])
         for name in ROWS
         for processes in (1, 2)
     ],
@@ -187,6 +188,8 @@ def test_two_hosts_train_the_same_model_as_one(link, results, name, processes):
     assert no_process_is_left(results)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_rank_elsewhere_is_named_on_both(link, results):
     processes = start(results, "ddp", sets=["train.epochs=400"])
     table = wait_for(results, "ddp", 3, 1)

@@ -139,6 +139,8 @@ def launched(place, name: str, row: str, *more: str):
     return place.script("launch", *ASKED, "--results=own", f"--set=model.name={name}", f"--row={row}", *more)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_model_brings_its_own_loss_which_must_be_a_scalar(place):
     model = place.path("my_model.py").read_text()
     own = "\n    def loss(self, outputs, labels):\n        return nn.functional.cross_entropy(outputs, labels{})\n"

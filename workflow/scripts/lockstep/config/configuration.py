@@ -5,7 +5,7 @@ Needs neither torch nor a framework: the Snakefile imports it.
 
 import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.config import schema
@@ -32,6 +32,7 @@ MISTAKES = {
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
 NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "log_every": 0, "log_to": []}
+OF_EVALUATION = ("eval_samples", "best", "keep")  # settings of `train` that say what is looked at, and not how it trains
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,12 @@ class Config:
         # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row, train=train, asked=asked, kind=PARITY)
+
+    def not_in_trial(self, row: Row) -> list[str]:
+        """Settings of training that the row has of its own, and its trial does not: it is proven without them."""
+        asked, proven = asdict(row.train), asdict(self.trial(row).train)
+        own = [name for name, value in asdict(self.train).items() if asked[name] not in (value, proven[name])]
+        return [name for name in own if name not in NOTHING_BESIDES and name not in OF_EVALUATION]
 
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""

@@ -3,7 +3,8 @@
 import contextlib
 import sys
 
-UNUSED = ("peft", "bitsandbytes")  # for adapters and weights in 8 bits: together a second at every start
+# For adapters, weights in 8 bits, and losses of object detection: together more than a second at every start.
+UNUSED = ("peft", "bitsandbytes", "scipy")
 
 
 @contextlib.contextmanager

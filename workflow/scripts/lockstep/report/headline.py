@@ -14,18 +14,6 @@ from lockstep.run import blocks
 LISTED, MANY = 4, 12  # names in a sentence, at most
 AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
-# Settings of training that a row of its own may have and its trial does not (Config.trial).
-NOT_IN_TRIALS = {
-    "epochs",
-    "max_steps",
-    "global_batch",
-    "learning_rate",
-    "schedule",
-    "warmup",
-    "clip",
-    "label_smoothing",
-}
-NOT_IN_TRIALS |= {"weight_decay", "betas", "momentum", "nesterov", "class_weights", "batching"}
 
 
 @dataclass(frozen=True)
@@ -219,8 +207,7 @@ def same_model(summary: Summary) -> Text:
     steps = sorted({verdict["steps"] for verdict in verdicts.values() if verdict and verdict["steps"]})
     if not steps:
         return say("same_model_unknown", verdicts=told)
-    asked = summary.config["rows"]
-    own = [row["row"] for row in rows if verdicts.get(row["row"]) and NOT_IN_TRIALS & set(asked.get(row["row"]) or ())]
+    own = [row["row"] for row in rows if verdicts.get(row["row"]) and summary.not_in_trials.get(row["row"])]
     by_table = say("proven_by_table", rows=some(own, MANY)) if own else ""
     return say("same_model", steps="/".join(map(str, steps)), verdicts=told, by_table=by_table)
 

@@ -102,6 +102,7 @@ class Summary:
     blocks: dict | None  # the newest decision on further blocks of runs (run/blocks.py); None without one
     variance: dict | None  # how runs of a row differ (_variance); None where nothing tells
     verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None where that is not known, or stale
+    not_in_trials: dict[str, list[str]]  # by row: the settings of its own that the proof is without
     ladder: dict | None  # the open division (report/ladder.py); None without one
     profiles: dict[str, dict | None]  # by row: where a step's time goes; None where that is not known, or stale
     stale: dict[str, dict[str, str]]  # of `proof` and of `profile`: by row, why it is of other settings and left out
@@ -182,6 +183,7 @@ def gather(config: Config, results: Path) -> Summary:
         blocks=blocks.last(config, results),
         variance=_variance(config, runs, results),
         verdicts=verdicts,
+        not_in_trials={row.name: config.not_in_trial(row) for row in config.rows.values()},
         ladder=ladder.climb(
             config,
             rows,
