@@ -45,13 +45,9 @@ COMPLETION = """_lockstep() {{
 complete -o default -F _lockstep lockstep"""
 
 
-def command(words: list[str]) -> list[str]:
-    """What these words of a command line stand for. Raises BadInput where they name none."""
+def snakemake(words: list[str]) -> list[str]:
+    """Snakemake's command line for a target's name and what follows it. Raises BadInput where it is not complete."""
     name, *rest = words
-    if name in SCRIPTS:
-        return [sys.executable, f"workflow/scripts/{name}.py", *rest]
-    if name not in TARGETS:
-        raise BadInput(f"{name} is no command. There are: {', '.join(COMMANDS)}.")
     if name == "row" and (not rest or rest[0].startswith("-")):
         raise BadInput("row: name one, as in: lockstep row ddp")
     if name == "row" and len(rest) == 1 and rest[0] not in (rows := reading.read([PROJECT / cli.DEFAULT]).rows):
@@ -88,16 +84,18 @@ def main() -> None:
             line.strip() for line in __doc__.splitlines() if line.strip().startswith(f"lockstep {asked.command} ")
         )
         print(f"{line}\n\nARGUMENTS are Snakemake's; snakemake --help lists them.")
+    elif asked.command not in COMMANDS:
+        raise BadInput(f"{asked.command} is no command. There are: {', '.join(COMMANDS)}.")
     else:
-        started = command([asked.command, *asked.arguments])
+        command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
         if not Path("workflow/scripts/command.py").is_file():
             raise BadInput("this is not Lockstep's folder; its commands are called there")
         os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        sys.stdout.flush()
         if asked.command in SCRIPTS:  # in this process, so that it calls itself by the name that was typed
             sys.argv = [f"lockstep {asked.command}", *asked.arguments]
             cli.run(importlib.import_module(asked.command).main)
-        os.execv(started[0], started)
+        sys.stdout.flush()
+        os.execv(command[0], command)
 
 
 if __name__ == "__main__":
