@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +33,8 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
 
 # All of summary.json beside its headline.
 KEYS = (
-    *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "ladder", "profiles", "stale"),
-    *("data", "peak", "plans", "environment", "manifest", "damaged", "published", "config"),
+    *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "not_in_trials", "ladder"),
+    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "published", "config"),
 )
 
 
@@ -278,6 +279,14 @@ def test_runs_of_another_machine_are_warned_of(results):
     summary, _, page = made(results)
     assert any("not all runs come from the same cpu" in line for line in first_lines(summary))
     assert page.count('class="mind"') == 1
+
+
+def test_it_says_by_whose_settings_a_row_is_proven(results):
+    summary, _ = gathered(results)
+    assert not any(summary.not_in_trials.values())
+    own = replace(summary, not_in_trials={"ddp": ["optimizer"]})
+    assert "the proof is about the strategy" not in " ".join(first_lines(summary))
+    assert "Of ddp the proof is about the strategy, trained by the table's settings" in " ".join(first_lines(own))
 
 
 def test_one_run_a_row_is_no_verdict(results):
