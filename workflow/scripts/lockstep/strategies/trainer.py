@@ -12,7 +12,6 @@ On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 import contextlib
 
 import torch
-import transformers
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
@@ -89,6 +88,7 @@ REFUSED = [
 
 
 with lean.imports():
+    import transformers
     from transformers import Trainer
 
 

@@ -1,0 +1,36 @@
+"""What a start leaves out of transformers, in processes of their own: a package is imported once in each."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.paths import SCRIPTS
+
+
+def imported(program: str) -> set[str]:
+    """The packages that a program leaves imported."""
+    told = f"{program}\nimport sys; print(*(name for name in sys.modules if sys.modules[name]))"
+    finished = subprocess.run([sys.executable, "-c", told], cwd=SCRIPTS, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return set(finished.stdout.split())
+
+
+MODEL = """
+from lockstep.model import lean
+with lean.imports():
+    from transformers import BertForSequenceClassification
+"""
+
+
+@pytest.mark.parametrize(("before", "spared"), [("", True), ("import transformers", False)])
+def test_a_model_is_imported_without_what_it_does_not_call(before, spared):
+    """Also where a strategy or model of one's own has imported transformers before."""
+    packages = imported(before + MODEL)
+    assert ("scipy" in packages) == (not spared)
+    assert not {"peft", "bitsandbytes"} & packages
+
+
+@pytest.mark.parametrize("before", ["", "import transformers", MODEL])
+def test_trainer_is_imported_in_any_order(before):
+    assert "transformers.trainer" in imported(f"{before}\nimport lockstep.strategies.trainer")
