@@ -5,6 +5,7 @@ other rows, the proofs and the whole pipeline are for `make test-slow`.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -53,11 +54,15 @@ rows:
   deepspeed_fp16_stage_2: {strategy: deepspeed, precision: fp16, stage: 2}
   deepspeed_native_fp16: {strategy: deepspeed, precision: fp16, native_precision: true}
   fsdp_bf16: {strategy: fsdp, precision: bf16}
+  bf16_hook: {strategy: ddp, hook: bf16}
+  accelerate_fp16: {strategy: accelerate, precision: fp16}
+  fabric_fp16: {strategy: fabric, precision: fp16}
+  trainer_fp16: {strategy: trainer, precision: fp16}
 """
 CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
 # Each is a strategy file with one mistake that a CPU forgives, and what is said of it.
 MISTAKES = {
-    "forgets_set_device": (
+    "takes_the_first_gpu": (
         """
 import torch
 from lockstep.strategies import _group, ddp
@@ -66,6 +71,17 @@ class Strategy(ddp.Strategy):
     pass
 """,
         "Duplicate GPU detected",
+    ),
+    "forgets_set_device": (
+        """
+import torch
+from lockstep.strategies import _group, ddp
+_group.own_device = lambda hardware, local_rank: torch.device("cuda", local_rank)
+class Strategy(ddp.Strategy):
+    def to_device(self, arrays):
+        return {name: torch.from_numpy(array).to("cuda") for name, array in arrays.items()}
+""",
+        "Expected all tensors to be on the same device",
     ),
     "batch_on_the_cpu": (
         """
@@ -99,13 +115,16 @@ ONE_PROCESS_ON = ("cpu", "cuda")
         "world_size: 2 is asked for, and the live",
     ),
 }
-# As if each rank read its checkpoint back onto the GPU that rank 0 had saved it from.
+# Each rank reads its state back onto the GPU that rank 0 had saved it from.
 ONTO_THE_FIRST_GPU = """
+import torch
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def wrap(self):
-        self.read_back = [weight.detach().to("cuda:0") for weight in self.model.parameters()]
-        super().wrap()
+    def load_state(self, folder):
+        state = torch.load(self.state_file(folder), map_location="cuda:0", weights_only=True)
+        self.trained_module().load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
 """
 
 
@@ -222,12 +241,9 @@ def test_the_published_rows_train_on_two_gpus_as_they_did(two, row, processes):
     assert made["precision"] == ("fp32" if row == "published_dataparallel" else "fp16")
 
 
-@pytest.mark.parametrize("row", ["ddp", "ddp_amp", "fsdp", "deepspeed", "horovod"])
-def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
-    """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
-    if row == "horovod" and not HOROVOD:
-        pytest.skip("horovod is not installed here")
-    for steps in (9, 12):  # the second is the first made longer
+def made_longer(two, row: str, code: str = "") -> dict:
+    """The record of a run of 12 steps that went on from the state after 9, which another had saved."""
+    for steps in (9, 12):
         asked = (
             "--repeat=3",
             "--set=train.schedule=constant",
@@ -235,10 +251,19 @@ def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
             f"--set=train.max_steps={steps}",
         )
         assert two.script("plan", *asked[1:]).returncode == 0
-        finished = two.launch(row, "", *asked)
+        finished = two.launch(row, code, *asked)
         assert finished.returncode == 0, finished.stderr
     made = two.read(f"runs/{row}/n2/rep3/record.json")
     assert made["resumed"] == [9]
+    return made
+
+
+@pytest.mark.parametrize("row", ["ddp", "ddp_amp", "fsdp", "deepspeed", "horovod"])
+def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
+    """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
+    if row == "horovod" and not HOROVOD:
+        pytest.skip("horovod is not installed here")
+    assert not [note for note in made_longer(two, row)["notes"] if "not its own" in note]
     ranks = [two.read(f"runs/{row}/n2/rep3/ranks/{rank}.json") for rank in (0, 1)]
     assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]
 
@@ -253,10 +278,9 @@ def test_a_mistake_that_a_cpu_forgives_is_named(two, mistake):
 
 
 @in_ci
-def test_a_rank_that_uses_another_one_s_gpu_is_named(two):
-    finished = two.launch("onto_the_first_gpu", ONTO_THE_FIRST_GPU)
-    assert finished.returncode == 0, finished.stderr
-    made = two.read("runs/onto_the_first_gpu/n2/rep1/record.json")
+def test_a_rank_that_reads_its_state_onto_another_one_s_gpu_is_named(two):
+    """It trains what it should, and takes memory that it should not: the record and the report say so."""
+    made = made_longer(two, "onto_the_first_gpu", ONTO_THE_FIRST_GPU)
     (note,) = (note for note in made["notes"] if "not its own" in note)
     assert note.startswith("rank 1 had ")
     assert "MiB on GPU 0, which is not its own" in note
@@ -383,6 +407,88 @@ def test_the_gpus_that_are_asked_for_are_those_that_train(two, row, asked, visib
     assert machine["gpus"] == ["Pretended GPU 2", "Pretended GPU 3"]
     watched = two.read(f"runs/{row}/n2/rep3/record.json")["watch"]["gpus"]
     assert [gpu["gpu"] for gpu in watched] == [2, 3]
+
+
+IMAGES = """
+model: {name: basicnet_bn}
+train: {epochs: 2, max_steps: 9, eval_every: 0, checkpoint: last}
+hardware: {timeout: 120, oversubscribe: true}
+rows:
+  tells: {strategy: tells, sync_batchnorm: true}
+  horovod_sync: {strategy: horovod, sync_batchnorm: true}
+"""
+TELLS = """
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def wrap(self):
+        super().wrap()
+        self.notes.append(" ".join(type(module).__name__ for module in self.module.modules()))
+"""
+
+
+def test_batch_normalisation_over_gpus_is_proven(two):
+    """By PyTorch's SyncBatchNorm, and Horovod's own; by themselves ranks normalise their shares apart."""
+    two.place.path("workflow/scripts/lockstep/strategies/tells.py").write_text(TELLS, encoding="utf-8")
+    two.place.path("images.yaml").write_text(IMAGES, encoding="utf-8")
+    configs = [f"--config={file}" for file in ("config/config.yaml", "config/digits.yaml", "images.yaml")]
+    rows = ["tells", "ddp", *(["horovod_sync"] if HOROVOD else [])]
+    asked = [f"--row={row}" for row in ("reference", *rows)]
+    for script, more in (("prepare", []), ("plan", []), ("parity", asked)):
+        finished = two.place.script(script, *configs, "--results=images", *more, timeout=600, **two.variables)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+
+    def read(row: str, name: str) -> dict:
+        file = two.place.path(f"images/parity/{row}/n2/rep1/{name}.json")
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    proofs = {row: read(row, "verdict")["proof"] for row in rows}
+    assert proofs == dict.fromkeys(rows, "equal") | {"ddp": "unequal"}
+    assert "SyncBatchNorm" in " ".join(read("tells", "record")["notes"])
+
+
+COUNTED = """
+import sys
+from pathlib import Path
+import pytest
+from lockstep.config import reading
+from lockstep.rank import training
+from lockstep.run.live import Notes
+from tests.rank.test_window import Counting, about_to_train
+Path("counted/ranks").mkdir(parents=True, exist_ok=True)
+Notes(Path("counted"), rows=20)
+row = reading.read([Path("config/config.yaml"), Path("small.yaml"), Path("counted.yaml")]).rows[sys.argv[1]]
+patch = pytest.MonkeyPatch()
+with about_to_train(row, Path("results/data"), Path("counted")) as session:
+    step = session.strategy.step
+    def careless():
+        step()
+        next(session.strategy.module.parameters()).sum().cpu()
+    if "careless" in sys.argv:
+        session.strategy.step = careless
+    with Counting(session.clock, patch) as counting:
+        training.train(session)
+    assert session.strategy.world.device.type == "cuda"
+print("counted", counting.steps, *sorted(set(counting.noted)), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "noted"),
+    [
+        ("single", [], []),
+        ("half", [], []),
+        ("single", ["careless"], ["aten::_to_copy to the host"]),
+    ],
+)
+def test_nothing_in_the_window_waits_for_a_gpu(two, row, more, noted):
+    """Nor does the clip, nor the loss scale in fp16; and the count sees a copy to the host, where there is one."""
+    rows = {"half": {"strategy": "single", "precision": "fp16"}}
+    two.place.path("counted.yaml").write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
+    path = os.pathsep.join([two.variables["PYTHONPATH"], str(two.place.folder)])
+    finished = two.place.run("python", "-c", COUNTED, row, *more, **two.variables | {"PYTHONPATH": path})
+    assert finished.returncode == 0, finished.stderr
+    (counted,) = [line for line in finished.stdout.splitlines() if line.startswith("counted")]
+    assert counted.removeprefix("counted 9").strip() == " ".join(noted)
 
 
 @in_ci

@@ -31,6 +31,5 @@ def test_a_model_is_imported_without_what_it_does_not_call(before, spared):
     assert not {"peft", "bitsandbytes"} & packages
 
 
-@pytest.mark.parametrize("before", ["", "import transformers", MODEL])
-def test_trainer_is_imported_in_any_order(before):
-    assert "transformers.trainer" in imported(f"{before}\nimport lockstep.strategies.trainer")
+def test_trainer_is_imported_after_a_model():
+    assert "transformers.trainer" in imported(f"{MODEL}\nimport lockstep.strategies.trainer")

@@ -11,8 +11,11 @@ every process that a run starts, its launchers included; the product itself neve
 - pynvml.py answers for NVML.
 
 What they can't know: what kernels a real device would launch, in how much time and memory; whether NCCL, cuBLAS, CUDA
-graphs or a driver work; how a device rounds; that work goes on while the host does. Attention is computed by its
-formula, pinned memory is ordinary memory. Numbers that come of them are of no GPU, so they stay in the tests' folders.
+graphs or a driver work; how a device rounds; that work goes on while the host does. Attention and SyncBatchNorm are
+computed by their formulas, pinned memory is ordinary memory, Horovod is its library for the CPU, and the profiler
+records the host only. All GPUs of a process draw from the host's one random generator. Operators that index, and those
+over lists of tensors, let a tensor of the host pass, so of such a mistake nothing is seen. Numbers that come of them
+are of no GPU, so they stay in the tests' folders.
 """
 
 import os

@@ -173,7 +173,7 @@ def before_torch_cuda():
         "_cuda_canDeviceAccessPeer": lambda *devices: False,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getAllocatorBackend": lambda: "pretended",
-        "_nccl_version": lambda: 22800,
+        "_nccl_version": lambda: 2 << 32 | 28 << 16 | 9,
         "_nccl_version_suffix": lambda: b"",
         "_cuda_attach_out_of_memory_observer": nothing,
         "_show_config": lambda: "PyTorch on pretended GPUs",  # which asks a library of CUDA's for its version
@@ -209,7 +209,14 @@ def after_torch_cuda(cuda):
             return torch.UntypedStorage(storage.nbytes(), device=storage.device).copy_(storage)
         return torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device).untyped_storage().copy_(storage)
 
-    torch.UntypedStorage.resize_, torch.UntypedStorage.clone = resize_, clone
+    to = torch.UntypedStorage.to
+
+    def to_device(storage, *, device, non_blocking=False):  # as torch.load does with what it reads
+        if torch.device(device).type != "cuda":
+            return to(storage, device=device, non_blocking=non_blocking)
+        return torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).untyped_storage().copy_(storage)
+
+    torch.UntypedStorage.resize_, torch.UntypedStorage.clone, torch.UntypedStorage.to = resize_, clone, to_device
 
 
 # ---- several devices of one process, and of several ----
@@ -333,6 +340,57 @@ def after_varlen(varlen):
     varlen.varlen_attn = varlen_attn
 
 
+def after_torch(torch):
+    """The kernels of SyncBatchNorm (torch/nn/modules/_functions.py), by their formulas: PyTorch has them for GPUs only.
+
+    `x` and `dy` are [samples, channels, ...]; all statistics are [channels], of half precision in fp32.
+    """
+
+    def over(x):
+        return [dimension for dimension in range(x.dim()) if dimension != 1]
+
+    def wide(x):
+        return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+    def along(statistic, x):
+        return statistic.view([1, -1] + [1] * (x.dim() - 2))
+
+    def stats(x, eps):
+        variance, mean = torch.var_mean(wide(x), over(x), correction=0)
+        return mean, (variance + eps).rsqrt()
+
+    def gather_stats_with_counts(x, means, invstds, running_mean, running_var, momentum, eps, counts):
+        counts = counts.to(means.dtype).view(-1, 1)
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        variance = (counts * (invstds**-2 - eps + (means - mean) ** 2)).sum(0) / total
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((variance * total / (total - 1)).to(running_var.dtype), momentum)
+        return mean, (variance + eps).rsqrt()
+
+    def elemt(x, weight, bias, mean, invstd, eps):
+        y = (wide(x) - along(mean, x)) * along(invstd, x)
+        return (y if weight is None else y * along(weight, x) + along(bias, x)).to(x.dtype)
+
+    def backward_reduce(dy, x, mean, invstd, weight, of_input, of_weight, of_bias):
+        dy = wide(dy)
+        sum_dy = dy.sum(over(x))
+        sum_dy_xmu = (dy * (wide(x) - along(mean, x))).sum(over(x))
+        like = mean if weight is None else weight
+        return sum_dy, sum_dy_xmu, (sum_dy_xmu * invstd).to(like.dtype), sum_dy.to(like.dtype)
+
+    def backward_elemt(dy, x, mean, invstd, weight, sum_dy, sum_dy_xmu, counts):
+        total = counts.sum().to(mean.dtype)
+        slope = along(invstd**2 * sum_dy_xmu / total, x)
+        dx = (wide(dy) - along(sum_dy / total, x) - (wide(x) - along(mean, x)) * slope) * along(invstd, x)
+        return (dx if weight is None else dx * along(weight, x)).to(x.dtype)
+
+    library = torch.pretended = torch.library.Library("aten", "IMPL")  # which takes them back when it goes
+    for kernel in (stats, gather_stats_with_counts, elemt, backward_reduce, backward_elemt):
+        library.impl(f"batch_norm_{kernel.__name__}", kernel, "CUDA")
+
+
 def after_horovod(operations):
     """Horovod's compiled part knows tensors of the CPU only: the same memory is handed to it."""
     operations.mpi_lib = HorovodOnHost(operations.mpi_lib)
@@ -380,6 +438,7 @@ AFTER = {
     "torch.profiler.profiler": after_profiler,
     "torch.nn.parallel.comm": after_comm,
     "torch.nn.attention.varlen": after_varlen,
+    "torch": after_torch,
     "torch.distributed.distributed_c10d": after_distributed,
     "torch.distributed": after_package,
     "lockstep.config.hardware": after_hardware,

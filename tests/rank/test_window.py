@@ -1,8 +1,10 @@
 """The timed window of a real training: what happens in it besides training, counted operation by operation."""
 
 import builtins
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import bare
 from lockstep.config import reading, registry
+from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
@@ -26,6 +29,8 @@ from lockstep.run.progress import Progress, RankFiles
 
 # What makes the host wait for the device, or reads a value back from it.
 SYNCHRONISING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")
+
+COPIES = ("aten::copy_", "aten::_to_copy")  # from a GPU to the host, unless `non_blocking`
 
 
 class Counting(TorchDispatchMode):
@@ -60,8 +65,8 @@ class Counting(TorchDispatchMode):
         patch.setattr(clock, "close", close_window)
         patch.setattr(clock, "tick", tick)
         patch.setattr(builtins, "print", say)
-        for name in ("synchronize", "current_stream"):
-            patch.setattr(torch.cuda, name, lambda *_, name=name: self.note(f"cuda.{name}"))
+        for waits in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):
+            patch.setattr(waits, "synchronize", lambda *_: self.note("synchronize"))
 
     def note(self, what: str) -> None:
         if self.open:
@@ -72,33 +77,42 @@ class Counting(TorchDispatchMode):
         self.operations += self.open
         if name in SYNCHRONISING or name.startswith("c10d::"):
             self.note(name)
-        return operation(*arguments, **(keywords or {}))
+        keywords = keywords or {}
+        result = operation(*arguments, **keywords)
+        # `non_blocking` is the last argument of the one, and a keyword of the other.
+        waited_for = arguments[-1:] != (True,) and not keywords.get("non_blocking")
+        if name in COPIES and result.device.type == "cpu" and any(map(on_gpu, arguments)) and waited_for:
+            self.note(f"{name} to the host")
+        return result
+
+
+def on_gpu(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+@contextlib.contextmanager
+def about_to_train(row: Row, data: Path, folder: Path) -> Iterator[Session]:
+    """A row of one process, about to train its plan in this process; `folder` has a folder `ranks`."""
+    files = {"data": str(data), "plan_file": str(data / "plan" / f"{row.plan_name}.npz")}
+    settings = replace(row.settings(), dropout=0, **files)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(row.hardware.threads)
+    strategy = registry.load(row.strategy)(settings)
+    strategy.start()
+    progress = Progress(folder, ranks=1)
+    progress.begin(0)
+    task = registry.load_task(settings.task)(settings.train)
+    yield Session(strategy, task, settings, folder, Clock(), RankFiles(folder, 0), progress)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def session(benchmark, tmp_path) -> Session:
+def session(benchmark, tmp_path) -> Iterator[Session]:
     """`single`, about to train the small benchmark's plan in this process."""
-    row = reading.read([benchmark.path("results/config.yaml")]).rows["single"]
-    data, plan = benchmark.path("results/data"), row.plan_name
-    files = {"data": str(data), "plan_file": str(data / "plan" / f"{plan}.npz")}
-    settings = replace(row.settings(), dropout=0, **files)
     (tmp_path / "ranks").mkdir()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(row.hardware.threads)
-    strategy = registry.load("single")(settings)
-    strategy.start()
-    progress = Progress(tmp_path, ranks=1)
-    progress.begin(0)
-    yield Session(
-        strategy,
-        registry.load_task(settings.task)(settings.train),
-        settings,
-        tmp_path,
-        Clock(),
-        RankFiles(tmp_path, 0),
-        progress,
-    )
-    torch.set_num_threads(threads)
+    row = reading.read([benchmark.path("results/config.yaml")]).rows["single"]
+    with about_to_train(row, benchmark.path("results/data"), tmp_path) as session:
+        yield session
 
 
 @pytest.mark.parametrize("log_every", [0, 1])

@@ -60,7 +60,11 @@ class Strategy(ddp.Strategy):
         return self.fabric.no_backward_sync(self.model, enabled=not last)
 
     def step(self):
-        if self.clip:
+        if self.clip and self.scaler.is_enabled():
+            # In fp16 Fabric's own clip refuses fused optimizers, and gradients that overflow, for which scaling is.
+            self.scaler.unscale_(self.optimizer.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        elif self.clip:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
