@@ -11,6 +11,7 @@ no communication. What it leaves out (tiles that don't fit, waves that don't fil
 """
 
 import argparse
+import csv
 import sys
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from lockstep.model.metrics import PEAKS_FILE, Shape, training_flops
 from lockstep.paths import PROJECT
 from lockstep.terminal import print_table
 
-PAGE = PROJECT / "docs" / "performance.md"
+PAGE, MEASURED = PROJECT / "docs" / "performance.md", PROJECT / "docs" / "measurements"
 MARKS = ("<!-- roofline: begin -->", "<!-- roofline: end -->")
 BATCHES, WIDTHS = (8, 32, 128, 512), (32, 128, 512)  # samples in a step, tokens of each
 LAUNCH = 5e-6  # seconds of the host for an operation: PyTorch's own overhead and CUDA's launch
@@ -85,13 +86,28 @@ def bounds(encoder: Encoder, batch: int, tokens: int, peak: float, bandwidth: fl
     return flops / (device * peak), flops / (max(device, host) * peak)
 
 
+def read_measured(device: str) -> dict[tuple[int, int], float]:
+    """The MFU that was measured on a device, by tokens of a text and texts in a step: what MEASURED/<device>.csv says.
+
+    Its columns are tokens, batch and mfu (a share of the peak, as in the report's summary.csv).
+    """
+    file = MEASURED / f"{device}.csv"
+    if not file.is_file():
+        return {}
+    with file.open(encoding="utf-8") as stream:
+        return {(int(line["tokens"]), int(line["batch"])): float(line["mfu"]) for line in csv.DictReader(stream)}
+
+
 def lines(device: dict) -> list[list[str]]:
+    measured = read_measured(device["name"])
     peak, bandwidth = device["tflops"]["bf16"] * 1e12, device["gigabytes_per_second"] * 1e9
     table = []
     for tokens in WIDTHS:
         for batch in BATCHES:
             graphs, eager = bounds(Encoder(), batch, tokens, peak, bandwidth)
-            table.append([str(tokens), str(batch), f"{100 * graphs:.0f} %", f"{100 * eager:.0f} %", "not measured"])
+            reached = measured.get((tokens, batch))
+            shown = "not measured" if reached is None else f"{100 * reached:.0f} %"
+            table.append([str(tokens), str(batch), f"{100 * graphs:.0f} %", f"{100 * eager:.0f} %", shown])
     return table
 
 

@@ -71,6 +71,15 @@ def test_a_foretold_mfu_stays_below_what_the_device_has():
     assert 0.98 < unbounded < 1
 
 
+def test_what_was_measured_stands_beside_what_is_foretold(tmp_path, monkeypatch):
+    monkeypatch.setattr(roofline, "MEASURED", tmp_path)
+    (tmp_path / "H200.csv").write_text("tokens,batch,mfu\n128,32,0.375\n")
+    device = next(device for device in yaml.safe_load(PEAKS_FILE.read_text())["devices"] if device["name"] == "H200")
+    shown = {tuple(line[:2]): line[-1] for line in roofline.lines(device)}
+    assert shown.pop(("128", "32")) == "38 %"
+    assert set(shown.values()) == {"not measured"}
+
+
 def test_the_page_has_what_is_foretold():
     device = next(device for device in yaml.safe_load(PEAKS_FILE.read_text())["devices"] if device["name"] == "H200")
     page = roofline.PAGE.read_text(encoding="utf-8")

@@ -80,7 +80,7 @@ class Counting(TorchDispatchMode):
         keywords = keywords or {}
         result = operation(*arguments, **keywords)
         # `non_blocking` is the last argument of the one, and a keyword of the other.
-        waited_for = arguments[-1:] != (True,) and not keywords.get("non_blocking")
+        waited_for = not (keywords.get("non_blocking") or (arguments and arguments[-1] is True))
         if name in COPIES and result.device.type == "cpu" and any(map(on_gpu, arguments)) and waited_for:
             self.note(f"{name} to the host")
         return result

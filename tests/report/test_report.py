@@ -154,6 +154,8 @@ def test_ranks_that_share_a_gpu_are_told_of():
     summary = SimpleNamespace(runs=runs, ratios={}, profiles={})
     assert headline._fastest(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
     assert "(3 GPUs)" in headline._fastest(best | {"row": "old"}, [best], summary).en
+    runs["ddp"][0]["asked"]["hardware"] = {"processes": 4, "gpu_count": 2, "nodes": 2}
+    assert "(4 GPUs)" in headline._fastest(best | {"world_size": 4}, [best], summary).en
     used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
     assert [headline._shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
 

@@ -122,7 +122,8 @@ def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
     kind, devices = "cpu_device", best["world_size"]
     if best["device"] == "cuda":
-        kind, devices = "gpu_device", _hardware(best, summary).get("gpu_count") or devices
+        asked = _hardware(best, summary)
+        kind, devices = "gpu_device", asked.get("gpu_count", 0) * asked.get("nodes", 1) or devices
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
         devices=say(kind + "s" * (devices > 1), n=devices),

@@ -452,7 +452,8 @@ def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
         name = (run["environment"]["gpus"] or [""])[0]
-        return row.hardware.gpu_count, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+        gpus = row.hardware.gpu_count * row.hardware.nodes
+        return gpus, metrics.device_peak(name, "tf32" if tf32 else row.precision)
     cores = row.hardware.devices * row.hardware.threads
     rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
     return cores, rate / peak["cores"] if rate else None
