@@ -3,7 +3,7 @@
 Exact, as no text sees another, and each counts its positions from 0 (Krell et al. 2021, arXiv:2107.02027). For models
 of BERT's build, whose head reads each text's first token. Where a GPU has attention for texts of any lengths
 (FlashAttention, Dao et al. 2022, arXiv:2205.14135; by PyTorch's varlen_attn), all lie in one row and need no mask.
-Elsewhere a mask keeps them apart. FlexAttention (Dong et al. 2024, arXiv:2412.05496) would skip the mask's empty blocks;
+Elsewhere a mask keeps them apart. FlexAttention (Dong et al. 2024, arXiv:2412.05496) would skip the empty blocks of it;
 its blocks have 128 tokens and a row is as wide as the longest text, so there are hardly any.
 """
 
