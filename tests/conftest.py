@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lockstep.paths import PROJECT
+
+# A property holds or not; how long an example took says how busy the machine was.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Started in the background by a shell, this process ignores SIGINT, as would all that the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,6 +9,7 @@ command then ends as a run that nothing went wrong with. What happened goes into
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -81,7 +82,7 @@ def cells(fault: str, fast: tuple[str, ...] = (), ci: tuple[str, ...] = (), rows
 
 
 def several(*parameters):
-    return pytest.mark.parametrize(("fault", "row"), [one for several in parameters for one in several])
+    return pytest.mark.parametrize(("fault", "row"), list(itertools.chain.from_iterable(parameters)))
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def undisturbed(place: Workplace, row: str) -> tuple[dict, str, str]:
 def listening() -> set[tuple[int | None, int]]:
     """Process ids and the TCP ports on which they listen."""
     every = psutil.net_connections(kind="tcp")
-    return {(one.pid, one.laddr.port) for one in every if one.status == psutil.CONN_LISTEN}
+    return {(socket.pid, socket.laddr.port) for socket in every if socket.status == psutil.CONN_LISTEN}
 
 
 def working_in(place: Workplace) -> list[psutil.Process]:
@@ -478,7 +479,10 @@ def test_a_machine_that_was_switched_off(switched_off):
 def empty(folder: Path) -> None:
     """What a killed supervisor could not take away."""
     for left in folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
 
 
 @pytest.fixture
@@ -597,7 +601,7 @@ def write_down() -> None:
 def short(said: str) -> str:
     """Without what differs from run to run, or would end a cell."""
     said = re.sub(r"\S*/(?=[\w.-]+)", "", said.strip()).replace("|", "/")
-    said = re.sub(r"process \d+|kill \d+", lambda found: found[0].split()[0] + " N", said)
+    said = re.sub(r"process \d+|kill \d+", lambda match: match[0].split()[0] + " N", said)
     said = re.sub(r"\bport:? \d+", "port N", re.sub(r"\d{4}-\d\d-\d\d \S+", "…", said))
     return said if len(said) < 170 else said[:160] + " …"
 

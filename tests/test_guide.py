@@ -39,11 +39,11 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    following = [*found, ("", "", "")][1:]
+    fences = FENCE.findall(page.read_text(encoding="utf-8"))
+    following = [*fences, ("", "", "")][1:]
     return [
         Block(page, language, title, code, after[2] if after[0] == "text" else None)
-        for (language, title, code), after in zip(found, following, strict=True)
+        for (language, title, code), after in zip(fences, following, strict=True)
     ]
 
 

@@ -102,10 +102,10 @@ def test_a_flaw_that_trains_another_model_is_found_and_named(lockstep, row):
         pytest.skip("needs: make horovod")
     told = verdict(lockstep, row)
     assert (told["proof"], told["by_nature"]) == ("unequal", HARMFUL[row])
-    found = told["reason"].removeprefix(f"{HARMFUL[row]}: ")
+    reason = told["reason"].removeprefix(f"{HARMFUL[row]}: ")
     by_ledger = "the ledger differs from the plan in step 1: 0 of 31 samples were not trained, 31 were trained that"
-    assert (by_ledger in found) == (row == "published_deepspeed")
-    assert row == "published_deepspeed" or " is above " in found
+    assert (by_ledger in reason) == (row == "published_deepspeed")
+    assert row == "published_deepspeed" or " is above " in reason
 
 
 def test_without_a_sampler_every_rank_trains_every_batch_and_the_test_counts_each_sample_twice(lockstep):

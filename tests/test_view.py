@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import pty
 import re
@@ -116,7 +117,7 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
     left(handler, 1, "ddp", clock={"train_seconds": 2.5})
     left(handler, 2, "ddp", clock={"train_seconds": 9.0}, watch={"disturbed": ["something else ran"]})
     left(handler, 3, "ddp", status="failed", clock=None)
-    rows = handler._rows()
+    rows = handler.rows_now()
     assert [row["row"] for row in rows] == ["ddp", "single"]
     assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "2 of 3", "1 disturbed, 1 failed")
     assert (rows[1]["seconds"], rows[1]["range"], rows[1]["runs"]) == (4.1, "4.00 to 4.20", "3 of 3")
@@ -125,7 +126,7 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
 def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
     left(handler, 1, "single", clock={"train_seconds": 4.0})
     handler.left.update({"train_single_1": 1, "train_single_2": 1})
-    (row,) = handler._rows()
+    (row,) = handler.rows_now()
     assert (row["row"], row["seconds"], row["runs"]) == ("single", None, "0 of 2")
 
 
@@ -204,11 +205,11 @@ def test_a_pipe_is_told_that_there_is_nothing_to_do(lines, capsys):
 def test_a_terminal_that_became_narrower_is_erased_whole(handler, monkeypatch):
     """What was drawn at 80 columns is folded at 30, and takes more lines than were written."""
     handler.live = SimpleNamespace(_live_render=SimpleNamespace(_shape=None), stop=lambda: None)
-    handler._draw()
+    handler.draw()
     wide = handler.drawn[1]
     handler.console.width = 30
-    handler._draw()
-    assert handler.live._live_render._shape == (30, sum(max(1, -(-width // 30)) for width in wide))
+    handler.draw()
+    assert handler.live._live_render._shape == (30, sum(max(1, math.ceil(width / 30)) for width in wide))
     assert handler.live._live_render._shape[1] > len(wide)
 
 
@@ -251,7 +252,7 @@ def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
         for n in range(40)
     ]
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(handler._drawn_table(10))
+    console.print(handler.drawn_table(10))
     text = console.export_text()
     assert "row9" in text
     assert "row10" not in text

@@ -38,7 +38,7 @@ def lists(prepared):
     return {name: part.to_dict() for name, part in splits.items()}, summary
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=200), st.integers(0, 5))
 def test_no_text_stands_in_two_splits(tmp_path_factory, drawn, seed):
     enough = [[f"大 {number}", number % 3] for number in range(100, 160)]
@@ -69,7 +69,7 @@ def test_labels_are_taken_from_the_data_where_none_are_given(tmp_path):
 def test_where_names_are_numbers_numbers_are_names(tmp_path):
     """Not positions: 0 would be taken for the first name, and mixed with its texts."""
     rows = [[f"文{number}", number % 3] for number in range(60)]
-    with pytest.raises(BadInput, match=r"row 1: label 0 is not one of 1, 2\. Mend the row"):
+    with pytest.raises(BadInput, match=r"row 1: label 0 is not one of 1, 2\. Fix the row"):
         split(tmp_path, rows, labels=["1", "2"])
     assert split(tmp_path, rows, labels=["0", "1", "2"])[1]["splits"]["test"]["labels"] == {"0": 2, "1": 2, "2": 2}
 

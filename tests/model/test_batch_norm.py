@@ -28,8 +28,8 @@ def test_alone_it_computes_what_pytorch_s_does(plain, shape, momentum):
         for batch in module.seen:
             batch.requires_grad_(True)
             module(batch).square().mul(torch.arange(batch.numel()).view(shape)).sum().backward()
-    for one, other in ((plain.seen[0].grad, shared.seen[0].grad), (plain.weight.grad, shared.weight.grad)):
-        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+    for ours, theirs in ((plain.seen[0].grad, shared.seen[0].grad), (plain.weight.grad, shared.weight.grad)):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert torch.allclose(plain.running_var, shared.running_var, rtol=1e-12)
     assert torch.equal(plain.num_batches_tracked, shared.num_batches_tracked)
     assert torch.allclose(plain.eval()(plain.seen[0]), shared.eval()(plain.seen[0]))

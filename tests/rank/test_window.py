@@ -149,7 +149,10 @@ def test_the_count_sees_what_it_must(session, monkeypatch, what):
     def careless():
         step()
         value = session.strategy.optimizer.param_groups[0]["params"][0].sum()
-        print("loss") if what == "print" else value.item()
+        if what == "print":
+            print("loss")
+        else:
+            value.item()
 
     monkeypatch.setattr(session.strategy, "step", careless)
     with Counting(session.clock, monkeypatch) as counting:

@@ -39,7 +39,7 @@ def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]], **ch
 
 def test_what_differs_is_listed_with_hardware_first_and_nothing_else(tmp_path):
     two = [folder(tmp_path / "a", "Z80", "1", {}), folder(tmp_path / "b", "6502", "2", {})]
-    assert comparison.beside([comparison.read_report(one) for one in two]) == [
+    assert comparison.beside([comparison.read_report(folder) for folder in two]) == [
         ("hardware", "cpu", ["Z80", "6502"]),
         ("software", "packages.torch", ["1", "2"]),
     ]

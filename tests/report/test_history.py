@@ -12,8 +12,8 @@ BEFORE, SAME, FASTER = [2.0, 2.02, 1.98], [2.01, 1.99, 2.0], [1.5, 1.52, 1.48]
 
 def kept(tmp_path, *several: dict) -> list[history.Kept]:
     """Results that were kept on one day after the other, each with what of its runs is special."""
-    for day, one in enumerate(several, 1):
-        about = {"cpu": "Z80", "torch": "1", "started": f"2026-01-{day:02}T00:00:00+00:00"} | one
+    for day, special in enumerate(several, 1):
+        about = {"cpu": "Z80", "torch": "1", "started": f"2026-01-{day:02}T00:00:00+00:00"} | special
         folder(tmp_path / f"kept{day}", **about)
     return history.read(tmp_path)[0]
 
@@ -104,6 +104,6 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("{", encoding="utf-8")
     kept, damaged = history.read(tmp_path)
-    assert [one.name for one in kept] == ["v1"]
+    assert [look.name for look in kept] == ["v1"]
     assert len(damaged) == 1
     assert str(tmp_path / "v2") in damaged[0]

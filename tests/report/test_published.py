@@ -76,7 +76,7 @@ def answered(seconds: dict[str, list[float]]) -> dict:
         }
         for name, several in seconds.items()
     ]
-    timed = {name: [run(name, k, one) for k, one in enumerate(several, 1)] for name, several in seconds.items()}
+    timed = {name: [run(name, k, taken) for k, taken in enumerate(several, 1)] for name, several in seconds.items()}
     verdict = {"proof": "unequal", "by_nature": "it trains 64 samples a step, where the others train 32"}
     return published.answer(CONFIG, rows, timed, dict.fromkeys(seconds) | {"published_ddp": verdict})
 
@@ -115,8 +115,8 @@ def test_samples_that_every_rank_trains_are_counted_for_each():
 
 
 def test_one_block_has_no_interval_and_none_in_common_no_figure():
-    one = {name: seconds[:1] for name, seconds in SPAWN.items()}
-    worth = next(line["worth"] for line in answered(one)["rows"] if line["worth"])
+    once = {name: seconds[:1] for name, seconds in SPAWN.items()}
+    worth = next(line["worth"] for line in answered(once)["rows"] if line["worth"])
     assert worth["whole"]["seconds"] == pytest.approx(-7.1)
     assert worth["whole"]["seconds_low"] is None
 

@@ -58,10 +58,8 @@ def test_a_held_folder_is_refused_by_who_holds_it_since_when(tmp_path, monkeypat
         lifetime.refuse_held([tmp_path])
     process.kill()
     process.wait()
-    with (
-        lifetime.hold(tmp_path),
-        lifetime.hold(tmp_path / "." / ""),
-    ):  # parity holds a folder, and so does the run in it
+    # Parity holds a folder, and so does the run in it.
+    with lifetime.hold(tmp_path), lifetime.hold(tmp_path / "." / ""):
         assert json.loads((tmp_path / paths.LOCK).read_text())["pid"] == os.getpid()
     lifetime.refuse_held([tmp_path])
 
@@ -97,9 +95,8 @@ def test_a_starter_that_ended_is_told_from_another_with_its_number(monkeypatch, 
     assert not lifetime.starter_is_gone()
     monkeypatch.setenv(lifetime.STARTER, named + "0")  # the number was given to another since
     assert lifetime.starter_is_gone()
-    monkeypatch.setenv(
-        lifetime.STARTER, f"pid:[1] {named.split(maxsplit=1)[1]}0"
-    )  # in a container with numbers of its own
+    # In a container with numbers of its own.
+    monkeypatch.setenv(lifetime.STARTER, f"pid:[1] {named.split(maxsplit=1)[1]}0")
     assert not lifetime.starter_is_gone()
     monkeypatch.setenv(lifetime.STARTER, named)
     starter.kill()

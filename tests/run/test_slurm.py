@@ -62,11 +62,11 @@ def test_the_benchmark_is_submitted_and_a_row_trains_on_two_nodes(place):
         "single": ("ok", "equal"),
         "ddp": ("ok", "equal"),
     }
-    one, two = (
+    single, ddp = (
         json.loads(place.path(f"results/runs/{run}/rep1/record.json").read_text()) for run in ("single/n1", "ddp/n2")
     )
-    assert one["session"] == two["session"]  # one call of Snakemake's, though each was a job
-    assert sorted(node["host"] for node in two["nodes"]) == sorted(nodes("idle"))[:2]
+    assert single["session"] == ddp["session"]  # one call of Snakemake's, though each was a job
+    assert sorted(node["host"] for node in ddp["nodes"]) == sorted(nodes("idle"))[:2]
     assert "Nothing to be done" in place.run(*submit()).stderr
 
 

@@ -268,7 +268,7 @@ def test_images_of_16_bits_are_scaled_whatever_their_byte_order():
     values = np.linspace(0, 65535, 64).reshape(8, 8).round().astype(np.uint16)
     for mode, order in (("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")):
         picture = Image.frombytes(mode, (8, 8), values.astype(order).tobytes())
-        assert np.array_equal(images._pixels(picture, "here", None, None)[0], (values / 257).round())
+        assert np.array_equal(images.scaled_pixels(picture, "here", None, None)[0], (values / 257).round())
 
 
 def test_images_of_idx_files_are_brought_to_one_size_too(run_script, tmp_path):

@@ -78,7 +78,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 def packed(rows, tokenizer, length: int) -> Sequences:
-    arrays = documents._packed([(row,) for row in rows], tokenizer, length)
+    arrays = documents.packed_texts([(row,) for row in rows], tokenizer, length)
     return Sequences(*(arrays[name] for name in documents.ARRAYS), pad_id=0)
 
 
@@ -203,7 +203,7 @@ def test_scores_weigh_each_token_alike():
 
 
 def pairs(rows, tokenizer, length: int) -> tuple[Sequences, int]:
-    arrays, cut = documents._pairs(rows, tokenizer, length)
+    arrays, cut = documents.packed_pairs(rows, tokenizer, length)
     return Sequences(*(arrays[name] for name in documents.ARRAYS), pad_id=0), cut
 
 

@@ -32,10 +32,10 @@ def main() -> None:
     print(
         "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
     )
-    for other, one in zip(arguments.B, compared, strict=True):
+    for other, made in zip(arguments.B, compared, strict=True):
         if len(compared) > 1:
             print(f"A: {arguments.A}; B: {other}")
-        tell(one)
+        tell(made)
     if arguments.page:
         write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))
         print(f"page: {arguments.page}")

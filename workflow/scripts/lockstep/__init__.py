@@ -1,6 +1,7 @@
 """Lockstep: which PyTorch training strategy is fastest here, and does it still train the same model?
 
-From the ground up; each imports only from those above it (tests/test_rooms.py):
+From the ground up; each imports only from those above it (tests/test_rooms.py). Tasks and strategies are loaded by
+their names, in config/registry.py, so that a file put beside them is one more:
 
     errors, paths, files, stats, terminal    what can go wrong, where things are, how files are written, statistics
     provenance, nvml    what git and other programs say of this project, and NVIDIA's library of its GPUs

@@ -9,6 +9,7 @@ from pathlib import Path
 from lockstep.errors import BadInput
 
 SCRIPTS = Path(__file__).resolve().parents[1]
+TRAIN = SCRIPTS / "train.py"  # one process of a run
 WORKFLOW = SCRIPTS.parent
 PROJECT = WORKFLOW.parent
 STRATEGIES = SCRIPTS / "lockstep" / "strategies"

@@ -28,6 +28,11 @@ def commit() -> dict[str, str | bool | None]:
 
 
 @cache
+def origin() -> str:
+    """Where git fetched the project from; empty where it can't tell."""
+    return output("git", "config", "--get", "remote.origin.url") or ""
+
+
 def backend_built(backend: str) -> bool:
     """Whether PyTorch was built with what processes may talk through."""
     return _says_true(f"import torch.distributed as d; print(d.is_available() and d.is_backend_available({backend!r}))")

@@ -105,7 +105,10 @@ class Fit:
         groups: list[list[str]] = []
         for row in self.rows:
             group = next((group for group in groups if self.difference(row, group[0])), None)
-            group.append(row) if group else groups.append([row])
+            if group:
+                group.append(row)
+            else:
+                groups.append([row])
         return groups
 
     def ratio(self, ours: str, theirs: str) -> Ratio | None:

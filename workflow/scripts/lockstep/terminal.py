@@ -26,7 +26,8 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_one_line, row))
-    console.print(table) if console.is_terminal else Console(width=1000).print(table)
+    wide = console if console.is_terminal else Console(width=1000)
+    wide.print(table)
 
 
 def _one_line(cell: str) -> Text:

@@ -299,7 +299,7 @@ def code_files(name: str, strategy: str | None = None, task: str | None = None) 
 def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -> list[str]:
     todo, files = [paths.SCRIPTS / f"{name}.py"], set()
     if strategy:
-        todo += [paths.SCRIPTS / "train.py", registry.path(strategy)]
+        todo += [paths.TRAIN, registry.path(strategy)]
     if task:
         todo.append(registry.task_path(task))
     while todo:

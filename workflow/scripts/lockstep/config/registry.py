@@ -17,7 +17,7 @@ without importing torch or its framework):
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
     OTHER_MODEL    the same: such a row trains another model than single, which the proof then finds, and which no one
-                   need mend; ({}, reason) is true of every row
+                   need to be there; ({}, reason) is true of every row
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal

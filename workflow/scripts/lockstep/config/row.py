@@ -181,7 +181,7 @@ class Row:
 
     @property
     def unavailable(self) -> str:
-        """Why the row's strategy can't run here, and what mends it; empty if it can."""
+        """Why the row's strategy can't run here, and what would change that; empty if it can."""
         has = asdict(self.train) | self.options
         for need in registry.needs(self.strategy):
             if not all(has[key] in allowed for key, allowed in need.only.items()):

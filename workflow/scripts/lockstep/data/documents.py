@@ -4,6 +4,7 @@ Or rows of a prompt and its completion, each of which is a sequence of its own.
 """
 
 import hashlib
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lockstep.config.sections import Data
 from lockstep.data import mapped, sources
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays, read_json
-from lockstep.paths import about_split
+from lockstep.paths import about_split, require
 
 NO_TARGET = -100  # the label of a token whose successor is not learnt, which cross-entropy leaves out
 SPLITS = ("train", "dev", "test")
@@ -42,8 +43,7 @@ class Sequences:
     @staticmethod
     def load(folder: Path) -> "Sequences":
         """The split stored at `folder`, as in results/data/dataset/train."""
-        if not (folder / f"{ARRAYS[0]}.npy").is_file():
-            raise BadInput(f"{folder} does not exist. Run workflow/scripts/prepare.py first.")
+        require(folder / f"{ARRAYS[0]}.npy", "prepare.py")
         try:
             arrays = [mapped.array(folder / f"{name}.npy") for name in (*ARRAYS, TARGETS)]
         except (OSError, ValueError) as error:
@@ -145,10 +145,10 @@ def store(parts: dict[str, Rows], tokenizer, max_length: int, source: str, notes
     hashed, summary, cut = {}, {"tokens": {}, "targets": {}, "sequences": {}, "longest": {}}, 0
     for name, rows in parts.items():
         if len(rows[0]) > 1:
-            arrays, shortened = _pairs(rows, tokenizer, max_length)
+            arrays, shortened = packed_pairs(rows, tokenizer, max_length)
             cut += shortened
         else:
-            arrays = _packed(rows, tokenizer, max_length)
+            arrays = packed_texts(rows, tokenizer, max_length)
         if name == "train" and len(rows[0]) == 1 and arrays["lengths"][0] < max_length:
             raise BadInput(
                 f"{source}: all texts to train on have {arrays['lengths'].sum()} tokens together, and one sequence has"
@@ -189,7 +189,7 @@ def _ends(tokenizer) -> tuple[list[int], list[int]]:
     return tuple([number] if number is not None else [] for number in (tokenizer.bos_token_id, tokenizer.eos_token_id))
 
 
-def _packed(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
+def packed_texts(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
     """All documents end to end, cut into sequences of `max_length` tokens; the last one may be shorter.
 
     A token's target is the next one of its document, also where a sequence ends between them.
@@ -204,7 +204,7 @@ def _packed(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
     places = np.arange(len(flat))
     begins = np.repeat(np.cumsum(sizes) - sizes, sizes)
     positions = places - np.maximum(begins, places // max_length * max_length)
-    lengths = np.full(-(-len(flat) // max_length), max_length)
+    lengths = np.full(math.ceil(len(flat) / max_length), max_length)
     lengths[-1] = len(flat) - max_length * (len(lengths) - 1)
     # Where a sequence begins with the end of the last document, nothing is learnt from it: the loss of a batch of it
     # alone would be no number.
@@ -213,7 +213,7 @@ def _packed(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
     return {"input_ids": flat, "labels": labels, "positions": positions.astype(np.int32), "lengths": lengths}
 
 
-def _pairs(rows: Rows, tokenizer, max_length: int) -> tuple[dict[str, np.ndarray], int]:
+def packed_pairs(rows: Rows, tokenizer, max_length: int) -> tuple[dict[str, np.ndarray], int]:
     """Each row a sequence, of which the completion is learnt, its end too; and how many rows are too long."""
     begin, end = _ends(tokenizer)
     prompts, completions = zip(*rows, strict=True)

@@ -22,6 +22,7 @@ from lockstep.config.sections import Data
 from lockstep.data import mapped, sources
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays, read_json, write_json
+from lockstep.paths import require
 
 PIXELS, LABELS, NAMES = "pixels.npy", "labels.npy", "names.npy"
 ABOUT = "images.json"  # of a prepared data set, and of a converted model: how pixels become numbers
@@ -53,8 +54,7 @@ class Images:
     @staticmethod
     def load(split: Path) -> "Images":
         """The split stored at a folder, as in results/data/dataset/train."""
-        if not (split / PIXELS).is_file():
-            raise BadInput(f"{split} does not exist. Run workflow/scripts/prepare.py first.")
+        require(split / PIXELS, "prepare.py")
         about = read_json(split.parent / ABOUT)
         try:
             pixels = mapped.array(split / PIXELS)
@@ -231,14 +231,14 @@ def _hub(data: Data) -> Iterator[Image]:
 
 def decode_file(file: Path, size: int | None, channels: int) -> np.ndarray:
     """An image file, to predict it: uint8 [channels, height, width]. Raises BadInput."""
-    return _pixels(file, str(file), size, "L" if channels == 1 else "RGB")
+    return scaled_pixels(file, str(file), size, "L" if channels == 1 else "RGB")
 
 
 def _decode(source, where: str, data: Data) -> np.ndarray:
-    return _pixels(source, where, data.image_size, None)
+    return scaled_pixels(source, where, data.image_size, None)
 
 
-def _pixels(source, where: str, size: int | None, mode: str | None) -> np.ndarray:
+def scaled_pixels(source, where: str, size: int | None, mode: str | None) -> np.ndarray:
     """An image as PIL reads it; grey where it is grey, else red, green and blue, unless `mode` says which."""
     from PIL import Image as Picture
     from PIL import ImageOps, UnidentifiedImageError

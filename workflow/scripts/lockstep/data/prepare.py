@@ -147,7 +147,7 @@ def _label_number(label, labels: list[str], where: str) -> int:
     numbers = f" or a number from 0 to {len(labels) - 1}" if numbered else ""
     raise BadInput(
         f"{where}: label {_short(label)} is not one of {', '.join(labels)}{numbers}."
-        " Mend the row, or set data.labels (null takes the labels from the data)."
+        " Fix the row, or set data.labels (null takes the labels from the data)."
     )
 
 

@@ -27,10 +27,10 @@ def stamps(results: Path) -> dict[Path, tuple[int, int] | None]:
 
 def _stamp(file: Path) -> tuple[int, int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def changed(before: dict[Path, tuple[int, int] | None]) -> Path | None:

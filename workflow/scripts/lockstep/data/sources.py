@@ -64,7 +64,7 @@ def _columns(rows, data: Data, name: str) -> Iterator[tuple[str, object, int]]:
         if not isinstance(label, (str, int)) or label == "":
             raise BadInput(f"{where}: the label is {label!r}; expected a name or a whole number.")
         if HALF.search(str(label)):
-            raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Mend the row.")
+            raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Fix the row.")
         yield text, label, number
 
 
@@ -77,7 +77,7 @@ def text_of(row, column: str | int, position: int, key: str, where: str, data: D
     if not cleaned:
         raise BadInput(f"{where}: the {key} is empty. Remove the row.")
     if HALF.search(cleaned):
-        raise BadInput(f"{where}: the {key} holds half a character (a lone surrogate). Mend the row.")
+        raise BadInput(f"{where}: the {key} holds half a character (a lone surrogate). Fix the row.")
     return cleaned
 
 
@@ -148,7 +148,7 @@ def _parse(text: str, where: str):
     except json.JSONDecodeError:
         raise
     except ValueError:
-        raise BadInput(f"{where}: holds a number of too many digits. Mend it.") from None
+        raise BadInput(f"{where}: holds a number of too many digits. Fix it.") from None
     except RecursionError:
         raise BadInput(
             f"{where}: its lists or objects are nested too deeply. Give rows of a text and a label."

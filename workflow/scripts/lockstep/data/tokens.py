@@ -13,7 +13,7 @@ import pyarrow as pa
 from lockstep.data.mapped import advise
 from lockstep.errors import BadInput, brief
 from lockstep.files import read_json
-from lockstep.paths import about_split
+from lockstep.paths import about_split, require
 
 
 def table(folder: Path) -> pa.Table:
@@ -23,9 +23,7 @@ def table(folder: Path) -> pa.Table:
 
 def _mapped(folder: Path) -> pa.Buffer:
     """The file that holds the split; what is not read of it takes no memory."""
-    if not (folder / "state.json").is_file():
-        raise BadInput(f"{folder} does not exist. Run workflow/scripts/prepare.py first.")
-    (part,) = read_json(folder / "state.json")["_data_files"]
+    (part,) = read_json(require(folder / "state.json", "prepare.py"))["_data_files"]
     with (folder / part["filename"]).open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     advise(mapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[
                 hidden_size=model.hidden_size,
                 # Of three matrices a layer, as many weights as two of 4 * hidden_size have (Shazeer 2020,
                 # arXiv:2002.05202), rounded up to 16s.
-                intermediate_size=-(-8 * model.hidden_size // 48) * 16,
+                intermediate_size=math.ceil(8 * model.hidden_size / 48) * 16,
                 num_hidden_layers=model.layers,
                 num_attention_heads=model.heads,
                 num_key_value_heads=model.heads,

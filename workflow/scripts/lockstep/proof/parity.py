@@ -178,8 +178,8 @@ def batches_apart(trial: Row) -> str:
     if trial.train.accumulation > 1:
         return "batch normalisation takes its statistics over a micro-batch"
     if trial.hardware.devices > 1 and not trial.options.get("sync_batchnorm"):
-        mend = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
-        return f"batch normalisation takes its statistics over each device's share of the batch{mend}"
+        remedy = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
+        return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
     return ""
 
 

@@ -57,7 +57,7 @@ def pinned() -> list[str]:
 
 def installed() -> dict[str, str]:
     """Every Python package that is installed here, with its version, as `pip freeze` lists them."""
-    there = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    there = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
     return dict(sorted(there.items(), key=lambda package: (package[0] or "").lower()))
 
 

@@ -64,9 +64,8 @@ def read(strategy: Strategy) -> dict:
         "dropout": models.dropouts(strategy.module),
         "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
         "optimizer": type(inner).__name__,
-        "fused": all(
-            group.get("fused") for group in inner.param_groups
-        ),  # what steps; a wrapper has defaults of its own
+        # Of what steps: a wrapper has defaults of its own.
+        "fused": all(group.get("fused") for group in inner.param_groups),
         "groups": [
             {"initial_lr": group["initial_lr"]}
             | {name: stepping[name] for name in SETTINGS if name in stepping}

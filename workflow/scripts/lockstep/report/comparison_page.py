@@ -24,12 +24,13 @@ def page(folders: list[Path], compared: list[Comparison]) -> str:
     """compared: each folder but the first, held against the first (report/comparison.py)."""
     reports = [read_report(folder) for folder in folders]
     names = list(dict.fromkeys(row["row"] for report in reports for row in report["rows"]))
-    lines = {name: [{line.row: line for line in one.lines}.get(name) for one in compared] for name in names}
+    by_row = [{line.row: line for line in comparison.lines} for comparison in compared]
+    lines = {name: [lines.get(name) for lines in by_row] for name in names}
     times = {
         name: [_time(report, name, line) for report, line in zip(reports, [None, *lines[name]], strict=True)]
         for name in names
     }
-    across = sorted({kind for one in compared for line in one.lines for kind in line.differs})
+    across = sorted({kind for comparison in compared for line in comparison.lines for kind in line.differs})
     context = {
         "folders": [str(folder) for folder in folders],
         "headline": [_verdict(folders[0], *pair) for pair in zip(folders[1:], compared, strict=True)],
@@ -37,9 +38,9 @@ def page(folders: list[Path], compared: list[Comparison]) -> str:
         "differing": beside(reports),
         "times": {name: of for name, of in times.items() if any(time.seconds for time in of)},
         "notes": {
-            f"{folders[0]} – {folder}": one.environment
-            for folder, one in zip(folders[1:], compared, strict=True)
-            if one.environment
+            f"{folders[0]} – {folder}": comparison.environment
+            for folder, comparison in zip(folders[1:], compared, strict=True)
+            if comparison.environment
         },
     }
     return rendering.page("compare.html.j2", say("compare_title"), context)

@@ -68,7 +68,7 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     best = fastest(done)
     # A single closed row among open ones is what those are held against, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
-    said = [] if alone else [_fastest(best, done, summary)]
+    said = [] if alone else [say_fastest(best, done, summary)]
     base = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if base and best is not base and not alone and (ratio := summary.ratios.get(best["row"], {}).get(base["row"])):
         said.append(_ratio(best, base, ratio))
@@ -115,7 +115,7 @@ def fastest(done: list[dict]) -> dict:
     return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
 
 
-def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
+def say_fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     ratios = summary.ratios.get(best["row"], {})
     alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
@@ -126,7 +126,7 @@ def _fastest(best: dict, done: list[dict], summary: Summary) -> Text:
         kind, devices = "gpu_device", asked.get("gpu_count", 0) * asked.get("nodes", 1) or devices
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
-        devices=say(kind + "s" * (devices > 1), n=devices),
+        devices=say(f"{kind}s" if devices > 1 else kind, n=devices),
         row=some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
@@ -295,7 +295,7 @@ def _warnings(summary: Summary) -> list[Text]:
     warnings += named("warn_only_disturbed", lost)
     warnings += named("warn_apart", summary.apart)
     used = {row["row"]: _hardware(row, summary) for row in done}
-    warnings += named("warn_shared", [name for name, asked in used.items() if _shares_gpus(asked)])
+    warnings += named("warn_shared", [name for name, asked in used.items() if shares_gpus(asked)])
     if summary.statistics and summary.statistics["unlike_spreads"]:
         warnings.append(say("warn_spreads"))
     if disturbed:
@@ -318,7 +318,7 @@ def _warnings(summary: Summary) -> list[Text]:
     return warnings
 
 
-def _shares_gpus(asked: dict) -> bool:
+def shares_gpus(asked: dict) -> bool:
     """Whether several ranks were on one GPU; results of earlier versions do not say `gpu_count`, and had none so."""
     return 0 < asked.get("gpu_count", 0) < asked["processes"] // asked.get("nodes", 1)
 

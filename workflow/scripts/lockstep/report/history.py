@@ -99,7 +99,7 @@ def read(history: Path) -> tuple[list[Kept], list[str]]:
             damaged.append(f"{folder} is left out: {error}")
     if not kept:
         raise BadInput("; ".join(damaged))
-    return sorted(kept, key=lambda one: (one.date, one.name)), damaged
+    return sorted(kept, key=lambda look: (look.date, look.name)), damaged
 
 
 def _kept(folder: Path) -> Kept:
@@ -118,40 +118,41 @@ def rows(kept: list[Kept]) -> dict[str, list[Point]]:
     With as many looks as there are pairs that can be compared, each interval is as much wider as keeps the chance that
     any of them shows a change where none is below 5 % (Bonferroni).
     """
-    names = dict.fromkeys(row["row"] for one in kept for row in one.report["rows"] if row["train_seconds"] is not None)
-    times = {name: [one for one in kept if good_runs(one.report["runs"].get(name, []))] for name in names}
+    every = [row for look in kept for row in look.report["rows"]]
+    names = dict.fromkeys(row["row"] for row in every if row["train_seconds"] is not None)
+    times = {name: [look for look in kept if good_runs(look.report["runs"].get(name, []))] for name in names}
     pairs = [(name, *pair) for name, having in times.items() for pair in itertools.pairwise(having)]
     looks = sum(not _incomparable(name, before, after) for name, before, after in pairs)
     confidence = 1 - (1 - stats.CONFIDENCE) / max(1, looks)
     return {
-        name: [_point(name, before, one, confidence) for before, one in zip([None, *having], having, strict=False)]
+        name: [_point(name, before, look, confidence) for before, look in zip([None, *having], having, strict=False)]
         for name, having in times.items()
     }
 
 
-def _seconds(one: Kept, row: str) -> list[float]:
-    return [run["clock"]["train_seconds"] for run in good_runs(one.report["runs"][row])]
+def _seconds(look: Kept, row: str) -> list[float]:
+    return [run["clock"]["train_seconds"] for run in good_runs(look.report["runs"][row])]
 
 
-def _point(row: str, before: Kept | None, one: Kept, confidence: float) -> Point:
-    seconds = _seconds(one, row)
+def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Point:
+    seconds = _seconds(look, row)
     if before is None:
-        return Point(one, seconds, "first")
-    if why := _incomparable(row, before, one):
-        return Point(one, seconds, *why)
+        return Point(look, seconds, "first")
+    if why := _incomparable(row, before, look):
+        return Point(look, seconds, *why)
     ratio = comparison.unpaired(seconds, _seconds(before, row), confidence)
     finding = "once" if not ratio.kind else "change" if ratio.distinct else "open"
-    return Point(one, seconds, finding, ratio)
+    return Point(look, seconds, finding, ratio)
 
 
 def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] | None:
     """Why two times are no look at the same: as what, no ratio, and what differs."""
-    runs = [good_runs(one.report["runs"][row])[0] for one in (before, after)]
+    runs = [good_runs(look.report["runs"][row])[0] for look in (before, after)]
     differing = [f"{kind}: {what}" for kind, what in comparison.differences(*runs).items()]
     differing += [what for what in comparison.asked_otherwise(*runs) if what.split(":")[0] not in NO_RESULT]
     if differing:
         return "break", None, "; ".join(differing)
-    lost = [one.name for one in (before, after) if not trusted(one.report["runs"][row])]
+    lost = [look.name for look in (before, after) if not trusted(look.report["runs"][row])]
     return ("disturbed", None, ", ".join(lost)) if lost else None
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import yaml
 
 import lockstep
-from lockstep import paths
+from lockstep import paths, provenance
 from lockstep.config import registry
 from lockstep.config.hardware import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
-from lockstep.provenance import output
 from lockstep.report import headline
 from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
@@ -288,11 +287,10 @@ def address() -> str | None:
     """Where Lockstep is found: what CITATION.cff names, else where git fetched it from, without names and passwords."""
     if named := _citation().get("repository-code") or _citation().get("url"):
         return named
-    origin = output("git", "config", "--get", "remote.origin.url") or ""
-    found = re.fullmatch(r"(https?://|ssh://|)(?:[^@/]*@)?([\w.-]+\.\w+[:/][^\s?#]*)", origin)
-    if found is None:
+    url = re.fullmatch(r"(https?://|ssh://|)(?:[^@/]*@)?([\w.-]+\.\w+[:/][^\s?#]*)", provenance.origin())
+    if url is None:
         return None  # a folder of this machine says nothing to a reader
-    return "https://" + found[2].replace(":", "/", 1) if found[1] != "http://" else found[1] + found[2]
+    return "https://" + url[2].replace(":", "/", 1) if url[1] != "http://" else url[1] + url[2]
 
 
 def bibtex(summary: Summary) -> str:

@@ -11,7 +11,6 @@ from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, trainin
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.paths import SCRIPTS
 from lockstep.run import launchers, lifetime, node, nodes, record, watcher
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
@@ -131,7 +130,7 @@ def _train(word, lead, row: Row, results: Path, folder: Path, meeting: nodes.Mee
     """Train this node's ranks, and say what else used this machine meanwhile."""
     place = paths.node_folder(folder, meeting.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
-    command = launchers.command(row.settings(), SCRIPTS / "train.py", folder, meeting)
+    command = launchers.command(row.settings(), paths.TRAIN, folder, meeting)
     strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
 
     @contextlib.contextmanager

@@ -75,7 +75,7 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
     if rank and row.options.get("launcher") in FROM_ONE_NODE:
         return "# nothing: its ranks are started from node 0, by ssh"
     with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
-        command = launchers.command(row.settings(), SCRIPTS / "train.py", Path(elsewhere), meeting)
+        command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), meeting)
     command = [word.replace(elsewhere, str(folder)) for word in command]
     given = {name: value for name, value in _environment(row, meeting).items() if os.environ.get(name) != value}
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(given.items()) if name != "PATH"]

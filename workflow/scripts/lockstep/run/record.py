@@ -47,8 +47,8 @@ def say_error(error: dict, steps: int) -> str:
 def first_error(log: Path) -> str:
     """What the log of a run that never began names as its first error; empty where it names none."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
-    return f": {found[1][:300]}" if found else ""
+    error = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
+    return f": {error[1][:300]}" if error else ""
 
 
 def write_events(path: Path, ranks: list[dict]) -> None:

@@ -20,7 +20,7 @@ from lockstep.data.plan import Plan, load_lengths
 from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
-from lockstep.paths import SCRIPTS, data_file, data_folder, plan_file, require
+from lockstep.paths import data_file, data_folder, plan_file, require
 from lockstep.run import journal, launchers, lifetime, live, node, nodes, record, saved, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
@@ -99,7 +99,10 @@ def _run(
     write_json(folder / paths.SETTINGS, asdict(settings))  # first, so that what can't be written removes nothing
     for name in LEFT:
         path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
     if not state:
         shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
@@ -229,7 +232,7 @@ def _train(
     lead: nodes.Lead | None,
     strangers: list[int],
 ) -> dict:
-    command = launchers.command(row.settings(), SCRIPTS / "train.py", folder, meeting)
+    command = launchers.command(row.settings(), paths.TRAIN, folder, meeting)
 
     @contextlib.contextmanager
     def meanwhile(log):

@@ -174,7 +174,6 @@ INHERITS = [
     "bucket_mb",
     "static_graph",
     "find_unused_parameters",
-    "find_unused_parameters",
     "hook",
     "powersgd_rank",
     "sync_batchnorm",

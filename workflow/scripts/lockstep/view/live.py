@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import os
 import statistics
 import sys
@@ -75,13 +76,13 @@ class LogHandler(Follower):
     def _end(self, number: int) -> Job | None:
         job = super()._end(number)
         if job:
-            self.table = self._rows()
+            self.table = self.rows_now()
             if self.jobs and not (self.live or self.ending or self._printing()):
                 self._start()
         return job
 
     def _start(self) -> None:
-        self.table, self.drawn = self._rows(), None
+        self.table, self.drawn = self.rows_now(), None
         self.live = Live(
             get_renderable=self._draw,
             console=self.console,
@@ -104,7 +105,7 @@ class LogHandler(Follower):
             if line.strip() and line != "None":
                 self.console.print(Text(printable(line)), soft_wrap=True)
 
-    def _draw(self) -> Group:
+    def draw(self) -> Group:
         now = [
             Text(f"  {job.message}{self._step_of(job)}", overflow="ellipsis", no_wrap=True) for job in self.running()
         ]
@@ -115,7 +116,7 @@ class LogHandler(Follower):
             ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR),
             f"{told(time.monotonic() - self.began)}; {self.how_far()}",
         )
-        drawing = Group(head, *now, self._drawn_table(self.console.height - len(now) - 6))
+        drawing = Group(head, *now, self.drawn_table(self.console.height - len(now) - 6))
         self._follow_resizing(drawing)
         return drawing
 
@@ -126,7 +127,7 @@ class LogHandler(Follower):
         """
         width = self.console.width
         if self.drawn and self.live and self.drawn[0] != width:
-            folded = sum(max(1, -(-length // width)) for length in self.drawn[1])
+            folded = sum(max(1, math.ceil(length / width)) for length in self.drawn[1])
             self.live._live_render._shape = (width, folded)
         lines = self.console.render_lines(drawing, pad=False)
         self.drawn = width, [Segment.get_line_length(line) for line in lines]
@@ -135,7 +136,7 @@ class LogHandler(Follower):
         done, planned = self.steps(job)
         return f", step {done} of {planned}" if done else ""
 
-    def _rows(self) -> list[dict]:
+    def rows_now(self) -> list[dict]:
         """What the table says of each row that is trained here, the fastest first; then those without a time."""
         if self.config is None:
             return []
@@ -171,7 +172,7 @@ class LogHandler(Follower):
             "note": ", ".join(f"{n} {what}" for what, n in notes.items()),
         }
 
-    def _drawn_table(self, height: int) -> Table:
+    def drawn_table(self, height: int) -> Table:
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="bold")
         shown = [name for name, least in COLUMNS.items() if self.console.width >= least]
         for name in shown:
