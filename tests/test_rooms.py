@@ -9,6 +9,7 @@ from lockstep.paths import SCRIPTS
 
 PACKAGE = SCRIPTS / "lockstep"
 # Each may import from those above it. Folders are rooms; inside one, any file from any other, but not in a circle.
+# config/registry.py names no strategy or task: it imports a file of those rooms by its name, when a run asks for it.
 ORDER = (
     *("errors", "paths", "files", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report"),

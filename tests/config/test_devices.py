@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep import nvml
+from lockstep import nvml, paths
 from lockstep.config import hardware, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
@@ -132,7 +132,7 @@ def test_every_strategy_says_how_many_processes_two_gpus_take(two_gpus, name):
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED]
 )
 def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(runs, "SCRIPTS", scripts)
+    monkeypatch.setattr(paths, "TRAIN", scripts / "train.py")
     monkeypatch.setattr(node, "SCRIPTS", scripts)
     # DeepSpeed's own launcher counts GPUs for itself: tests/test_pretended_gpus.py shows it some.
     launcher = {"launcher": "torchrun"} if name.endswith("deepspeed") else {}
@@ -183,7 +183,7 @@ def test_nccl_for_ranks_that_share_a_gpu_is_refused_before_they_start(two_gpus):
 
 def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, monkeypatch):
     """Efficiency is speed-up per device, and the peak that of all devices, whatever the number of processes."""
-    monkeypatch.setattr(runs, "SCRIPTS", scripts)
+    monkeypatch.setattr(paths, "TRAIN", scripts / "train.py")
     monkeypatch.setattr(node, "SCRIPTS", scripts)
     monkeypatch.setattr(summary.metrics, "device_peak", lambda name, kind: 1e12)
     checked = parse(single={"strategy": "single"}, dataparallel={"strategy": "dataparallel"})

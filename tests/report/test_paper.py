@@ -66,7 +66,7 @@ def test_what_is_cited_is_what_the_citation_file_says():
 )
 def test_an_address_holds_no_secret_and_no_folder_of_this_machine(monkeypatch, origin, expected):
     monkeypatch.setattr(paper, "_citation", lambda: {})
-    monkeypatch.setattr(paper, "output", lambda *command: origin)
+    monkeypatch.setattr(paper.provenance, "origin", lambda: origin)
     paper.address.cache_clear()
     assert paper.address() == expected
     paper.address.cache_clear()

@@ -61,6 +61,10 @@ class Hardware:
     timeout: float
     oversubscribe: bool
 
+    def gpu_of(self, local_rank: int) -> int:
+        """Which of a node's GPUs a rank takes, from 0. Where ranks share GPUs they go round."""
+        return local_rank % self.gpu_count
+
     @property
     def processes_per_node(self) -> int:
         return self.processes // self.nodes

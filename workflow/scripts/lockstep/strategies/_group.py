@@ -15,8 +15,6 @@ from lockstep.strategies import single
 
 
 class Strategy(single.Strategy):
-    same_state_everywhere = True  # weights and optimizer, between any two steps
-
     def joins_group(self) -> bool:
         """Whether there is a group in this run."""
         return True
@@ -45,14 +43,6 @@ class Strategy(single.Strategy):
         dist.all_gather(gathered, tensor)
         return torch.stack(gathered)
 
-    def save(self, folder):
-        if self.world.rank == 0:  # every rank holds the same weights
-            super().save(folder)
-
-    def save_state(self, folder):
-        if self.world.rank == 0 or not self.same_state_everywhere:
-            super().save_state(folder)
-
     def stop(self):
         if self.joins_group():
             dist.destroy_process_group()
@@ -61,11 +51,11 @@ class Strategy(single.Strategy):
 def own_device(hardware: Hardware, local_rank: int) -> torch.device:
     """The device of this rank; a GPU becomes the one that its process uses.
 
-    Where ranks share GPUs they go round. Frameworks take LOCAL_RANK for the number of their GPU, so it becomes that.
+    Frameworks take LOCAL_RANK for the number of their GPU, so it becomes that.
     """
     if hardware.device != "cuda":
         return torch.device(hardware.device)
-    device = torch.device("cuda", local_rank % hardware.gpu_count)
+    device = torch.device("cuda", hardware.gpu_of(local_rank))
     os.environ["LOCAL_RANK"] = str(device.index)
     torch.cuda.set_device(device)
     return device

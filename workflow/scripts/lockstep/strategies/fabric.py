@@ -27,9 +27,8 @@ class Strategy(ddp.Strategy):
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
         hardware = self.hardware
         if gpus := hardware.gpu_count:  # each rank's by name: told a number, Fabric wants a GPU for each
-            options["parallel_devices"] = [
-                torch.device("cuda", rank % gpus) for rank in range(hardware.devices_per_node)
-            ]
+            ranks = range(hardware.devices_per_node)
+            options["parallel_devices"] = [torch.device("cuda", hardware.gpu_of(rank)) for rank in ranks]
         timeout = timedelta(seconds=hardware.timeout)
         self.fabric = Fabric(
             accelerator=hardware.device,

@@ -72,14 +72,6 @@ class Strategy(single.Strategy):
     def all_gather(self, tensor):
         return hvd.allgather(tensor[None])
 
-    def save(self, folder):
-        if self.world.rank == 0:
-            super().save(folder)
-
-    def save_state(self, folder):
-        if self.world.rank == 0:
-            super().save_state(folder)
-
     def stop(self):
         hvd.shutdown()
 

@@ -26,7 +26,7 @@ class Strategy(trainer.Strategy):
     def autocast(self):
         # Trainer used to compute in fp16 under nn.DataParallel; today's leaves that to Accelerate, which is not asked.
         if isinstance(self.model, torch.nn.DataParallel):
-            return single.Strategy.autocast(self)
+            return single.autocast(self.world.device, self.precision)
         return super().autocast()
 
     def live(self):

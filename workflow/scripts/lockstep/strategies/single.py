@@ -23,6 +23,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
+    same_state_everywhere = True  # weights and optimizer, on all ranks between any two steps
+
     def __init__(self, settings: Settings):
         self.options, self.hardware = settings.options, settings.hardware
         self.processes = self.hardware.processes  # how many there are
@@ -99,8 +101,7 @@ class Strategy:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""
-        dtype = AUTOCAST.get(self.precision)
-        return torch.autocast(self.world.device.type, dtype) if dtype else contextlib.nullcontext()
+        return autocast(self.world.device, self.precision)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
@@ -145,7 +146,8 @@ class Strategy:
 
     def save(self, folder: Path) -> None:
         """Write the framework's own checkpoint into the empty `folder`. Called on every rank."""
-        torch.save(self.model.state_dict(), folder / "checkpoint.pt")
+        if self.world.rank == 0:  # every rank holds the same weights
+            torch.save(self.model.state_dict(), folder / "checkpoint.pt")
 
     @staticmethod
     def to_state_dict(folder: Path) -> dict[str, torch.Tensor]:
@@ -162,8 +164,9 @@ class Strategy:
         That is the weights, the optimizer and the loss scale; the rest is saved for all strategies alike
         (rank/resumption.py).
         """
-        state = {"weights": self.trained_module().state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
+        if self.world.rank == 0 or not self.same_state_everywhere:
+            state = {"weights": self.trained_module().state_dict(), "optimizer": self.optimizer.state_dict()}
+            torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
 
     def load_state(self, folder: Path) -> None:
         """Take over what `save_state` wrote, after `prepare`. Called on every rank, before the timed window."""
@@ -178,3 +181,9 @@ class Strategy:
 
     def stop(self) -> None:
         """Called last in each process: leave no process, port or file behind."""
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
+    """PyTorch's own mixed precision where that is asked for, else nothing."""
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()

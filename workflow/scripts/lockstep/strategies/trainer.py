@@ -1,7 +1,8 @@
 """trainer: transformers.Trainer over DistributedDataParallel, under torchrun. The loop is its own.
 
-It is fed the plan's batches, and calls back after each step. What it would do otherwise than the other rows is set
-below, each with its reason.
+`Strategy` sets it up; what it would do otherwise than the other rows is set there, each with its reason. Then Trainer
+is in control: it asks `Replaying` for the data loader, which is `Batches`, and for each batch's loss; `Steps` is called
+back when training begins and after each step.
 
 Advantages: training without a loop of one's own; logging, checkpoints and evaluation come with it.
 Limits: many defaults that decide what is trained; more than one visible GPU without a launcher silently means
