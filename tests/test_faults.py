@@ -376,7 +376,7 @@ def test_a_fault_that_ends_a_run(run, fault):
         run.again(resumed=[10])
 
 
-@several(cells("disk", ci=("ddp",)))
+@several(cells("disk"))
 def test_a_full_disk_while_a_state_is_saved(run):
     run.folder.mkdir(parents=True)
     mounted = ["mount", "-t", "tmpfs", "-o", "size=64m", "lockstep", str(run.folder)]
@@ -545,7 +545,7 @@ def test_a_clock_that_jumps(run, clock, tmp_path):
     run.tell("nothing", goes_on=True)
 
 
-@several(cells("second", ci=("single",)))
+@several(cells("second"))
 def test_the_same_command_a_second_time(run):
     run.start()
     run.come_to_the_gate()

@@ -177,7 +177,6 @@ def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_damaged_state_is_named_and_the_one_before_is_used(prepared):
     whole, parted = whole_and_killed(prepared, "single")
     folder = folder_of(parted, "single")

@@ -286,6 +286,7 @@ def test_a_page_before_any_run(visit, results, tmp_path):
     assert overflowing(page) == []
 
 
+@pytest.mark.slow
 def test_forty_rows_and_a_long_name(visit, results, tmp_path):
     many = Path(shutil.copytree(results, tmp_path / "results"))
     names = [f"row{number}" for number in range(39)] + ["a_row_whose_name_is_as_long_as_may_be_xx"]

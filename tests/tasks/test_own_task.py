@@ -140,7 +140,6 @@ def launched(place, name: str, row: str, *more: str):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_model_brings_its_own_loss_which_must_be_a_scalar(place):
     model = place.path("my_model.py").read_text()
     own = "\n    def loss(self, outputs, labels):\n        return nn.functional.cross_entropy(outputs, labels{})\n"
