@@ -49,7 +49,7 @@ again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-slow: MARKED = slow
 test-slow: test

@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.config import reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.run import launchers
-from lockstep.run.nodes import Meeting
+from lockstep.run.nodes import Rendezvous
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies
@@ -55,7 +55,7 @@ def section(name: str) -> str:
 def command(name: str) -> str:
     row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
-        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Meeting("PORT"))
+        words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Rendezvous("PORT"))
     text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
     return without_folders(text)
 

@@ -1,5 +1,6 @@
 """One small benchmark, run once as a user runs it, whose results many tests look at."""
 
+import collections
 import importlib.util
 import json
 import os
@@ -61,14 +62,20 @@ def pytest_collection_modifyitems(items):
     """What looks at the results of a whole benchmark is left to CI and `make test-slow`: that alone takes minutes.
 
     Of pytest's workers one makes that benchmark, and has all these tests; the others have each file as a whole, for the
-    fixtures that its tests share, and for tests that follow from each other.
+    fixtures that its tests share, and for tests that follow from each other. What takes longest begins first, or one
+    worker would be busy with it after all the others are done.
     """
+    groups, slow = {}, collections.Counter()
     for item in items:
         wants_benchmark = "benchmark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("benchmark" if wants_benchmark else item.path.stem))
+        groups[item] = "benchmark" if wants_benchmark else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
         if wants_benchmark and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.ci)
+        slow[groups[item]] += item.get_closest_marker("slow") is not None
+    number = collections.Counter(groups.values())
+    items.sort(key=lambda item: (groups[item] != "benchmark", -slow[groups[item]], -number[groups[item]], groups[item]))
 
 
 @dataclass

@@ -331,7 +331,9 @@ class Ending:
 
 
 ENDINGS = {
-    "killed": Ending(r"rank \d died after step 12 of 34 without a word; killed, or out of memory\?", kill_a_rank),
+    "killed": Ending(
+        r"rank \d died after step 12 of 34 without an error message; killed, or out of memory\?", kill_a_rank
+    ),
     "stopped": Ending(
         rf"no progress for {TIMEOUT} s, so the run was ended as hung \(.*rank \d after step 12.* of 34\)",
         stop_a_rank,
@@ -345,9 +347,9 @@ ENDINGS = {
     ),
     # Other ways for a rank to end: one row of each kind of launcher.
     "exits": Ending(r"rank \d, after step 12 of 34: SystemExit: 3", inside="exits"),
-    "leaves": Ending(r"rank \d died after step 12 of 34 without a word; .*", inside="leaves"),
-    "aborts": Ending(r"rank \d died after step 12 of 34 without a word; .*", inside="aborts"),
-    "segfaults": Ending(r"rank \d died after step 12 of 34 without a word; .*", inside="segfaults"),
+    "leaves": Ending(r"rank \d died after step 12 of 34 without an error message; .*", inside="leaves"),
+    "aborts": Ending(r"rank \d died after step 12 of 34 without an error message; .*", inside="aborts"),
+    "segfaults": Ending(r"rank \d died after step 12 of 34 without an error message; .*", inside="segfaults"),
     "explodes": Ending(r"rank \d, after step 15 of 34: RunFailed: the loss is nan in step 13; .*", inside="explodes"),
 }
 

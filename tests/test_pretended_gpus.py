@@ -112,7 +112,7 @@ class Strategy(dataparallel.Strategy):
         self.processes = self.hardware.devices
 ONE_PROCESS_ON = ("cpu", "cuda")
 """,
-        "world_size: 2 is asked for, and the live",
+        "world_size: 2 is asked for, and ",
     ),
 }
 # Each rank reads its state back onto the GPU that rank 0 had saved it from.
@@ -451,8 +451,8 @@ import sys
 from pathlib import Path
 import pytest
 from lockstep.config import reading
-from lockstep.rank import training
-from lockstep.run.live import Notes
+from lockstep.rank import main
+from lockstep.run.training_log import Notes
 from tests.rank.test_window import Counting, about_to_train
 Path("counted/ranks").mkdir(parents=True, exist_ok=True)
 Notes(Path("counted"), rows=20)
@@ -466,7 +466,7 @@ with about_to_train(row, Path("results/data"), Path("counted")) as session:
     if "careless" in sys.argv:
         session.strategy.step = careless
     with Counting(session.clock, patch) as counting:
-        training.train(session)
+        main.train(session)
     assert session.strategy.world.device.type == "cuda"
 print("counted", counting.steps, *sorted(set(counting.noted)), flush=True)
 """

@@ -77,7 +77,7 @@ def test_code_files_follow_imports(monkeypatch):
     files = workflow.code_files("launch", "ddp_amp")
     assert {f"{strategies}/{name}.py" for name in ("ddp_amp", "ddp_spawn", "ddp", "single")} <= set(files)
     assert f"{strategies}/dataparallel.py" not in files
-    assert {f"{library}/rank/training.py", f"{library}/model/models.py", "workflow/scripts/train.py"} <= set(files)
+    assert {f"{library}/rank/main.py", f"{library}/model/models.py", "workflow/scripts/train.py"} <= set(files)
     assert f"{library}/report/page.py" not in files
     assert f"{library}/report/page.py" in workflow.code_files("report")
 

@@ -30,7 +30,7 @@ DEFAULT = PROJECT / "config" / "config.yaml"
 KEYS = ["train.global_batch=31", "train.max_steps=9", "train.epochs=1", "data.limit=700"]
 KEYS += ["model.hidden_size=32", "model.layers=1"]
 TESTED = {"accuracy": 0.5, "macro_f1": 0.5, "support": 2, "labels": ["a", "b"], "confusion_matrix": [[1, 0], [1, 0]]}
-# Takes the place of lockstep/rank/training.py, which every launcher calls in the end.
+# Takes the place of lockstep/rank/main.py, which every launcher calls in the end.
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -82,7 +82,7 @@ def main(folder):
 def scripts(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "lockstep" / "rank" / "training.py").write_text(RANK)
+    (folder / "lockstep" / "rank" / "main.py").write_text(RANK)
     return folder
 
 

@@ -11,8 +11,8 @@ from transformers import get_scheduler
 from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
-from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, remade
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, rewrapped
+from lockstep.model.schedule import lr_factor
 
 TRAIN = reading.parse({}).train
 ASKED = {
@@ -50,7 +50,7 @@ def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
     models = [torch.nn.Linear(5, 5) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     whole, copied = (make_optimizer(model, asked(optimizer)) for model in models)
-    copied = remade(copied, lambda groups, optimizer_class, **settings: optimizer_class(groups, **settings))
+    copied = rewrapped(copied, lambda groups, optimizer_class, **settings: optimizer_class(groups, **settings))
     assert type(copied) is type(whole)
     for _ in range(4):
         for model, stepping in zip(models, (whole, copied), strict=True):
@@ -128,7 +128,7 @@ def test_step_is_pytorch_s_steplr_over_epochs(per_epoch, epochs, every, gamma):
 )
 def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, schedule):
     train = replace(TRAIN, schedule=schedule, warmup=float(warmup), warmup_start=start, step_epochs=9)
-    share = share_of_rate(train, 40, [0] * 40)
+    share = lr_factor(train, 40, [0] * 40)
     assert share(0) == start
     assert share(warmup) == pytest.approx(1, abs=1e-9)
     for step in range(1, warmup):
@@ -144,7 +144,7 @@ def test_no_schedule_leaves_zero_to_one_or_rises_after_warm_up(schedule, steps, 
     """Also where warm-up takes all steps or more."""
     train = replace(TRAIN, schedule=schedule, warmup=warmup)
     epochs = [step // 7 for step in range(steps)]
-    shares = list(map(share_of_rate(train, steps, epochs), range(steps + 1)))
+    shares = list(map(lr_factor(train, steps, epochs), range(steps + 1)))
     assert all(0 <= share <= 1 and math.isfinite(share) for share in shares)
     ramp = round(warmup * steps) if warmup < 1 else int(warmup)
     assert shares[ramp:] == sorted(shares[ramp:], reverse=True)

@@ -27,7 +27,7 @@ class Strategy(ddp.Strategy):
 """,
     "same_share": """
 from lockstep.data import plan
-from lockstep.rank import training
+from lockstep.rank import main
 from lockstep.strategies import ddp
 plan.Plan.micro_batches = lambda self, step, rank, size, parts: [plan.share(self.step_ids(step), 0, size)]
 class Strategy(ddp.Strategy):

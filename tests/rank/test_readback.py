@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_optimizer, make_schedule
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.schedule import lr_factor
 from lockstep.rank import readback
 from lockstep.strategies import single
 
@@ -49,10 +49,10 @@ def test_live_settings_are_read_from_the_objects(prepared):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("initial_lr", 0.1, "optimizer group 0: initial_lr: 0.0015 is asked for, and the live single has 0.1"),
-        ("eps", 1e-6, "eps: 1e-08 is asked for, and the live single has 1e-06"),
+        ("initial_lr", 0.1, "optimizer group 0: initial_lr: 0.0015 is asked for, and single uses 0.1"),
+        ("eps", 1e-6, "eps: 1e-08 is asked for, and single uses 1e-06"),
         ("betas", (0.9, 0.95), r"betas: \(0.9, 0.999\) is asked for"),
-        ("weight_decay", 0.1, r"weight decay: \[0.0, 0.01\] is asked for, and the live single has \[0.0, 0.1\]"),
+        ("weight_decay", 0.1, r"weight decay: \[0.0, 0.01\] is asked for, and single uses \[0.0, 0.1\]"),
     ],
 )
 def test_another_optimizer_setting(prepared, name, value, message):
@@ -67,7 +67,7 @@ def test_another_optimizer(prepared):
     asked_groups = copy.copy(strategy.optimizer.param_groups)
     strategy.optimizer = torch.optim.Adam(strategy.model.parameters())
     strategy.optimizer.param_groups = asked_groups
-    with pytest.raises(RunFailed, match="optimizer: adamw is asked for, and the live single has adam"):
+    with pytest.raises(RunFailed, match="optimizer: adamw is asked for, and single uses adam"):
         readback.check(strategy, asked)
 
 
@@ -97,7 +97,7 @@ def test_another_momentum(prepared, name, value, wrapped):
     readback.check(strategy, asked)
     live = strategy.optimizer.optimizer if wrapped else strategy.optimizer
     live.param_groups[1][name] = value
-    with pytest.raises(RunFailed, match=rf"group 1: {name}: .* is asked for, and the live single has {value}"):
+    with pytest.raises(RunFailed, match=rf"group 1: {name}: .* is asked for, and single uses {value}"):
         readback.check(strategy, asked)
 
 
@@ -106,7 +106,7 @@ def test_another_schedule(prepared, mistake):
     strategy, asked = prepared
     asked = replace(asked, train=replace(asked.train, schedule="cosine", warmup=2))
     strategy.optimizer = make_optimizer(strategy.module, asked.train)
-    schedule, share = (make(asked.train, 10) for make in (partial(make_schedule, strategy.optimizer), share_of_rate))
+    schedule, share = (make(asked.train, 10) for make in (partial(make_schedule, strategy.optimizer), lr_factor))
     if mistake == "by a copy":
         strategy.optimizer = Copied(strategy.optimizer)
     caught = {}
@@ -128,7 +128,7 @@ def test_another_schedule(prepared, mistake):
 def test_buffers_that_change_are_sent_and_others_are_not(prepared):
     strategy, asked = prepared
     strategy.live = lambda: {"broadcast_buffers": True}  # which DDP does unless told otherwise
-    with pytest.raises(RunFailed, match="broadcast_buffers: False is asked for, and the live single has True"):
+    with pytest.raises(RunFailed, match="broadcast_buffers: False is asked for, and single uses True"):
         readback.check(strategy, asked)
     strategy.module.register_buffer("running_mean", torch.zeros(3))
     readback.check(strategy, asked)
@@ -137,7 +137,7 @@ def test_buffers_that_change_are_sent_and_others_are_not(prepared):
 def test_other_threads_and_options(prepared):
     strategy, asked = prepared
     strategy.live = lambda: {"clip": 0.5, "not an option": 3}
-    with pytest.raises(RunFailed, match=r"clip: 1.0 is asked for, and the live single has 0.5"):
+    with pytest.raises(RunFailed, match=r"clip: 1.0 is asked for, and single uses 0.5"):
         readback.check(strategy, asked)
     strategy.live = dict
     asked = replace(asked, hardware=replace(asked.hardware, threads=asked.hardware.threads + 1))

@@ -23,7 +23,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
 from lockstep.model.optimizer import make_optimizer
 from lockstep.run import launchers, saved
-from lockstep.run.nodes import Meeting
+from lockstep.run.nodes import Rendezvous
 from tests.conftest import HOROVOD, PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -375,7 +375,7 @@ FORGET = """
 import sys
 from pathlib import Path
 import torch
-from lockstep.rank import resumption, training
+from lockstep.rank import main, resumption
 restore = resumption.Resumption.restore
 def of_main_rank(tensor):
     sent = tensor.detach().clone()
@@ -387,7 +387,7 @@ def forgetting(self, folder):
     restore(self, folder)
     exec(AFTER, names)
 resumption.Resumption.restore = forgetting
-training.main(Path(sys.argv[1]))
+main.main(Path(sys.argv[1]))
 """
 
 
@@ -407,7 +407,7 @@ def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
         file.unlink()
     np.zeros((settings["hardware"]["processes"], 5), dtype=np.int64).tofile(folder / paths.PROGRESS)
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    started = launchers.command(Settings.from_json(settings), program, folder, Meeting(free_port("auto")))
+    started = launchers.command(Settings.from_json(settings), program, folder, Rendezvous(free_port("auto")))
     subprocess.run(started, check=False, env=environment, timeout=120)
     if not paths.rank_summary(folder, 0).is_file():
         assert "step" in json.loads(paths.rank_error(folder, 0).read_text())  # it got as far as to train

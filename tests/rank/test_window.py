@@ -21,11 +21,11 @@ from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
-from lockstep.rank import memory, training
+from lockstep.rank import main, memory
 from lockstep.rank.clock import Clock
 from lockstep.rank.session import Session
-from lockstep.run.live import Notes
 from lockstep.run.progress import Progress, RankFiles
+from lockstep.run.training_log import Notes
 
 # What makes the host wait for the device, or reads a value back from it.
 SYNCHRONISING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")
@@ -120,7 +120,7 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypat
     session.settings = replace(session.settings, train=replace(session.train, log_every=log_every))
     Notes(session.folder, rows=20)
     with Counting(session.clock, monkeypatch) as counting:
-        training.train(session)
+        main.train(session)
     assert counting.steps == 9
     assert counting.noted == []
     assert len(Notes(session.folder).new()) == (10 if log_every else 0)
@@ -129,7 +129,7 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypat
 def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(session, monkeypatch):
     """Each operation costs the host the time of a launch; on a GPU small models wait for no more than that."""
     with Counting(session.clock, monkeypatch) as counting:
-        training.train(session)
+        main.train(session)
     plan, data = Plan.load(Path(session.settings.plan_file)), Path(session.settings.data)
     model = models.load(data / "weights", 0).train()
     optimizer = make_optimizer(model, session.train)
@@ -156,13 +156,13 @@ def test_the_count_sees_what_it_must(session, monkeypatch, what):
 
     monkeypatch.setattr(session.strategy, "step", careless)
     with Counting(session.clock, monkeypatch) as counting:
-        training.train(session)
+        main.train(session)
     assert len(counting.noted) >= 9
 
 
 def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     """A strategy that sleeps in each step for a known time; it evaluates and waits for others for long, untimed."""
-    slept, evaluate = [], training.DevSplit.evaluate
+    slept, evaluate = [], main.DevSplit.evaluate
 
     def train(replay):
         replay.begin()
@@ -184,8 +184,8 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
 
     monkeypatch.setattr(session.strategy, "all_gather", wait_for_others)
     monkeypatch.setattr(session.strategy, "train", train)
-    monkeypatch.setattr(training.DevSplit, "evaluate", slow)
-    training.train(session)
+    monkeypatch.setattr(main.DevSplit, "evaluate", slow)
+    main.train(session)
     clock = json.loads((session.folder / "ranks" / "0.json").read_text())["clock"]
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
@@ -211,7 +211,7 @@ def test_a_schedule_that_is_stepped_too_often_ends_the_run(session, monkeypatch)
     monkeypatch.setattr(session.strategy, "step", twice)
     monkeypatch.setattr(session.strategy, "train", train)
     with pytest.raises(RunFailed, match=r"learning rate after 4 steps: .* is asked for \(schedule: linear\)"):
-        training.train(session)
+        main.train(session)
 
 
 def test_memory_is_that_of_the_window(session, monkeypatch):
@@ -233,7 +233,7 @@ def test_memory_is_that_of_the_window(session, monkeypatch):
     monkeypatch.setattr(session.strategy, "step", stepping)
     monkeypatch.setattr(session.strategy, "state_dict", gathering)
     take(900)
-    training.train(session)
+    main.train(session)
     memory_mb = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
     assert 95 < memory_mb["peak_mb"] - memory_mb["before_mb"] < 500
     assert memory_mb["proportional_mb"] <= memory_mb["peak_mb"]

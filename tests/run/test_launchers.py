@@ -31,7 +31,7 @@ def test_starting_a_run_imports_nothing_heavy():
 )
 def test_a_strategy_imports_no_framework_that_it_does_not_use(strategy, more):
     code = (
-        "from lockstep.model import models; from lockstep.rank import training;"
+        "from lockstep.model import models; from lockstep.rank import main;"
         f" from lockstep.strategies import {strategy}; models.keep_masks()"
     )
     modules = imported(code)

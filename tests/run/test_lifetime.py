@@ -49,7 +49,7 @@ def holder(folder: Path, seconds: float) -> subprocess.Popen:
 
 
 def test_a_held_folder_is_refused_by_who_holds_it_since_when(tmp_path, monkeypatch):
-    monkeypatch.setattr(lifetime, "PATIENCE", 0.2)
+    monkeypatch.setattr(lifetime, "LOCK_TIMEOUT_SECONDS", 0.2)
     process = holder(tmp_path, 60)
     said = rf"{tmp_path}: process {process.pid} has worked here since \d{{4}}-\S+ \S+. Wait for it, or end it: kill"
     with pytest.raises(BadInput, match=said), lifetime.hold(tmp_path):

@@ -412,10 +412,10 @@ def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
     assert (row.hardware.devices, row.hardware.processes, row.hardware.processes_per_node) == (6, 6, 2)
     assert row.plan_name == alone.plan_name
     assert row.folder(1) == "runs/x/n6/rep1"
-    meeting = nodes.Meeting(29400, "10.0.0.1", 2, "10.0.0.3", "eth0", ("a", "b", "c"), "run")
+    rendezvous = nodes.Rendezvous(29400, "10.0.0.1", 2, "10.0.0.3", "eth0", ("a", "b", "c"), "run")
     folder = Path("somewhere")
     if row.options.get("launcher") not in ("accelerate", "deepspeed"):  # which write a file
-        said = launchers.command(row.settings(), Path("train.py"), folder, meeting)
+        said = launchers.command(row.settings(), Path("train.py"), folder, rendezvous)
         assert any("10.0.0.1" in word or "a:2,b:2,c:2" in word or "rendezvous" in word for word in said)
 
 

@@ -70,7 +70,7 @@ def test_a_good_end_has_no_reason(tmp_path):
 
 def test_a_killed_rank_is_named(tmp_path):
     outcome = supervise(tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)")
-    assert outcome.reason == "rank 1 died after step 3 of 10 without a word; killed, or out of memory?"
+    assert outcome.reason == "rank 1 died after step 3 of 10 without an error message; killed, or out of memory?"
     assert outcome.seconds < 10
 
 

@@ -28,7 +28,7 @@ def main() -> None:
         raise
     (run / paths.UNTESTED).unlink(missing_ok=True)
     journal.note_test(run)
-    print(registry.told(scores))
+    print(registry.format_scores(scores))
 
 
 def evaluate(run: Path) -> dict:

@@ -11,7 +11,7 @@ from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.errors import BadInput
 from lockstep.paths import PROJECT, STRATEGIES, TRAIN
 from lockstep.run import launchers, node
-from lockstep.run.nodes import Meeting
+from lockstep.run.nodes import Rendezvous
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         print(f"# What starts it\n{node.show(row, arguments.results, 1, 0)}")
         return
     with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file
-        words = launchers.command(row.settings(), TRAIN, Path(folder), Meeting("PORT"))
+        words = launchers.command(row.settings(), TRAIN, Path(folder), Rendezvous("PORT"))
         plain = without_folders(" ".join(words)).replace(folder, str(arguments.results / row.folder(1)))
         print(f"# What starts it\n{plain.replace(f'{PROJECT}/', '')}\n")
         print(f"# The same with all that Lockstep sets besides\n{node.show(row, arguments.results, 1, 0)}")

@@ -16,7 +16,7 @@ def main() -> None:
     scores = evaluation.test(arguments.run)
     journal.note_test(arguments.run)
     print((arguments.run / paths.TEST_TEXT).read_text(encoding="utf-8"))
-    print(registry.told(scores))
+    print(registry.format_scores(scores))
 
 
 if __name__ == "__main__":

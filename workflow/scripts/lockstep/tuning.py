@@ -51,7 +51,7 @@ def search(config: Config, results: Path, say: Callable[[str], None]) -> list[di
             again = _try(config, attempt["recipe"], results, f"try{number}_again")
             attempt["kept"] = _pays(again, before)
             attempt |= {key: again[key] for key in ("seconds", "samples_per_second") if attempt["kept"]}
-        say(_told(attempt, change, best))
+        say(_line(attempt, change, best))
         tries.append(attempt)
         if attempt["kept"]:
             best = attempt
@@ -89,7 +89,7 @@ def _all_samples(config: Config, results: Path) -> int:
     return train.global_batch * min(steps, train.max_steps or steps)
 
 
-def _told(attempt: dict, change: dict, best: dict) -> str:
+def _line(attempt: dict, change: dict, best: dict) -> str:
     what = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
     if attempt["seconds"] is None:
         return f"{what}: not here ({attempt['reason']})"

@@ -16,7 +16,7 @@ from lockstep.paths import PARITY, PROFILED, QUICK, RESULTS, TUNE
 
 # The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
-EXACT = 1e-9  # how far apart any two may be that compute the same in float64
+FP64_TOLERANCE = 1e-9  # how far apart any two may be that compute the same in float64
 # The reference, trained again as every trial of a row may be: its sums in another order, as shares of two and of three
 # ranks make them.
 OTHER_ORDERS = {"in_2_parts": {"train": {"accumulation": 2}}, "in_3_parts": {"train": {"accumulation": 3}}}

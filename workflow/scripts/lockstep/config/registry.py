@@ -16,8 +16,8 @@ without importing torch or its framework):
                    where it makes again what others have published, flaws and all; else closed
     REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
     LOSSY          the same: such a row can't train exactly the same model, by its nature
-    OTHER_MODEL    the same: such a row trains another model than single, which the proof then finds, and which no one
-                   need to be there; ({}, reason) is true of every row
+    OTHER_MODEL    the same: such a row trains another model than single, as the proof then finds, which is expected
+                   of it and no failure; ({}, reason) is true of every row
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
@@ -127,8 +127,8 @@ def qualities() -> list[str]:
     return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
 
 
-def told(scores: dict) -> str:
-    """What a test came to, in a line."""
+def format_scores(scores: dict) -> str:
+    """The results of a test, in one line."""
     figures = (f"{name} {scores[name]:.4f}" for name in qualities() if name in scores)
     return f"support {scores['support']}, {', '.join(figures)}"
 

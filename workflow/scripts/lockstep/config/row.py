@@ -28,11 +28,9 @@ RESERVED = (
     "tune",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Keys of `train` that a row of the closed division leaves alone: with strategy and precision they decide which model it
-# ends with.
-CLOSED_KEYS = ("epochs", "max_steps", "global_batch", "batching", "learning_rate", "weight_decay", "schedule", "warmup")
-CLOSED_KEYS += ("clip", "class_weights", "label_smoothing", "seed")
-CLOSED_KEYS += ("optimizer", "betas", "momentum", "nesterov", "power", "step_epochs", "gamma", "warmup_start")
+# Keys of `train` that a row of the closed division may have of its own. All others decide which model it ends with.
+FREE_KEYS = ("device_batch", "accumulation", "precision", "eval_every", "eval_samples", "checkpoint", "best")
+FREE_KEYS += ("checkpoint_every", "keep", "log_every", "log_to")
 # Keys of `train` that only some choices of another key take.
 TAKEN_BY = {
     "betas": ("optimizer", ("adamw", "adam", "adamw8bit")),
@@ -109,7 +107,8 @@ class Row:
         published: what others have published, made again with its flaws. It is never ranked.
         """
         of_strategy = registry.literals(self.strategy)["DIVISION"]
-        same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in CLOSED_KEYS)
+        decisive = [key.name for key in fields(Train) if key.name not in FREE_KEYS]
+        same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in decisive)
         return of_strategy if same or of_strategy == "published" else "open"
 
     def folder(self, repeat: int) -> str:

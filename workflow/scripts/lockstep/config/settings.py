@@ -14,7 +14,7 @@ NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep", "log_every"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/training.py)."""
+    """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/main.py)."""
 
     row: str
     task: str
@@ -45,7 +45,7 @@ class Settings:
         return cls(**raw | sections | {"profile": Profile(**raw["profile"])})
 
     def of_row(self) -> dict:
-        """Those that the row decides, as plain JSON values; the rest is of a run."""
+        """The settings that the row decides, as plain JSON values; the others are those of one run."""
         keys = ("row", "task", "strategy", "options", "division", "precision", "plan", "train", "hardware")
         whole = asdict(self)
         return {key: whole[key] for key in keys + (("variations",) if self.variations else ())}

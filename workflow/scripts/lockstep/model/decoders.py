@@ -140,8 +140,7 @@ def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length
 
 
 def keeps_apart(decoder: torch.nn.Module, tokens: int) -> bool:
-    """Whether the model makes of a document behind another one, under a mask, what it makes of it alone; and of a
-    token's logits, the same whatever follows it."""
+    """Whether a document's logits stay the same behind another document, under a mask, and whatever tokens follow."""
     ids = torch.arange(7)[None] % tokens
     documents = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     mask = (documents[:, None] == documents) & torch.ones(7, 7, dtype=torch.bool).tril()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from lockstep.config.sections import Train
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.schedule import lr_factor
 
 EPS = 1e-8  # of Adam and AdamW
 
@@ -33,14 +33,14 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
 
 
 def hyperparameters(train: Train) -> dict:
-    """What the row's optimizer is told besides rate and weight decay; all of its groups have it."""
+    """The optimizer's settings besides rate and weight decay; all of its groups have the same."""
     if train.optimizer == "sgd":
         return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
     return {"betas": tuple(train.betas), "eps": EPS}
 
 
-def remade(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """What `wrapper`, told the class, makes of an optimizer that has taken no step: the same groups and settings."""
+def rewrapped(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Hand the groups and settings of an optimizer that has taken no step to `wrapper`, which makes it anew."""
     known = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
@@ -54,4 +54,4 @@ def make_schedule(
 
     `epochs` is the epoch, from 0, that each step belongs to; only the schedule `step` asks for it.
     """
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(train, steps, epochs))
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(train, steps, epochs))

@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from lockstep.config.sections import LAST_RATE, Train
 
 
-def share_of_rate(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:
-    """`train.schedule` as a function: what share of `train.learning_rate` the step has that comes after so many.
+def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:
+    """`train.schedule` as a function: the factor of `train.learning_rate` in the step that comes after `step` others.
+
+    Args:
+        steps: how many optimizer steps there are.
+        epochs: the epoch of each step, from 0; only `train.schedule: step` asks for it.
 
     Warm-up rises in a line from `warmup_start`. The rest is, to the last bit, what transformers' schedules of the same
     names are; `step` is PyTorch's StepLR over epochs.
@@ -15,7 +19,7 @@ def share_of_rate(train: Train, steps: int, epochs: Sequence[int] = ()) -> Calla
     warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
     left = max(1, steps - warmup)
 
-    def share(step: int) -> float:
+    def factor(step: int) -> float:
         if step < warmup:
             return train.warmup_start + (1 - train.warmup_start) * (step / warmup)
         if train.schedule == "linear":
@@ -31,4 +35,4 @@ def share_of_rate(train: Train, steps: int, epochs: Sequence[int] = ()) -> Calla
             return train.gamma ** (epoch // train.step_epochs)
         return 1.0
 
-    return share
+    return factor

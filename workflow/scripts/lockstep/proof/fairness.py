@@ -265,7 +265,7 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
             continue
         distances, exact = verdict["distances"], verdict["fp64"] or {}
         over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
-        over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.EXACT]
+        over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
         if over:
             yield f"its verdict is {verdict['proof']}, and its {' and '.join(over)} say otherwise"
         timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / paths.ENVIRONMENT)

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config.configuration import EXACT, MISTAKES, OTHER_ORDERS, REORDERED, Config
+from lockstep.config.configuration import FP64_TOLERANCE, MISTAKES, OTHER_ORDERS, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
@@ -56,11 +56,11 @@ class Distances:
 
 
 # In float64 rounding makes 1e-14 of these in 12 steps, and the mildest mistake 1e-4.
-FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), EXACT)
+FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), FP64_TOLERANCE)
 # How far above the measured floor a row may be. The floor of one order of sums is mostly within a factor of two of
 # another's, and was 11 below a row of three ranks once (ModernBERT). In fp32 the mildest mistakes are some ten thousand
 # times above the floor; in reduced precision a few times only, which leaves less room.
-FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}  # tolerance / floor
+TOLERANCE_FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}  # tolerance / floor
 # Chance can make a measured floor zero, as the first gradient's norm shows: as little as this counts as rounding.
 LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
 # A row that can't train exactly the same model is not proven to: these only say that it learns something like it.
@@ -145,7 +145,7 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
     measured = read_json(references[precision] / paths.VERDICT)
     distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
     kind = "lossy" if row.lossy else precision
-    tolerance = LOSSY if row.lossy else {name: FACTOR[kind] * measured["floor"][name] for name in MEASURED}
+    tolerance = LOSSY if row.lossy else {name: TOLERANCE_FACTOR[kind] * measured["floor"][name] for name in MEASURED}
     reasons = [
         f"{name} {getattr(distances, name):.2g} is above {tolerance[name]:.2g}" for name in distances.beyond(tolerance)
     ]

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from lockstep.run.live import Notes
+from lockstep.run.training_log import Notes
 
 
 class Losses:

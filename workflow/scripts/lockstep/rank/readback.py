@@ -50,7 +50,7 @@ def check(strategy: Strategy, asked: Settings) -> dict:
         actual["broadcast_buffers"] = live["options"]["broadcast_buffers"]
     for key, value in wanted.items():
         if actual[key] != value:
-            raise RunFailed(f"{key}: {value} is asked for, and the live {asked.strategy} has {actual[key]}")
+            raise RunFailed(f"{key}: {value} is asked for, and {asked.strategy} uses {actual[key]}")
     _check_precision(strategy, asked.precision, live)
     return live
 
@@ -64,7 +64,7 @@ def read(strategy: Strategy) -> dict:
         "dropout": models.dropouts(strategy.module),
         "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
         "optimizer": type(inner).__name__,
-        # Of what steps: a wrapper has defaults of its own.
+        # Of the optimizer that steps, as a wrapper has defaults of its own.
         "fused": all(group.get("fused") for group in inner.param_groups),
         "groups": [
             {"initial_lr": group["initial_lr"]}
@@ -87,7 +87,8 @@ def read(strategy: Strategy) -> dict:
 def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float], done: int) -> None:
     """Raises RunFailed unless the live learning rate is that of the schedule after `done` steps.
 
-    What steps may learn of it in the next step only, as in ZeroRedundancyOptimizer, and has that of the last step.
+    The optimizer inside a wrapper may learn of a new rate in its next step only, as with ZeroRedundancyOptimizer, so
+    that of the step before is allowed there too.
     """
     rate, before = (asked.train.learning_rate * share(step) for step in (done, max(0, done - 1)))
     for optimizer, allowed in ((strategy.optimizer, (rate,)), (_innermost(strategy.optimizer), (rate, before))):
@@ -100,7 +101,7 @@ def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float
 
 
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What steps: frameworks wrap it, some twice."""
+    """The optimizer that steps: frameworks wrap it, some twice."""
     while hasattr(optimizer, "optimizer") or hasattr(optimizer, "optim"):
         optimizer = getattr(optimizer, "optimizer", None) or optimizer.optim
     return optimizer

@@ -14,7 +14,7 @@ import torch
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.schedule import lr_factor
 from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
@@ -51,7 +51,7 @@ class Replay:
         dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
-        self.told = Losses(self)
+        self.loss_log = Losses(self)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -112,14 +112,14 @@ class Replay:
         if self.session.settings.saved:
             self.resumption.restore(Path(self.session.settings.saved))
         self._open()
-        self.told.begin()
+        self.loss_log.begin()
 
     def step_done(self, step: int) -> None:
         """Weights and learning rate are updated: the clock ticks; evaluates, and saves, where that is due."""
         self.session.clock.tick()
         self.done += 1
         self.session.progress.step()
-        self.told.step_done()
+        self.loss_log.step_done()
         if self.session.profiler:
             self.session.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
@@ -134,12 +134,12 @@ class Replay:
     def end(self) -> None:
         """The timed window closes. Raises RunFailed where the learning rate is not that of the schedule."""
         self.session.clock.close()
-        self.told.hand_over()
+        self.loss_log.hand_over()
         if self.session.meter:
             self.session.meter.stop()
         if self.session.gauge:
             self.session.gauge.stop()
-        share = share_of_rate(self.session.train, self.steps, self.plan.epochs)
+        share = lr_factor(self.session.train, self.steps, self.plan.epochs)
         readback.check_rate(self.session.strategy, self.session.settings, share, self.done)
 
     def _open(self) -> None:

@@ -179,7 +179,7 @@ def ranks_of(folder: Path) -> int:
 
 
 def derived_seed(*numbers: int) -> int:
-    """A seed that is another one wherever one of `numbers` is."""
+    """A seed made of all `numbers`: where one of them differs, so does the seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 

@@ -15,7 +15,7 @@ from lockstep.report.summary import COLUMNS, Summary, good_runs
 from lockstep.report.words import Text, same, say
 
 # The table that people read: column, digits after the point (None: a word), and the columns of its range.
-SHOWN = (
+PAGE_COLUMNS = (
     ("row", None, ()),
     ("rank", 0, ()),
     ("proof", None, ()),
@@ -92,7 +92,7 @@ def table(rows: list[dict]) -> list[list[Cell]]:
     """The table for people. Columns that say nothing of any row, or the same of all, are left out."""
     columns = [
         column
-        for column in SHOWN
+        for column in PAGE_COLUMNS
         if any(row[column[0]] not in (None, 0) for row in rows)
         and not (column[0] in CONSTANT and len({row[column[0]] for row in rows}) == 1)
     ]

@@ -23,18 +23,18 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
     """
     own = paths.nodes_folder(results) / str(rank)
     with lifetime.hold(own):  # two nodes of one number would both take its place
-        word, lead = nodes.Word(results, rank), nodes.Other(results, 0)
+        own_status, lead = nodes.OwnStatus(results, rank), nodes.PeerStatus(results, 0)
         answered: list[str] = []
         while True:
-            called = _await_call(lead, word, answered, config.hardware.timeout if wanted else None)
+            called = _await_call(lead, own_status, answered, config.hardware.timeout if wanted else None)
             answered.append(called["call"])
             row = _row(config, called["run"])
             if row is None or (wanted and row.name != wanted.name) or rank >= called["run"]["nodes"]:
-                _refuse(word, called, wanted, rank, config)
+                _refuse(own_status, called, wanted, rank, config)
             else:
-                _answer(word, row, results, called)
-                _take_part(word, lead, row, results, rank)
-            ended = _await_end(word, lead, called["call"])
+                _answer(own_status, row, results, called)
+                _take_part(own_status, lead, row, results, rank)
+            ended = _await_end(own_status, lead, called["call"])
             if ended is None:  # it calls again: the run was disturbed, and is repeated
                 continue
             if wanted:
@@ -43,7 +43,9 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
             print(f"{called['run']['row']}: {ended['reason'] or 'done'}", flush=True)
 
 
-def _await_call(lead: nodes.Other, word: nodes.Word, answered: list[str], patience: float | None) -> dict:
+def _await_call(
+    lead: nodes.PeerStatus, own_status: nodes.OwnStatus, answered: list[str], patience: float | None
+) -> dict:
     """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
     first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
     while True:
@@ -53,7 +55,8 @@ def _await_call(lead: nodes.Other, word: nodes.Word, answered: list[str], patien
         if patience and time.monotonic() > deadline:
             raise BadInput(
                 f"node 0 did not call within {patience:g} s (hardware.timeout). Start launch.py there with --node-rank"
-                f" 0 and the same --results, in a folder that all nodes share: {word.file.parent.parent.resolve()}"
+                " 0 and the same --results, in a folder that all nodes share:"
+                f" {own_status.file.parent.parent.resolve()}"
             )
         time.sleep(nodes.POLL)
 
@@ -66,16 +69,16 @@ def _row(config: Config, run: dict) -> Row | None:
     return config.profiled(row) if run["kind"] == paths.PROFILED else config.repetition(row, run["repeat"])
 
 
-def _refuse(word: nodes.Word, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
+def _refuse(own_status: nodes.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
     known = wanted.name if wanted else ", ".join(config.rows)
     why = f"node {rank} was started for {known}, and node 0 for {called['run']['row']}. Name the same row on both."
     if rank >= called["run"]["nodes"]:
         why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
-    word.said = {}
-    word.say(phase=nodes.FAILED, call=called["call"], reason=why, about={"time": time.time()})
+    own_status.said = {}
+    own_status.say(phase=nodes.FAILED, call=called["call"], reason=why, about={"time": time.time()})
 
 
-def _answer(word: nodes.Word, row: Row, results: Path, called: dict) -> None:
+def _answer(own_status: nodes.OwnStatus, row: Row, results: Path, called: dict) -> None:
     """Say what this node knows of itself, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
@@ -84,85 +87,85 @@ def _answer(word: nodes.Word, row: Row, results: Path, called: dict) -> None:
     except BadInput as error:
         reason = str(error)
     if row.unavailable:
-        reason = reason or f"rows.{row.name} on node {word.node}: {row.unavailable}."
-    word.said = {}
+        reason = reason or f"rows.{row.name} on node {own_status.node}: {row.unavailable}."
+    own_status.said = {}
     about = nodes.describe(row, results, at, interface)
-    word.say(phase=nodes.FAILED if reason else nodes.READY, call=called["call"], reason=reason, about=about)
+    own_status.say(phase=nodes.FAILED if reason else nodes.READY, call=called["call"], reason=reason, about=about)
 
 
-def _take_part(word: nodes.Word, lead: nodes.Other, row: Row, results: Path, rank: int) -> None:
+def _take_part(own_status: nodes.OwnStatus, lead: nodes.PeerStatus, row: Row, results: Path, rank: int) -> None:
     """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
-    if word.said["phase"] == nodes.FAILED:
+    if own_status.said["phase"] == nodes.FAILED:
         return
-    call = word.said["call"]
+    call = own_status.said["call"]
     while (said := lead.read()).get("phase") == nodes.CALLING and said["call"] == call:
-        word.beat()
+        own_status.beat()
         if lead.silent:
             return
         time.sleep(nodes.POLL)
     if said["call"] != call or said["phase"] != nodes.TRAINING:
         return
     folder = Path(said["run"]["folder"])
-    own = word.said["about"]
+    own = own_status.said["about"]
     hosts = nodes.host_names(row, said["nodes"])
-    meeting = nodes.Meeting(
+    rendezvous = nodes.Rendezvous(
         said["endpoint"][1], said["endpoint"][0], rank, own["address"], own["interface"], hosts, call
     )
-    word.say(phase=nodes.TRAINING)
+    own_status.say(phase=nodes.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
     if row.options.get("launcher") in launchers.FROM_ONE_NODE:
         Progress(folder, rank, row.hardware.processes_per_node)
-        word.say(phase=nodes.DONE, watch=None)
+        own_status.say(phase=nodes.DONE, watch=None)
         return
     try:
-        watch = _train(word, lead, row, results, folder, meeting)
-        word.say(phase=nodes.DONE, watch=watch)
+        watch = _train(own_status, lead, row, results, folder, rendezvous)
+        own_status.say(phase=nodes.DONE, watch=watch)
     except Saved:
-        word.say(phase=nodes.DONE, watch=None)  # node 0 has stopped after the same step, and says so
+        own_status.say(phase=nodes.DONE, watch=None)  # node 0 has stopped after the same step, and says so
     except (Interrupted, RunFailed) as error:
-        word.say(phase=nodes.FAILED, reason=str(error))
+        own_status.say(phase=nodes.FAILED, reason=str(error))
     except BaseException as error:
-        word.say(phase=nodes.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
+        own_status.say(phase=nodes.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
         raise
 
 
-def _train(word, lead, row: Row, results: Path, folder: Path, meeting: nodes.Meeting) -> dict:
+def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: nodes.Rendezvous) -> dict:
     """Train this node's ranks, and say what else used this machine meanwhile."""
-    place = paths.node_folder(folder, meeting.node)
+    place = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
-    command = launchers.command(row.settings(), paths.TRAIN, folder, meeting)
+    command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
     strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
 
     @contextlib.contextmanager
     def listening(log):
         def listen(request) -> None:
-            word.beat()
+            own_status.beat()
             said = lead.read()
             if lead.silent:
                 raise Interrupted(f"node 0 has not been heard of for {nodes.SILENCE:g} s")
-            if said["call"] != meeting.name or said["phase"] == nodes.OVER:
+            if said["call"] != rendezvous.name or said["phase"] == nodes.OVER:
                 raise Interrupted(f"node 0 ended the run: {said.get('reason', '')}")
             if said.get("stop_after"):
                 request.after(said["stop_after"])
-            if request.asked and not word.said.get("asked_to_stop"):
-                word.say(asked_to_stop=True)
+            if request.asked and not own_status.said.get("asked_to_stop"):
+                own_status.say(asked_to_stop=True)
 
         yield listen
 
     with lifetime.hold(place):
-        outcome = node.train(row, folder, command, meeting, plan.steps, strangers, listening)
+        outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, listening)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     if errors := record.read_errors(folder):
         raise RunFailed(record.say_error(errors[0], plan.steps))
-    ranks = [summary for summary in record.read_written(folder) if summary["node"] == meeting.node]
+    ranks = [summary for summary in record.read_written(folder) if summary["node"] == rendezvous.node]
     if len(ranks) < row.hardware.processes_per_node:
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
         raise RunFailed(ended + record.first_error(place / paths.LOG))
     return watcher.judge(watcher.read(place), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
 
 
-def _await_end(word: nodes.Word, lead: nodes.Other, call: str) -> dict | None:
+def _await_end(own_status: nodes.OwnStatus, lead: nodes.PeerStatus, call: str) -> dict | None:
     """What node 0 ends the run with; None where it calls once more."""
     while True:
         said = lead.read()
@@ -172,7 +175,7 @@ def _await_end(word: nodes.Word, lead: nodes.Other, call: str) -> dict | None:
             return said
         if lead.silent:
             return {"code": 1, "reason": f"node 0 has not been heard of for {nodes.SILENCE:g} s"}
-        word.beat()
+        own_status.beat()
         time.sleep(nodes.POLL)
 
 

@@ -15,66 +15,66 @@ from lockstep.config.hardware import training_gpus
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
 from lockstep.paths import ACCELERATE, RENDEZVOUS, node_folder
-from lockstep.run.nodes import Meeting
+from lockstep.run.nodes import Rendezvous
 
 FROM_ONE_NODE = ("horovodrun",)  # these start the ranks on all nodes, by ssh
 
 
-def command(settings: Settings, script: Path, folder: Path, meeting: Meeting) -> list[str]:
+def command(settings: Settings, script: Path, folder: Path, rendezvous: Rendezvous) -> list[str]:
     """The command of the launcher that a row asks for."""
-    return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder, meeting)
+    return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder, rendezvous)
 
 
-def python(settings, script, folder, meeting):
+def python(settings, script, folder, rendezvous):
     return [sys.executable, str(script), str(folder)]
 
 
-def torchrun(settings, script, folder, meeting, module="torch.distributed.run"):
-    hardware, port = settings.hardware, str(meeting.port)
+def torchrun(settings, script, folder, rendezvous, module="torch.distributed.run"):
+    hardware, port = settings.hardware, str(rendezvous.port)
     shape = ["--nproc-per-node", str(hardware.processes_per_node), "--max-restarts", "0"]
     if hardware.nodes > 1:
         shape += ["--nnodes", str(hardware.nodes)]
     if settings.options.get("rendezvous") == "c10d":  # which numbers the nodes as they come
-        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting.address}:{port}"]
-        place += ["--rdzv-id", meeting.name or "lockstep", "--local-addr", meeting.own]
+        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{rendezvous.address}:{port}"]
+        place += ["--rdzv-id", rendezvous.name or "lockstep", "--local-addr", rendezvous.own]
     else:
-        number = ["--node-rank", str(meeting.node)] if hardware.nodes > 1 else []
-        place = [*number, "--master-addr", meeting.address, "--master-port", port]
+        number = ["--node-rank", str(rendezvous.node)] if hardware.nodes > 1 else []
+        place = [*number, "--master-addr", rendezvous.address, "--master-port", port]
     return [sys.executable, "-m", module, *shape, *place, str(script), str(folder)]
 
 
-def launch(settings, script, folder, meeting):
+def launch(settings, script, folder, rendezvous):
     """What torchrun replaced; deprecated since PyTorch 1.9."""
-    return torchrun(settings, script, folder, meeting, "torch.distributed.launch")
+    return torchrun(settings, script, folder, rendezvous, "torch.distributed.launch")
 
 
-def spawn(settings, script, folder, meeting):
+def spawn(settings, script, folder, rendezvous):
     """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
     hardware = settings.hardware
     file = (folder / RENDEZVOUS).absolute()
-    if meeting.node == 0:
+    if rendezvous.node == 0:
         file.unlink(missing_ok=True)  # one left by a killed run would make this one fail
     by_file = settings.options["rendezvous"] == "file"
-    address = f"file://{file}" if by_file else f"tcp://{meeting.address}:{meeting.port}"
-    ranks = [meeting.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
+    address = f"file://{file}" if by_file else f"tcp://{rendezvous.address}:{rendezvous.port}"
+    ranks = [rendezvous.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
     return [
         *(sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)),
         *(address, *map(str, ranks)),
     ]
 
 
-def accelerate(settings, script, folder, meeting):
+def accelerate(settings, script, folder, rendezvous):
     hardware, own = settings.hardware, settings.options.get("config_file")
     program = [sys.executable, "-m", "accelerate.commands.launch"]
-    file = node_folder(folder, meeting.node) / ACCELERATE
+    file = node_folder(folder, rendezvous.node) / ACCELERATE
     if own:
         # A copy, which tells later what the run was started with.
         file = file.with_suffix(Path(own).suffix)
         write_text(file, Path(own).read_text(encoding="utf-8"))
-        shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(meeting.port)]
+        shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(rendezvous.port)]
         if hardware.nodes > 1:
-            shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(meeting.node)]
-            shape += ["--main_process_ip", meeting.address]
+            shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(rendezvous.node)]
+            shape += ["--main_process_ip", rendezvous.address]
         return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
     about = {
         "compute_environment": "LOCAL_MACHINE",
@@ -82,9 +82,9 @@ def accelerate(settings, script, folder, meeting):
         "distributed_type": "MULTI_GPU",
         "num_processes": hardware.processes,
         "num_machines": hardware.nodes,
-        "machine_rank": meeting.node,
-        "main_process_ip": meeting.address,
-        "main_process_port": meeting.port,
+        "machine_rank": rendezvous.node,
+        "main_process_ip": rendezvous.address,
+        "main_process_port": rendezvous.port,
         "rdzv_backend": "static",
         "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
         "dynamo_config": {"dynamo_backend": "NO"},
@@ -94,27 +94,28 @@ def accelerate(settings, script, folder, meeting):
     return [*program, "--config_file", str(file), str(script), str(folder)]
 
 
-def deepspeed(settings, script, folder, meeting):
+def deepspeed(settings, script, folder, rendezvous):
     hardware = settings.hardware
     # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
     gpus = training_gpus(hardware)
     if hardware.nodes > 1:
-        file = node_folder(folder, meeting.node) / "hosts"
-        write_text(file, "".join(f"{host} slots={hardware.processes_per_node}\n" for host in meeting.hosts))
-        devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(meeting.node)]
+        file = node_folder(folder, rendezvous.node) / "hosts"
+        write_text(file, "".join(f"{host} slots={hardware.processes_per_node}\n" for host in rendezvous.hosts))
+        devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(rendezvous.node)]
     elif gpus:
         devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
     else:
         devices = ["--num_accelerators", str(hardware.processes)]
-    address = ["--master_addr", meeting.address, "--master_port", str(meeting.port)]
+    address = ["--master_addr", rendezvous.address, "--master_port", str(rendezvous.port)]
     return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
 
 
-def horovodrun(settings, script, folder, meeting):
+def horovodrun(settings, script, folder, rendezvous):
     hardware, controller = settings.hardware, settings.options["controller"]
     program = Path(sys.executable).with_name("horovodrun")
-    hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in meeting.hosts)
-    shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts, "--network-interface", meeting.interface]
+    hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in rendezvous.hosts)
+    shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts]
+    shape += ["--network-interface", rendezvous.interface]
     # Its cache of what it found out about the hosts would be a file in the user's home.
     return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 

@@ -21,7 +21,9 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_text
 from lockstep.paths import LOCK
 
-PATIENCE = 5  # seconds: a run that was killed takes a moment to end
+GRACE_SECONDS = 3  # between SIGTERM and SIGKILL, for a run's processes
+# A run that is being ended holds its folder until its processes are gone, and the next one waits for that.
+LOCK_TIMEOUT_SECONDS = GRACE_SECONDS + 2
 # Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
 SUPERVISOR, STARTER, SESSION = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER", "LOCKSTEP_SESSION"
 
@@ -60,7 +62,7 @@ def refuse_held(folders: list[Path]) -> None:
 
 
 def _lock(stream, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while True:
         try:
             return fcntl.flock(stream, kind | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
 from lockstep.run import launchers, nodes, watcher
 from lockstep.run.launchers import FROM_ONE_NODE
-from lockstep.run.nodes import Meeting
+from lockstep.run.nodes import Rendezvous
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
@@ -29,7 +29,7 @@ def train(
     row: Row,
     folder: Path,
     command: list[str],
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     steps: int,
     strangers: list[int] = (),
     meanwhile: Callable = lambda log: contextlib.nullcontext(lambda request: None),
@@ -38,7 +38,7 @@ def train(
 
     `meanwhile(log)` is a context whose value is called again and again, with processes.StopRequest.
     """
-    place = paths.node_folder(folder, meeting.node)
+    place = paths.node_folder(folder, rendezvous.node)
     log = place / paths.LOG
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with (
@@ -48,13 +48,13 @@ def train(
     ):
         stream.write(f"$ {' '.join(command)}\n")
         stream.flush()
-        environment = _environment(row, meeting) | {"TMPDIR": scratch}
+        environment = _variables(row, rendezvous) | {"TMPDIR": scratch}
         processes, timeout = row.hardware.processes_per_node, row.hardware.timeout
         saves = bool(row.train.checkpoint_every)
         with watcher.beside(place, training_gpus(row.hardware), strangers), meanwhile(stream) as called:
             return supervise(
                 *(command, environment, folder, stream, processes, steps, timeout, saves, called),
-                node=meeting.node,
+                node=rendezvous.node,
                 nodes=row.hardware.nodes,
             )
 
@@ -67,22 +67,22 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
     hardware, folder = row.hardware, results / row.folder(repeat)
     address, port = nodes.endpoint(row.asked.endpoint or "HOST0")
     port = port or ("PORT" if hardware.port == "auto" else hardware.port)
-    meeting = nodes.Meeting(port)
+    rendezvous = nodes.Rendezvous(port)
     if hardware.nodes > 1:
         names = [{"host": f"HOST{number}"} for number in range(hardware.nodes)]
         own, interface = (address if rank == 0 else f"HOST{rank}"), row.asked.interface or "INTERFACE"
-        meeting = nodes.Meeting(port, address, rank, own, interface, nodes.host_names(row, names), "RUN")
+        rendezvous = nodes.Rendezvous(port, address, rank, own, interface, nodes.host_names(row, names), "RUN")
     if rank and row.options.get("launcher") in FROM_ONE_NODE:
         return "# nothing: its ranks are started from node 0, by ssh"
     with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
-        command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), meeting)
+        command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), rendezvous)
     command = [word.replace(elsewhere, str(folder)) for word in command]
-    given = {name: value for name, value in _environment(row, meeting).items() if os.environ.get(name) != value}
+    given = {name: value for name, value in _variables(row, rendezvous).items() if os.environ.get(name) != value}
     variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(given.items()) if name != "PATH"]
     return " \\\n  ".join([*variables, shlex.join(command)])
 
 
-def _environment(row: Row, meeting: Meeting) -> dict[str, str]:
+def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
     """The variables that every process of a run gets. Launchers would set threads each in their own way."""
     threads = str(row.hardware.threads)
     environment = os.environ | {
@@ -99,10 +99,10 @@ def _environment(row: Row, meeting: Meeting) -> dict[str, str]:
     # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
     environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     environment |= selection(row.hardware.gpus)
-    environment |= {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": meeting.interface}
+    environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
     for name in list(environment):
         if name in OF_OUTSIDE or name.startswith(OF_SCHEDULERS):
             del environment[name]
     if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
-        environment[NODE] = str(meeting.node)
+        environment[NODE] = str(rendezvous.node)
     return environment

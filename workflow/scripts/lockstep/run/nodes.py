@@ -41,7 +41,7 @@ PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # and those that t
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a run meet, and which node this is: what a launcher must know (run/launchers.py).
 
     `address` and `port` are node 0's; `own` and `interface` are this node's address and the network interface that has
@@ -57,15 +57,15 @@ class Meeting:
     name: str = ""  # of this attempt, which no other has
 
 
-def alone(row: Row) -> Meeting:
+def alone(row: Row) -> Rendezvous:
     """On one machine ranks talk over loopback, whatever the host's name resolves to."""
-    return Meeting(free_port(row.hardware.port))
+    return Rendezvous(free_port(row.hardware.port))
 
 
 # What each node says.
 
 
-class Word:
+class OwnStatus:
     """What this node says: a file that it alone writes, and again at least every BEAT seconds."""
 
     def __init__(self, results: Path, node: int):
@@ -84,7 +84,7 @@ class Word:
             self.say()
 
 
-class Other:
+class PeerStatus:
     """What another node says, and for how long it has not said anything new."""
 
     def __init__(self, results: Path, node: int):
@@ -261,10 +261,10 @@ class Lead:
 
     def __init__(self, results: Path, row: Row, repeat: int):
         self.results, self.row, self.repeat = results, row, repeat
-        self.word = Word(results, 0)
-        self.others = [Other(results, node) for node in range(1, row.hardware.nodes)]
+        self.status = OwnStatus(results, 0)
+        self.others = [PeerStatus(results, node) for node in range(1, row.hardware.nodes)]
 
-    def meet(self) -> Meeting:
+    def meet(self) -> Rendezvous:
         """Call the other nodes, and agree with them. Raises BadInput where one does not come, or is unlike this one."""
         hardware = self.row.hardware
         if self.row.asked.hosts:
@@ -274,8 +274,8 @@ class Lead:
         name = secrets.token_hex(8)
         about = describe(self.row, self.results, address, interface)
         with _listening(address, port):
-            self.word.said = {}
-            self.word.say(
+            self.status.said = {}
+            self.status.say(
                 phase=CALLING,
                 call=name,
                 about=about,
@@ -292,14 +292,14 @@ class Lead:
             self._await_answers(name, about)
         abouts = [about, *(other.last["about"] for other in self.others)]
         self.nodes = [{key: said[key] for key in ("host", "address", "interface")} for said in abouts]
-        return Meeting(port, address, 0, address, interface, host_names(self.row, self.nodes), name)
+        return Rendezvous(port, address, 0, address, interface, host_names(self.row, self.nodes), name)
 
     def _await_answers(self, call: str, about: dict) -> None:
         deadline = time.monotonic() + self.row.hardware.timeout
         missing = list(self.others)
         while missing:
             time.sleep(POLL)
-            self.word.beat()
+            self.status.beat()
             for other in list(missing):
                 said = other.read()
                 if said.get("call") != call:
@@ -318,7 +318,7 @@ class Lead:
 
     def begin(self) -> None:
         """Tell the others to start, at the moment at which this node does."""
-        self.word.say(phase=TRAINING, nodes=self.nodes, stop_after=0)
+        self.status.say(phase=TRAINING, nodes=self.nodes, stop_after=0)
 
     def meanwhile(self, request: StopRequest) -> None:
         """Called again and again while the ranks train: has all nodes stop together, and hears that they are there.
@@ -328,9 +328,9 @@ class Lead:
         self._hear()
         if not request.step and any(other.last.get("asked_to_stop") for other in self.others):
             request.soon()
-        if request.step != self.word.said["stop_after"]:
-            self.word.say(stop_after=request.step)
-        self.word.beat()
+        if request.step != self.status.said["stop_after"]:
+            self.status.say(stop_after=request.step)
+        self.status.beat()
 
     def _hear(self) -> None:
         for other in self.others:
@@ -343,7 +343,7 @@ class Lead:
         """What the other nodes say at the end, when all their processes have ended. Raises RunFailed as above."""
         while not all(other.read().get("phase") == DONE for other in self.others):
             self._hear()
-            self.word.beat()
+            self.status.beat()
             time.sleep(POLL)
         return [other.last for other in self.others]
 
@@ -351,7 +351,7 @@ class Lead:
         """Why another node failed, where one did and this one failed with it: it has some seconds to say so."""
         deadline = time.monotonic() + SILENCE / 2
         while time.monotonic() < deadline:
-            self.word.beat()
+            self.status.beat()
             failed = [other for other in self.others if other.read().get("phase") == FAILED]
             if failed:
                 return f"{failed[0].name}: {failed[0].last['reason']}"
@@ -363,7 +363,7 @@ class Lead:
     def over(self, code: int, reason: str) -> None:
         """Tell the others how the whole run ended: they end with the same exit code and words."""
         with contextlib.suppress(OSError, RunFailed):  # a full disk: then its silence tells them
-            self.word.say(phase=OVER, code=code, reason=reason)
+            self.status.say(phase=OVER, code=code, reason=reason)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ from lockstep.run.progress import LAUNCHED, Progress
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
-GRACE_SECONDS = 3  # between SIGTERM and SIGKILL
 # For a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30.
 LAUNCHER_SECONDS = 5
 STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
@@ -219,7 +218,7 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
     if dead:
         at = max(int(row[2]) for row in progress.table if row[4] in dead)
         names = " and ".join(f"rank {rank}" for rank in dead)
-        return f"{names} died after step {at} of {steps} without a word; killed, or out of memory?"
+        return f"{names} died after step {at} of {steps} without an error message; killed, or out of memory?"
     return ""
 
 
@@ -248,7 +247,7 @@ def _alive(pid: int) -> bool:
 
 def end_descendants() -> None:
     """End every process below this one: SIGTERM, and SIGKILL for those that are still there after a grace."""
-    deadline = time.perf_counter() + GRACE_SECONDS
+    deadline = time.perf_counter() + lifetime.GRACE_SECONDS
     signalled = set()
     while descendants := [child for child in psutil.Process().children(recursive=True) if _alive(child.pid)]:
         late = time.perf_counter() > deadline

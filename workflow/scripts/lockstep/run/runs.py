@@ -21,7 +21,7 @@ from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
 from lockstep.paths import data_file, data_folder, plan_file, require
-from lockstep.run import journal, launchers, lifetime, live, node, nodes, record, saved, watcher
+from lockstep.run import journal, launchers, lifetime, node, nodes, record, saved, training_log, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 
@@ -77,7 +77,7 @@ def _run(
     lead: nodes.Lead | None,
 ) -> dict:
     folder, data = results / row.folder(repeat), data_folder(results)
-    meeting = lead.meet() if lead else nodes.alone(row)
+    rendezvous = lead.meet() if lead else nodes.alone(row)
     settings = replace(
         row.settings(),
         data=str(data),
@@ -136,7 +136,7 @@ def _run(
     try:
         try:
             strangers = [process["pid"] for process in others]
-            finished = _train(row, settings, folder, plan, results, meeting, lead, strangers)
+            finished = _train(row, settings, folder, plan, results, rendezvous, lead, strangers)
         finally:
             if file := prepared.changed(data_before):
                 saved.remove(folder, but=state)
@@ -228,15 +228,15 @@ def _train(
     folder: Path,
     plan: Plan,
     results: Path,
-    meeting: nodes.Meeting,
+    rendezvous: nodes.Rendezvous,
     lead: nodes.Lead | None,
     strangers: list[int],
 ) -> dict:
-    command = launchers.command(row.settings(), paths.TRAIN, folder, meeting)
+    command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
 
     @contextlib.contextmanager
     def meanwhile(log):
-        with _told(folder, settings, plan, log) as tell:
+        with _training_log(folder, settings, plan, log) as tell:
 
             def call(request) -> None:
                 tell()
@@ -247,7 +247,7 @@ def _train(
 
     if lead:
         lead.begin()
-    outcome = node.train(row, folder, command, meeting, plan.steps, strangers, meanwhile)
+    outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, meanwhile)
     processes = row.hardware.processes
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
     errors = record.read_errors(folder)
@@ -288,7 +288,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _told(folder: Path, settings: Settings, plan: Plan, log):
+def _training_log(folder: Path, settings: Settings, plan: Plan, log):
     """Tell of the run every `train.log_every` steps while the block runs, by the function that is given to it."""
     if not settings.train.log_every:
         yield lambda: None
@@ -300,7 +300,7 @@ def _told(folder: Path, settings: Settings, plan: Plan, log):
         with contextlib.suppress(BrokenPipeError):  # nobody reads any more
             tqdm.write(f"{settings.row}: {line}")
 
-    watched = live.Log(folder, settings, plan, say)
+    watched = training_log.Log(folder, settings, plan, say)
     try:
         yield watched.update
     finally:

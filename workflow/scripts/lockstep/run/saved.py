@@ -13,7 +13,7 @@ from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settin
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, hash_text, read_json, verify
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.schedule import lr_factor
 from lockstep.run import lifetime
 
 # What may change of `train`, besides what decides nothing, between a state and the run that goes on from it. How long a
@@ -25,7 +25,7 @@ FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "war
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
     """What a state after `step` steps was made of, as its manifest.json says it."""
     data = read_json(Path(settings.data) / paths.ABOUT_DATA)
-    share = share_of_rate(settings.train, plan.steps, plan.epochs)
+    share = lr_factor(settings.train, plan.steps, plan.epochs)
     rates = [share(number) for number in range(step)]
     return {
         "step": step,

@@ -15,7 +15,7 @@ LISTED = 4  # settings in a reason, at most
 
 def run(config: Config, row: Row, record: dict, results: Path) -> str:
     """Why the record of one of the row's runs is not of the row as it is now; empty if it is."""
-    return _told(
+    return _listed(
         differences(record["asked"], _now(config, row)) + _data(config, row, record.get("hashes", {}), results)
     )
 
@@ -24,7 +24,7 @@ def folder(config: Config, row: Row, results: Path) -> str:
     """The same of the row's first repetition, or its only one in the proof and profile, by its settings.json."""
     files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
     made, ended = map(_read, files)
-    return _told(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
+    return _listed(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
 
 
 def written(config: Config, record: dict) -> str:
@@ -41,7 +41,7 @@ def written(config: Config, record: dict) -> str:
     for key in {*NOT_DECIDING_OF_TRAIN} - {"device_batch"} | batch:
         del train[key]
     now = {"strategy": row.strategy, "options": row.options, "train": train, "hardware": hardware}
-    return _told(differences(record["asked"], now | {"dropout": config.model.dropout}))
+    return _listed(differences(record["asked"], now | {"dropout": config.model.dropout}))
 
 
 def differences(made: dict, now: dict) -> list[str]:
@@ -76,7 +76,7 @@ def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
     return said + ([f"{' and '.join(other)} that have changed since"] if other else [])
 
 
-def _told(differing: list[str]) -> str:
+def _listed(differing: list[str]) -> str:
     if not differing:
         return ""
     more = [f"and {len(differing) - LISTED} more"] if len(differing) > LISTED else []

@@ -171,7 +171,7 @@ class Follower(LogHandlerBase):
     def how_far(self) -> str:
         """How many jobs are done, and how long the others may take."""
         seconds = self.seconds_left()
-        left = "time left not known yet" if seconds is None else f"about {told(seconds)} left"
+        left = "time left not known yet" if seconds is None else f"about {format_duration(seconds)} left"
         return f"{self.done} of {self.total} jobs, {left}"
 
     def seconds_left(self) -> float | None:
@@ -240,7 +240,7 @@ def trained(rule: str) -> tuple[str, int]:
     return row, int(repeat)
 
 
-def told(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if seconds < 120:
         return f"{seconds:.0f} s"

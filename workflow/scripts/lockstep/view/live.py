@@ -19,7 +19,7 @@ from rich.text import Text
 
 from lockstep.config.row import Row
 from lockstep.errors import printable
-from lockstep.view.jobs import Follower, Job, told, trained
+from lockstep.view.jobs import Follower, Job, format_duration, trained
 
 SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
 BAR = 16  # characters
@@ -114,7 +114,7 @@ class LogHandler(Follower):
         head.add_column(no_wrap=True, overflow="ellipsis")
         head.add_row(
             ProgressBar(total=max(self.total, 1), completed=self.done, width=BAR),
-            f"{told(time.monotonic() - self.began)}; {self.how_far()}",
+            f"{format_duration(time.monotonic() - self.began)}; {self.how_far()}",
         )
         drawing = Group(head, *now, self.drawn_table(self.console.height - len(now) - 6))
         self._follow_resizing(drawing)

@@ -33,5 +33,5 @@ class LogHandler(Follower):
         if name == "prove" and row in self.config.rows:
             return self.verdict(row)
         if name in ("prepare", "profile", "prove"):
-            return jobs.told(time.monotonic() - job.began)
+            return jobs.format_duration(time.monotonic() - job.began)
         return ""

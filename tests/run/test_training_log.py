@@ -13,7 +13,7 @@ from lockstep.config import reading, tracking
 from lockstep.config.registry import Need
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
-from lockstep.run import live, trackers
+from lockstep.run import trackers, training_log
 from tests.conftest import PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -141,8 +141,8 @@ def test_figures_are_of_the_steps_since_the_last_line(tmp_path):
     )
     said = []
     settings = settings_of(log_every=2, schedule="constant", warmup=0, learning_rate=0.5)
-    log = live.Log(tmp_path, settings, plan, said.append)
-    notes = live.Notes(tmp_path)
+    log = training_log.Log(tmp_path, settings, plan, said.append)
+    notes = training_log.Notes(tmp_path)
     notes.write(2, 10.0, 0)
     notes.write(4, 12.0, 1.5)
     log.update()

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep import paths
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
-from lockstep.model.schedule import share_of_rate
+from lockstep.model.schedule import lr_factor
 from lockstep.run.trackers import Trackers
 
 
@@ -50,7 +50,7 @@ class Log:
 
     def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.plan, self.train, self.say = plan, settings.train, say
-        self.share = share_of_rate(settings.train, plan.steps, plan.epochs)
+        self.share = lr_factor(settings.train, plan.steps, plan.epochs)
         self.notes = Notes(folder, rows=plan.steps // settings.train.log_every + 2)
         self.began = self.before = None  # the first row, and the latest
         self.trackers = Trackers(folder, settings, say)
