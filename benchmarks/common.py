@@ -45,7 +45,7 @@ def markdown(header: list[str], lines: list[list[str]]) -> str:
 def refuse(
     parser: argparse.ArgumentParser, asked: argparse.Namespace, kind: str, known, count: str, page: Path
 ) -> None:
-    """End the program where what is asked can't be measured, or is no whole table to put into `page`.
+    """End the program where what is asked can't be measured, or is not the whole of a table to put into `page`.
 
     kind: what the names stand for, of which `known` are all; count: the option that says how often each is measured.
     """
@@ -54,7 +54,7 @@ def refuse(
     if getattr(asked, count) < 1:
         parser.error(f"--{count} must be 1 or more")
     if asked.data and not asked.data.is_file():
-        parser.error(f"--data: {asked.data} is no file")
+        parser.error(f"--data: {asked.data} is not a file")
     if asked.write and asked.what:
         parser.error(f"--write puts the whole table into {page.relative_to(PROJECT)}: leave out the names")
 

@@ -37,7 +37,7 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["benhc"], "benhc is no command. There are: bench, quick,"), (["row"], "row: name one")]
+    ("words", "expected"), [(["benhc"], "benhc is not a command. There are: bench, quick,"), (["row"], "row: name one")]
 )
 def test_a_wrong_word_gets_one_line(run_script, words, expected):
     code, _, said = run_script("command", *words)

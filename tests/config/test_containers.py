@@ -96,7 +96,7 @@ def test_what_is_no_image_is_refused(apptainer):
 def test_a_damaged_list_of_digests_is_named(apptainer):
     make_images(apptainer, *containers.FAMILIES)
     (apptainer / containers.SUMS).write_text("garbage\n")
-    with pytest.raises(BadInput, match="SHA256SUMS: has a line that is no digest"):
+    with pytest.raises(BadInput, match="SHA256SUMS: has a line that is not a digest"):
         containers.check(config())
 
 

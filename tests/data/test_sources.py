@@ -87,7 +87,7 @@ def test_columns_by_name_and_by_position(tmp_path):
         ("a.csv", "text,text,label\n好,好,1\n", "a.csv, row 1: two columns have one name"),
         ("a.csv", 'text,label\n"好"x,1\n', "a.csv, row 2: broken CSV"),
         ("a.csv", "inhalt,label\n好,1\n", "a.csv, row 2: has no column 'text'"),
-        ("a.parquet", "no parquet", "a.parquet: is no Parquet file"),
+        ("a.parquet", "no parquet", "a.parquet: is not a Parquet file"),
         ("a.bin", "x", "data.format: can't tell it from a.bin"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(BadInput, match=r"data\.path: .* is no file"):
+    with pytest.raises(BadInput, match=r"data\.path: .* is not a file"):
         read(tmp_path, path=str(tmp_path))
 
 
@@ -261,10 +261,10 @@ def test_packed_files_are_read_as_they_are(tmp_path, kind):
 
 def test_a_cut_packed_file_is_named(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,label\n" + b"ja,1\n" * 1000)[:-20])
-    with pytest.raises(BadInput, match=r"a\.csv\.gz: is no whole gzip file"):
+    with pytest.raises(BadInput, match=r"a\.csv\.gz: is not a whole gzip file"):
         read(tmp_path, path=str(tmp_path / "a.csv.gz"))
     (tmp_path / "b.csv.gz").write_text("text,label\nja,1\n")
-    with pytest.raises(BadInput, match=r"b\.csv\.gz: is no whole gzip file"):
+    with pytest.raises(BadInput, match=r"b\.csv\.gz: is not a whole gzip file"):
         read(tmp_path, path=str(tmp_path / "b.csv.gz"))
 
 

@@ -79,7 +79,7 @@ def segfaults(replay):
 
 
 def explodes(replay):
-    """A weight that is no number, from which every later loss is none."""
+    """A weight that is not a number, from which every later loss is none."""
     import torch
 
     with torch.no_grad():

@@ -145,7 +145,7 @@ def change_hash(folder, name):
         (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
         (lambda folder: change_hash(folder, "plan"), "it trained another plan"),
         (lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99), "it ran beside"),
-        (lambda folder: change(folder, losses="none"), "is no valid record: $.losses"),
+        (lambda folder: change(folder, losses="none"), "is not a valid record: $.losses"),
         (lambda folder: (folder / "record.json").write_text('{"row": '), "is damaged"),
         (lambda folder: (folder / "env.json").unlink(), "not all of it can be checked"),
         (lambda folder: (folder / "ledger.npz").write_bytes(b"PK"), "not all of it can be checked"),

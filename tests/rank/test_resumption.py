@@ -333,7 +333,7 @@ def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
 def test_what_cannot_be_gone_on_from_is_refused_by_name(prepared):
     results = results_of(prepared, "refused")
     said = run(results, "launch", "--row", "single", "--resume", str(results), code=2)
-    assert f"{results}: is no folder of a run" in said
+    assert f"{results}: is not a folder of a run" in said
     once = ("--row", "single", *SIX_STEPS)
     run(results, "plan", *SIX_STEPS)
     run(results, "launch", *once, "--set", "train.checkpoint_every=0", "--repeat", "2")

@@ -177,12 +177,12 @@ def damage(kind, folder):
     ("kind", "said"),
     [
         ("truncated", "says that it holds 30 x 8 x 8 bytes, which are 1,920, and has 1,915. It is truncated"),
-        ("other type", "is no idx file of bytes in 3 dimensions: it begins with 00 00 0d 03, not 00 00 08 03"),
-        ("empty", "is no idx file of bytes in 3 dimensions: it begins with nothing"),
+        ("other type", "is not an idx file of bytes in 3 dimensions: it begins with 00 00 0d 03, not 00 00 08 03"),
+        ("empty", "is not an idx file of bytes in 3 dimensions: it begins with nothing"),
         ("only its beginning", "ends within its first 16 bytes, which say what it holds"),
         ("no pixels", "its images have no pixels: 8 x 0"),
-        ("half packed", "is no whole gzip file"),
-        ("no labels", "t10k-labels-idx1-ubyte: is no file. Labels stand beside images"),
+        ("half packed", "is not a whole gzip file"),
+        ("no labels", "t10k-labels-idx1-ubyte: is not a file. Labels stand beside images"),
         ("fewer labels", "holds 30 images, and t10k-labels-idx1-ubyte 29 labels"),
         ("swapped", "begins with 00 00 08 01, not 00 00 08 03"),
     ],
@@ -253,7 +253,7 @@ def test_what_is_beside_images_in_their_folders_is_left_out_and_said(run_script,
     code, printed, said = prepared(run_script, *of(path="own"))
     assert code == 0, said
     assert "own: 20 rows, 0 duplicates removed" in printed
-    assert "own/b: 1 files are no images by their ending: .txt\nown/c holds no image, and is no class" in printed
+    assert "own/b: 1 files are no images by their ending: .txt\nown/c holds no image, and is not a class" in printed
 
 
 def test_images_are_brought_to_one_size_where_that_is_asked_for(run_script, tmp_path):
@@ -291,7 +291,11 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
 @pytest.mark.parametrize(
     ("same", "limit", "said"),
     [
-        (True, "null", "each image with another label than a is equal to an earlier one, and left out"),
+        (
+            True,
+            "null",
+            "only the label a is left, as each image with another label repeats an earlier one. At least two labels",
+        ),
         (False, 10, "all rows of the first 10 (data.limit) have the label a; at least two labels are needed"),
     ],
 )

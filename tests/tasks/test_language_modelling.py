@@ -354,10 +354,10 @@ def bert(tokenizer, cls=BertForMaskedLM):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda tokenizer: bert(tokenizer), "is a BertForMaskedLM, which is no causal language model"),
+        (lambda tokenizer: bert(tokenizer), "is a BertForMaskedLM, which is not a causal language model"),
         (lambda tokenizer: bert(tokenizer, BertLMHeadModel), "can't be kept apart"),
         (lambda tokenizer: llama(len(tokenizer) - 5), "has embeddings for"),
-        (lambda tokenizer: llama(len(tokenizer)).model, "is a LlamaModel, which is no causal language model"),
+        (lambda tokenizer: llama(len(tokenizer)).model, "is a LlamaModel, which is not a causal language model"),
         (
             lambda tokenizer: GPT2LMHeadModel(
                 GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=8)

@@ -109,7 +109,7 @@ WRONG = [
     (
         SCORES.format(first="")
         + "    def get_extra_state(self): return 3\n    def set_extra_state(self, state): pass\n",
-        "its state's _extra_state is no dense tensor",
+        "its state's _extra_state is not a dense tensor",
     ),
     (
         SCORES.format(first="") + "\n    def loss(self, outputs, labels):\n        raise KeyError('here')\n",

@@ -85,7 +85,7 @@ def main() -> None:
         )
         print(f"{line}\n\nARGUMENTS are Snakemake's; snakemake --help lists them.")
     elif asked.command not in COMMANDS:
-        raise BadInput(f"{asked.command} is no command. There are: {', '.join(COMMANDS)}.")
+        raise BadInput(f"{asked.command} is not a command. There are: {', '.join(COMMANDS)}.")
     else:
         command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
         if not Path("workflow/scripts/command.py").is_file():

@@ -129,7 +129,7 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path):
-    """Raises BadInput where the file is no JSON, as after it was cut off or edited; NaN and Infinity are none."""
+    """Raises BadInput where the file is not JSON, as after it was cut off or edited; NaN and Infinity are none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -140,13 +140,13 @@ def read_object(path: Path, keys: tuple[str, ...]) -> dict:
     """The JSON object in a file. Raises BadInput where it is none, or lacks one of `keys`."""
     content = read_json(path)
     if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):
-        what = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is no object"
+        what = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is not an object"
         raise BadInput(f"{path}: is damaged ({what}). Remove it, and make it again.")
     return content
 
 
 def _no_number(word: str):
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a number of JSON")
 
 
 def inventory(folder: Path, parts: tuple[str, ...]) -> dict[str, int]:

@@ -298,4 +298,4 @@ def require(path: Path, script: str) -> Path:
 def must_be_run(folder: Path) -> None:
     """Raises BadInput where `folder` is none of a run."""
     if not (folder / SETTINGS).is_file():
-        raise BadInput(f"{folder}: is no folder of a run (no {SETTINGS}). Name one like results/runs/ddp/n2/rep1.")
+        raise BadInput(f"{folder}: is not a folder of a run (no {SETTINGS}). Name one like results/runs/ddp/n2/rep1.")

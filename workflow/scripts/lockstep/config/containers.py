@@ -88,7 +88,7 @@ def _sums() -> dict[str, str]:
         return {}
     lines = [line.split() for line in sums.read_text(encoding="utf-8").splitlines()]
     if any(len(line) != 2 for line in lines):
-        raise BadInput(f"{SUMS}: has a line that is no digest and file name. Build the images again: make sif.")
+        raise BadInput(f"{SUMS}: has a line that is not a digest and file name. Build the images again: make sif.")
     return {name: digest for digest, name in lines}
 
 

@@ -44,8 +44,8 @@ class Hardware:
 
     `devices` is how many train, on all `nodes` together, each of which has as many: GPUs, or on a CPU shares of its
     cores of `threads` threads each. `processes` is how many ranks there are for them: one for each, unless the strategy
-    drives all from one (strategies/__init__.py). With `oversubscribe` several of them may be on one GPU: `gpu_count` is
-    how many there are on a node. It is 0 on a CPU.
+    drives all from one (ONE_PROCESS_ON of its file). With `oversubscribe` several of them may be on one GPU.
+    `gpu_count` is how many GPUs a node has, 0 on a CPU.
     """
 
     device: str
@@ -231,7 +231,7 @@ def _built(kind: str) -> bool:
 def resolve(asked, row: str = "") -> Hardware:
     """Replace every `auto` in the configuration's `hardware` section by what this machine has, as each node has it.
 
-    `devices` and `processes` are one node's here, for all that a row knows whether it needs more than one.
+    `devices` and `processes` are those of one node here; only a row knows whether it takes several.
     Raises BadInput where more is asked for than there is.
     """
     where = f"rows.{row}" if row else "hardware"

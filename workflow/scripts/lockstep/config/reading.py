@@ -53,14 +53,14 @@ def parse(raw: dict, where: str = "config") -> Config:
     name = values["model"]["name"]
     file = Model(**values["model"]).file
     if file and not Path(file).is_file():
-        raise BadInput(f"{where}: model.name: {file} is no file. Name an existing one, as in my_model.py:MyModel.")
+        raise BadInput(f"{where}: model.name: {file} is not a file. Name an existing one, as in my_model.py:MyModel.")
     if Path(name).is_file():
         raise BadInput(f"{where}: model.name: {name} is a file. Name the class in it too, as in my_model.py:MyModel.")
     names = ["scratch", *registry.task_literals(task)["MODELS"]]
     if not (file or name in names or Path(name).is_dir() or values["model"]["revision"]):
         raise BadInput(
-            f"{where}: model.revision: model.name {name} is no local folder, none of {', '.join(names)} and no class of"
-            " a file (my_model.py:MyModel), and a model of the hub needs a revision (a commit hash), so that"
+            f"{where}: model.revision: model.name {name} is not a local folder, none of {', '.join(names)} and no class"
+            " of a file (my_model.py:MyModel), and a model of the hub needs a revision (a commit hash), so that"
             f" everybody starts from the same weights.{schema.hint(name, names)}"
         )
     if name == "scratch" and values["model"]["hidden_size"] % values["model"]["heads"]:

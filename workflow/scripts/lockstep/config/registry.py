@@ -134,7 +134,7 @@ def format_scores(scores: dict) -> str:
 
 
 def _read_literals(statements: list[ast.stmt], values: dict) -> None:
-    """Put the literals of these statements, that are assigned to the names in `values`, in their places there."""
+    """Fill `values` with the literals that these statements assign to the names in it."""
     for statement in statements:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in values:
             values[ast.unparse(statement.targets[0])] = ast.literal_eval(statement.value)

@@ -64,7 +64,7 @@ def fill(value, schema: dict):
 
 
 def check(value: dict, schema: dict, where: str) -> None:
-    problems = [f"{key}: {number} is no finite number." for key, number in _infinite(value)]
+    problems = [f"{key}: {number} is not a finite number." for key, number in _infinite(value)]
     problems += [_explain(error) for error in Draft202012Validator(schema).iter_errors(value)]
     if problems:
         raise BadInput("\n  ".join([f"{where}:", *problems]) if len(problems) > 1 else f"{where}: {problems[0]}")
@@ -105,7 +105,7 @@ def _explain(error) -> str:
         case "pattern" if error.validator_value == "^auto$":
             return f"{key}: expected auto or a whole number, not {error.instance!r}."
         case "pattern" if key == "rows":
-            return f"rows: {error.instance!r} is no name. Take up to 40 of a-z, 0-9 and _, a letter first."
+            return f"rows: {error.instance!r} is not a name. Take up to 40 of a-z, 0-9 and _, a letter first."
         case _:
             return f"{key or 'configuration'}: {error.message}."
 

@@ -71,7 +71,7 @@ def check(file: Path) -> None:
     """Raises WrongHash where a file in the hub's cache is not what the hub said, after removing it.
 
     There a file is a link to its content, which is named by its hash: sha256 for large files, SHA-1 as git has it for
-    others (or of the bytes alone, with some mirrors). What has another name, or is no link, can't be checked.
+    others (or of the bytes alone, with some mirrors). What has another name, or is not a link, can't be checked.
     """
     content = file.resolve()
     if re.fullmatch("[0-9a-f]{64}", content.name):
@@ -143,7 +143,7 @@ def _known(error: BaseException) -> str | None:
         if isinstance(cause, WrongHash):
             return str(cause)
         if isinstance(cause, errors.HFValidationError):
-            return "it is no folder here, and no name that the hub could have. Name a folder, or a model as owner/name."
+            return "it is neither a folder here nor a possible name on the hub. Name a folder, or a model as owner/name."
         if "Consistency check failed" in str(cause):
             said = str(cause).splitlines()[0]
             return f"a file came with another size than {constants.ENDPOINT} says ({said}). {AGAIN}"

@@ -101,7 +101,7 @@ def _folder(folder: Path, data: Data, notes: list[str]) -> Iterator[Image]:
     """A folder of idx files, or one with a folder of files for each class."""
     if not folder.is_dir():
         raise BadInput(
-            f"data.path: {folder} is no folder. Name one of idx files, or with a folder for each class."
+            f"data.path: {folder} is not a folder. Name one of idx files, or with a folder for each class."
             f"{containers.outside(str(folder))}"
         )
     idx = sorted(file for file in folder.iterdir() if "idx3" in file.name and not _hidden(file, folder))
@@ -125,7 +125,7 @@ def _folder(folder: Path, data: Data, notes: list[str]) -> Iterator[Image]:
                 f"{part}: {len(inside) - len(images)} files are no images by their ending: {', '.join(others)}"
             )
         if not images:
-            notes.append(f"{part} holds no image, and is no class")
+            notes.append(f"{part} holds no image, and is not a class")
         for file in images:
             name = str(file.relative_to(folder))
             if sources.HALF.search(name):
@@ -173,17 +173,17 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
     begin with the highest. Raises BadInput.
     """
     if not file.is_file():
-        raise BadInput(f"{file}: is no file. Labels stand beside images, under the same name with labels and idx1.")
+        raise BadInput(f"{file}: is not a file. Labels stand beside images, under the same name with labels and idx1.")
     try:
         with (gzip.open if sources.packed(file) else open)(file, "rb") as stream:
             content = stream.read()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInput(f"{file}: is no whole gzip file: {error}. Fetch it again.") from None
+        raise BadInput(f"{file}: is not a whole gzip file: {error}. Fetch it again.") from None
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, IDX_BYTE, dimensions)):
         raise BadInput(
-            f"{file}: is no idx file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}: it begins with"
-            f" {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
+            f"{file}: is not an idx file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}: it begins"
+            f" with {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
         )
     if len(content) < header:
         raise BadInput(f"{file}: ends within its first {header} bytes, which say what it holds. Fetch it again.")
@@ -259,7 +259,7 @@ def scaled_pixels(source, where: str, size: int | None, mode: str | None) -> np.
             picture = picture.resize((size, size), Picture.Resampling.BILINEAR)
         pixels = np.asarray(picture, dtype=np.uint8)
     except FileNotFoundError:
-        raise BadInput(f"{where}: is no file. Name an existing one.") from None
+        raise BadInput(f"{where}: is not a file. Name an existing one.") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
         raise BadInput(f"{where}: can't be decoded as an image: {brief(error)}. Remove it, or save it anew.") from None
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

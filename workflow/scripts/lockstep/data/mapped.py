@@ -1,4 +1,4 @@
-"""Prepared data is mapped into memory, so that no process, and of large data no machine, holds all of it."""
+"""Prepared data is mapped into memory: no process holds all of it, and it may be larger than the machine's memory."""
 
 import mmap
 from pathlib import Path

@@ -57,13 +57,18 @@ def divide(
     unit: str,
     tests: np.ndarray | None = None,
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict]:
-    """Divide samples among the splits. Returns each one's label as a number, the positions of each split's samples, and
-    a summary for the report.
+    """Divide samples among the splits, stratified by label and seeded.
 
-    digests: [n], equal where samples are; the first of them stays, so that none stands in two splits. codes, known:
-    each label by where it stands in the list of different ones. where: what people call the sample at a position. unit:
-    and all of them. tests: bool [n], which samples the source itself keeps for the test; all others are divided then.
-    Splits are stratified by label and seeded. Raises BadInput where a label is unknown, or a split would be empty.
+    Returns each sample's label as a number, the positions of each split's samples, and a summary for the report.
+
+    Args:
+        digests: [n], equal where samples are equal; the first of those stays, so that none stands in two splits.
+        codes, known: [n], each sample's label as its place in `known`, the list of labels.
+        where: says what people call the sample at a position.
+        unit: what people call a sample.
+        tests: bool [n], the samples that the source itself keeps for the test; only the others are divided then.
+
+    Raises BadInput where a label is unknown, there is only one, or a split would be empty.
     """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
@@ -71,8 +76,8 @@ def divide(
     if len(labels) < 2:
         if len(known) > 1 and not data.labels:
             raise BadInput(
-                f"{source}: each {unit} with another label than {labels[0]} is equal to an earlier one, and left out."
-                " At least two labels are needed."
+                f"{source}: only the label {labels[0]} is left, as each {unit} with another label repeats an earlier"
+                " one. At least two labels are needed."
             )
         only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
         raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")

@@ -103,7 +103,7 @@ def _column(row, column: str | int, position: int, key: str, where: str):
 
 def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, object]]:
     if not file.is_file():
-        raise BadInput(f"data.path: {file} is no file. Name an existing one.{containers.outside(str(file))}")
+        raise BadInput(f"data.path: {file} is not a file. Name an existing one.{containers.outside(str(file))}")
     ending = Path(file.stem).suffix if packed(file) else file.suffix
     kind = ENDINGS.get(ending.lower()) if data.format == "auto" else data.format
     if kind is None:
@@ -118,7 +118,7 @@ def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, objec
     except UnicodeDecodeError:
         raise BadInput(f"{file}: is not UTF-8 text (line {_undecodable(file)}). Convert it to UTF-8.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadInput(f"{file}: is no whole gzip file: {error}. Fetch it again.") from None
+        raise BadInput(f"{file}: is not a whole gzip file: {error}. Fetch it again.") from None
 
 
 def _undecodable(file: Path) -> int:
@@ -142,7 +142,7 @@ def _open(file: Path, newline: str | None = None):
 
 
 def _parse(text: str, where: str):
-    """One JSON value. Raises BadInput for what Python reads no further, and JSONDecodeError for what is no JSON."""
+    """One JSON value. Raises BadInput for what Python reads no further, and JSONDecodeError for what is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -268,7 +268,7 @@ def _parquet(file: Path, data: Data, kind: str, notes: list[str]):
     try:
         table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
-        raise BadInput(f"{file}: is no Parquet file: {error}.") from None
+        raise BadInput(f"{file}: is not a Parquet file: {error}.") from None
     yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
 
 

@@ -55,7 +55,7 @@ def byte_pairs(texts: Iterable[str], max_length: int):
 def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[str]) -> torch.nn.Module:
     """The model with its initial weights: the pretrained ones, or those of a small new Llama.
 
-    Raises BadInput where a pretrained one can't be had, is no causal language model, or does not fit the tokenizer.
+    Raises BadInput where a pretrained one can't be had, is not a causal language model, or does not fit the tokenizer.
     """
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -100,8 +100,8 @@ def _require_causal(model: Model) -> None:
     name = (config.architectures or ["model without a name"])[0]
     if not is_causal_name(name) or config.is_encoder_decoder:
         raise BadInput(
-            f"model.name: {model.name} is a {name}, which is no causal language model. Name one that was saved as such"
-            " (as LlamaForCausalLM, say)."
+            f"model.name: {model.name} is a {name}, which is not a causal language model. Name one that was saved as"
+            " such (as LlamaForCausalLM, say)."
         )
 
 

@@ -103,7 +103,9 @@ def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) 
     write_json(folder / ABOUT, about)
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            raise BadInput(f"model.name: {about['class']}: its state's {name} is no dense tensor, and can't be stored.")
+            raise BadInput(
+                f"model.name: {about['class']}: its state's {name} is not a dense tensor, and can't be stored."
+            )
     # Of each tensor a copy: safetensors takes none that share memory, as tied weights do.
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
@@ -126,10 +128,10 @@ def build(folder: Path) -> torch.nn.Module:
     else:
         module, _, name = about["class"].partition(":")
         if not module.startswith("lockstep."):
-            raise BadInput(f"{folder / ABOUT}: {about['class']} is no model of Lockstep's.")
+            raise BadInput(f"{folder / ABOUT}: {about['class']} is not a model of Lockstep's.")
         cls = getattr(importlib.import_module(module), name)
         if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
-            raise BadInput(f"{folder / ABOUT}: {about['class']} is no model.")
+            raise BadInput(f"{folder / ABOUT}: {about['class']} is not a model.")
     model = cls(**about["arguments"])
     model.lockstep = {key: about[key] for key in ("class", "arguments", "labels") if key in about}
     if code is not None:
@@ -170,7 +172,7 @@ def _trust(file: Path) -> None:
 def _class(file: Path, name: str, where: str) -> type:
     """The class `name` of a Python file, which is run. Raises BadInput with its own error, at its line."""
     if not file.is_file():
-        raise BadInput(f"{where}: {file} is no file. Name an existing one, as in my_model.py:MyModel.")
+        raise BadInput(f"{where}: {file} is not a file. Name an existing one, as in my_model.py:MyModel.")
     module_name = f"lockstep_own_{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file.resolve())
     module = importlib.util.module_from_spec(spec)

@@ -88,7 +88,7 @@ class Replay:
     def mean_losses(self) -> list[float]:
         """The mean loss over each step's global batch. Called on every rank.
 
-        Raises RunFailed where one is no number.
+        Raises RunFailed where one is not a number.
         """
         losses = self.session.strategy.all_gather(self.losses).mean(dim=0).tolist()
         wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)

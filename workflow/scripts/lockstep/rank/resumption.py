@@ -44,7 +44,8 @@ class Resumption:
     def save(self, step: int) -> None:
         """Save the state after `step` steps. Called on every rank, outside of the timed window.
 
-        Raises RunStopped, after it is saved, where the run is asked to stop here; RunFailed where a loss is no number.
+        Raises RunStopped, after it is saved, where the run is asked to stop here, and RunFailed where a loss is not a
+        number.
         """
         self.replay.mean_losses()  # raises where weights are no numbers: from such a state no run goes on
         strategy, clock = self.session.strategy, self.session.clock

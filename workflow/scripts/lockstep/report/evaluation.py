@@ -26,7 +26,9 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 def _must_be_model(folder: Path) -> None:
     if not models.is_stored(folder):
-        raise BadInput(f"{folder}: is no model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model.")
+        raise BadInput(
+            f"{folder}: is not a model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model."
+        )
 
 
 @contextlib.contextmanager

@@ -21,5 +21,5 @@ def read(file: Path) -> dict:
     if not all(isinstance(several, list) and all(isinstance(name, str) for name in several) for several in names):
         raise BadInput(f"{file}: is damaged (rows are no list of names). {AGAIN}")
     if not (isinstance(decision["why"], str) and isinstance(decision["width"], float | int | None)):
-        raise BadInput(f"{file}: is damaged (no reason, or a width that is no number). {AGAIN}")
+        raise BadInput(f"{file}: is damaged (no reason, or a width that is not a number). {AGAIN}")
     return decision

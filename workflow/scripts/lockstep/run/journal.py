@@ -40,7 +40,7 @@ def note_test(run: Path) -> None:
 
 
 def read(results: Path) -> list[dict]:
-    """All lines, the oldest first; none where there is no journal. Raises BadInput where one is no JSON."""
+    """All lines, the oldest first; none where there is no journal. Raises BadInput where one is not JSON."""
     file = paths.journal_file(results)
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return [_entry(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]

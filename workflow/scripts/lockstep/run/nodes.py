@@ -197,8 +197,8 @@ def own_address(row: Row) -> tuple[str, str]:
             if owned == address:
                 return address, name
         raise BadInput(
-            f"hardware.endpoint: {host} is {address}, which is no address of this machine ({listed}). Name node 0's, or"
-            " start node 0 on that machine."
+            f"hardware.endpoint: {host} is {address}, which is not an address of this machine ({listed}). Name"
+            " node 0's, or start node 0 on that machine."
         )
     if asked.interface:
         if asked.interface not in there:
@@ -462,7 +462,7 @@ def node_rank(given: int | None, nodes: int) -> int:
 def environment_endpoint() -> str | None:
     """Where a scheduler wants the ranks to meet, by MASTER_ADDR and MASTER_PORT; None where it does not say.
 
-    Raises BadInput where that is no name and no IPv4 address.
+    Raises BadInput where that is neither a name nor an IPv4 address.
     """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if address and ":" in address:

@@ -59,14 +59,14 @@ def write_events(path: Path, ranks: list[dict]) -> None:
 def read_run(folder: Path) -> dict | None:
     """The record of the run in `folder`: of the last attempt, whether it succeeded or failed; None if there is none.
 
-    Raises BadInput where it is no valid one.
+    Raises BadInput where it is not a valid one.
     """
     for name in (RECORD, FAILED):
         if (folder / name).is_file():
             record = read_json(folder / name)
             if problems := invalid(record):
                 raise BadInput(
-                    f"{folder / name}: is no valid record: {problems[0]}. Remove it, and train the row again."
+                    f"{folder / name}: is not a valid record: {problems[0]}. Remove it, and train the row again."
                 )
             return record
     return None

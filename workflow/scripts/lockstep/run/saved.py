@@ -73,7 +73,7 @@ def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = Fal
 def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
     """The latest state of another run, on whatever hardware, that this one can go on from.
 
-    Raises BadInput where `run` is no folder of a run, is at work, or has none.
+    Raises BadInput where `run` is not a folder of a run, is at work, or has none.
     """
     paths.must_be_run(run)
     lifetime.refuse_held([run])
