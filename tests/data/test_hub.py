@@ -183,7 +183,9 @@ def test_an_unknown_revision_or_name_is_one_message(hub, fetch):
     assert f"model.name: someone/else at revision {REVISION} can't be loaded: {hub.url} refuses it (401)" in said
     said = refused(fetch("model", "someone/else", "*.json", HF_TOKEN="hf_mine"))
     assert f"{hub.url} has none of that name (404). Check the name." in said
-    assert "it is neither a folder here nor a possible name on the hub" in refused(fetch("model", "/no/such/folder", "*.json"))
+    assert "it is neither a folder here nor a possible name on the hub" in refused(
+        fetch("model", "/no/such/folder", "*.json")
+    )
 
 
 def test_a_gated_model_needs_a_token(tmp_path, hub, fetch):

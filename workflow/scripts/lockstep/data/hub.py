@@ -143,7 +143,9 @@ def _known(error: BaseException) -> str | None:
         if isinstance(cause, WrongHash):
             return str(cause)
         if isinstance(cause, errors.HFValidationError):
-            return "it is neither a folder here nor a possible name on the hub. Name a folder, or a model as owner/name."
+            return (
+                "it is neither a folder here nor a possible name on the hub. Name a folder, or a model as owner/name."
+            )
         if "Consistency check failed" in str(cause):
             said = str(cause).splitlines()[0]
             return f"a file came with another size than {constants.ENDPOINT} says ({said}). {AGAIN}"
