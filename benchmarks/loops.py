@@ -215,7 +215,7 @@ class PlannedLoop(Planned):
         self.strategy.start()
         self.task = registry.load_task(self.settings.task)(self.settings.train)
         self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings.train))
-        self.progress = Progress(self.results, 1)
+        self.progress = Progress(self.results, ranks=1)
         self.progress.begin(0)
 
     def train(self, first: int, steps: int) -> float:
