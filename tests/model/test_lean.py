@@ -32,4 +32,6 @@ def test_a_model_is_imported_without_what_it_does_not_call(before, spared):
 
 
 def test_trainer_is_imported_after_a_model():
-    assert "transformers.trainer" in imported(f"{MODEL}\nimport lockstep.strategies.trainer")
+    packages = imported(f"{MODEL}\nimport lockstep.strategies.trainer")
+    assert "transformers.trainer" in packages
+    assert "datasets" not in packages

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from lockstep import paths
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
+from lockstep.model import lean
 from lockstep.strategies import ddp
 from lockstep.strategies._group import own_device
 
@@ -33,8 +34,9 @@ class Strategy(ddp.Strategy):
     def start(self):
         if self.hardware.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
-        import deepspeed  # here, because it chooses its accelerator while it is imported
-
+        # Here, because it chooses its accelerator while it is imported; without what it takes for tuning alone.
+        with lean.hidden("mlflow"):
+            import deepspeed
         self.deepspeed = deepspeed
         if self.hardware.device == "cpu":
             self._load_collectives()

@@ -88,7 +88,7 @@ REFUSED = [
 ]
 
 
-with lean.imports():
+with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
     import transformers
     from transformers import Trainer
 
