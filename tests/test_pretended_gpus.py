@@ -112,7 +112,7 @@ class Strategy(dataparallel.Strategy):
         self.processes = self.hardware.devices
 ONE_PROCESS_ON = ("cpu", "cuda")
 """,
-        "world_size: 2 is asked for, and ",
+        "world_size: 2 is asked for, and counts_devices_as_processes uses 1",
     ),
 }
 # Each rank reads its state back onto the GPU that rank 0 had saved it from.

@@ -122,7 +122,7 @@ def test_another_schedule(prepared, mistake):
             caught[done] = str(error)
     assert len(caught) > 7 if mistake else not caught
     for done, reason in caught.items():
-        assert re.match(rf"learning rate after {done} steps: .*\(schedule: cosine\), and the live single has", reason)
+        assert re.match(rf"learning rate after {done} steps: .*\(schedule: cosine\), and single uses", reason)
 
 
 def test_buffers_that_change_are_sent_and_others_are_not(prepared):

@@ -29,8 +29,7 @@ RESERVED = (
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # Keys of `train` that a row of the closed division may have of its own. All others decide which model it ends with.
-FREE_KEYS = ("device_batch", "accumulation", "precision", "eval_every", "eval_samples", "checkpoint", "best")
-FREE_KEYS += ("checkpoint_every", "keep", "log_every", "log_to")
+FREE_KEYS = (*NOT_DECIDING_OF_TRAIN, "accumulation", "precision", "eval_every", "eval_samples", "checkpoint", "best")
 # Keys of `train` that only some choices of another key take.
 TAKEN_BY = {
     "betas": ("optimizer", ("adamw", "adam", "adamw8bit")),

@@ -96,7 +96,7 @@ def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float
             if group["lr"] not in allowed:
                 raise RunFailed(
                     f"learning rate after {done} steps: {rate:.6g} is asked for (schedule: {asked.train.schedule}),"
-                    f" and the live {asked.strategy} has {group['lr']:.6g}"
+                    f" and {asked.strategy} uses {group['lr']:.6g}"
                 )
 
 
