@@ -36,7 +36,10 @@ class Settings:
     config_hash: str = ""
     order: str = ""  # in which a batch's samples are trained: as planned, reversed, or rotated by half of them
     saved: str = ""  # the folder of the state that it goes on from; empty: it starts at the first step
-    weights_times: float = 1  # a factor for the initial weights, which only a trial's variations change
+    # Factors that only a trial's variations change: for the initial weights, and for the loss, by which the gradient is
+    # divided again.
+    weights_times: float = 1
+    loss_times: float = 1
 
     @classmethod
     def from_json(cls, raw: dict) -> "Settings":

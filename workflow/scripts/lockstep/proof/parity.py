@@ -10,7 +10,7 @@ semantics  Does the row compute the same thing? Its trial is trained in float64 
            nothing but a mistake makes a difference: one tolerance holds for every model. Some frameworks can't.
 rounding   Does it compute it in the precision that it is timed in? How far rounding alone takes a model away in a few
            steps depends on the model and on the machine, so it is measured: the reference against itself with its sums
-           in another order, as shares of two and of three ranks make them. A row may be a stated factor further away.
+           in another order and its loss scaled, as ranks do both. A row may be a stated factor further away.
 
 The reference is also trained with two mild mistakes. A verdict says how far the row is from that floor, and how much
 further than the row the mildest mistake is.
@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config.configuration import FP64_TOLERANCE, MISTAKES, OTHER_ORDERS, REORDERED, Config
+from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
@@ -84,14 +84,14 @@ def _prove_reference(config: Config, trial: Row, precision: str, results: Path) 
     folder = _run(config, trial, results)
     own, start = Trained.of(folder), _start(results)
     distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
-    others = REORDERED if _has_batch_statistics(results) else OTHER_ORDERS
-    orders, mistakes = ({name: distances[name] for name in names if name in distances} for names in (others, MISTAKES))
+    honest = REORDERED if _has_batch_statistics(results) else IN_PARTS | REORDERED
+    floors, mistakes = ({name: distances[name] for name in names if name in distances} for names in (honest, MISTAKES))
     for name in trial.variations:
         shutil.rmtree(folder / name)
     verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
-    if orders:
+    if floors:
         verdict["floor"] = {
-            name: max(LEAST_FLOOR[precision], *(getattr(distance, name) for distance in orders.values()))
+            name: max(LEAST_FLOOR[precision], *(getattr(distance, name) for distance in floors.values()))
             for name in MEASURED
         }
         verdict["mistakes"] = {

@@ -175,8 +175,8 @@ def train(session: Session) -> None:
 def _vary(started, settings: Settings, folder: Path, progress: Progress, changes: dict) -> None:
     """Train a trial's plan once more in the processes that there are, with `changes` to its settings.
 
-    These are a precision, keys of `train`, or a factor for the initial weights. What the proof compares is left in
-    `folder`: losses, gradient norm, ledger and final weights.
+    These are a precision, keys of `train`, or a factor for the initial weights or for the loss. What the proof compares
+    is left in `folder`: losses, gradient norm, ledger and final weights.
     """
     strategy = copy.copy(started)
     settings = settings.varied(changes)
@@ -217,6 +217,9 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
     model = strategy.synchronised(model)
     strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
+    if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient
+        scale = strategy.loss_scale() * settings.loss_times
+        strategy.scaler = torch.amp.GradScaler(world.device.type, init_scale=scale)
     clock.part("wrap")
     dev_split = DevSplit(session, plan, session.task.load(paths.split_folder(data, "dev")))
     return Replay(session, plan, samples, dev_split), start
