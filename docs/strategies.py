@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.config import reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.run import launchers
-from lockstep.run.nodes import Rendezvous
+from lockstep.run.coordination import Rendezvous
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies

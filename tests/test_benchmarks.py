@@ -15,6 +15,7 @@ from tests.conftest import PROJECT
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_ratios_are_measured():
     command = [sys.executable, "-m", "benchmarks", "--rounds", "1", "padding", "harness"]
     done = subprocess.run(

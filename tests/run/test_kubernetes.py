@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes are right by its own schema. What their pods run is tried in test_nodes.py."""
+"""The manifests for Kubernetes are right by its own schema. What their pods run is tried in test_coordination.py."""
 
 import pytest
 import yaml

@@ -76,7 +76,7 @@ def first_table_file(results: Path) -> Path:
 
 
 def nodes_folder(results: Path) -> Path:
-    """Where the nodes of a run on several meet (run/nodes.py)."""
+    """Where the nodes of a run on several meet (run/coordination.py)."""
     return results / "nodes"
 
 

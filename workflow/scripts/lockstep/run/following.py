@@ -1,4 +1,4 @@
-"""The nodes that do not lead (nodes.py): they wait for node 0's call, train their share, and end as it says."""
+"""The nodes that do not lead (coordination.py): they wait for node 0's call, train their share, and end as it says."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, trainin
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.run import launchers, lifetime, node, nodes, record, watcher
+from lockstep.run import coordination, launchers, lifetime, node, record, watcher
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
@@ -23,7 +23,7 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
     """
     own = paths.nodes_folder(results) / str(rank)
     with lifetime.hold(own):  # two nodes of one number would both take its place
-        own_status, lead = nodes.OwnStatus(results, rank), nodes.PeerStatus(results, 0)
+        own_status, lead = coordination.OwnStatus(results, rank), coordination.PeerStatus(results, 0)
         answered: list[str] = []
         while True:
             called = _await_call(lead, own_status, answered, config.hardware.timeout if wanted else None)
@@ -44,13 +44,13 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
 
 
 def _await_call(
-    lead: nodes.PeerStatus, own_status: nodes.OwnStatus, answered: list[str], patience: float | None
+    lead: coordination.PeerStatus, own_status: coordination.OwnStatus, answered: list[str], patience: float | None
 ) -> dict:
     """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
     first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
     while True:
         said = lead.read()
-        if said.get("phase") == nodes.CALLING and said["call"] not in answered and said["beat"] != first:
+        if said.get("phase") == coordination.CALLING and said["call"] not in answered and said["beat"] != first:
             return said
         if patience and time.monotonic() > deadline:
             raise BadInput(
@@ -58,7 +58,7 @@ def _await_call(
                 " 0 and the same --results, in a folder that all nodes share:"
                 f" {own_status.file.parent.parent.resolve()}"
             )
-        time.sleep(nodes.POLL)
+        time.sleep(coordination.POLL)
 
 
 def _row(config: Config, run: dict) -> Row | None:
@@ -69,67 +69,71 @@ def _row(config: Config, run: dict) -> Row | None:
     return config.profiled(row) if run["kind"] == paths.PROFILED else config.repetition(row, run["repeat"])
 
 
-def _refuse(own_status: nodes.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
+def _refuse(own_status: coordination.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
     known = wanted.name if wanted else ", ".join(config.rows)
     why = f"node {rank} was started for {known}, and node 0 for {called['run']['row']}. Name the same row on both."
     if rank >= called["run"]["nodes"]:
         why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
     own_status.said = {}
-    own_status.say(phase=nodes.FAILED, call=called["call"], reason=why, about={"time": time.time()})
+    own_status.say(phase=coordination.FAILED, call=called["call"], reason=why, about={"time": time.time()})
 
 
-def _answer(own_status: nodes.OwnStatus, row: Row, results: Path, called: dict) -> None:
+def _answer(own_status: coordination.OwnStatus, row: Row, results: Path, called: dict) -> None:
     """Say what this node knows of itself, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
         refuse_less(row.asked, row.hardware)
-        at, interface = nodes.reach(*called["endpoint"], row.asked.interface)
+        at, interface = coordination.reach(*called["endpoint"], row.asked.interface)
     except BadInput as error:
         reason = str(error)
     if row.unavailable:
         reason = reason or f"rows.{row.name} on node {own_status.node}: {row.unavailable}."
     own_status.said = {}
-    about = nodes.describe(row, results, at, interface)
-    own_status.say(phase=nodes.FAILED if reason else nodes.READY, call=called["call"], reason=reason, about=about)
+    about = coordination.describe(row, results, at, interface)
+    own_status.say(
+        phase=coordination.FAILED if reason else coordination.READY, call=called["call"], reason=reason, about=about
+    )
 
 
-def _take_part(own_status: nodes.OwnStatus, lead: nodes.PeerStatus, row: Row, results: Path, rank: int) -> None:
+def _take_part(
+    own_status: coordination.OwnStatus, lead: coordination.PeerStatus, row: Row, results: Path, rank: int
+) -> None:
     """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
-    if own_status.said["phase"] == nodes.FAILED:
+    if own_status.said["phase"] == coordination.FAILED:
         return
     call = own_status.said["call"]
-    while (said := lead.read()).get("phase") == nodes.CALLING and said["call"] == call:
+    while (said := lead.read()).get("phase") == coordination.CALLING and said["call"] == call:
         own_status.beat()
         if lead.silent:
             return
-        time.sleep(nodes.POLL)
-    if said["call"] != call or said["phase"] != nodes.TRAINING:
+        time.sleep(coordination.POLL)
+    if said["call"] != call or said["phase"] != coordination.TRAINING:
         return
     folder = Path(said["run"]["folder"])
     own = own_status.said["about"]
-    hosts = nodes.host_names(row, said["nodes"])
-    rendezvous = nodes.Rendezvous(
+    hosts = coordination.host_names(row, said["nodes"])
+    rendezvous = coordination.Rendezvous(
         said["endpoint"][1], said["endpoint"][0], rank, own["address"], own["interface"], hosts, call
     )
-    own_status.say(phase=nodes.TRAINING)
+    own_status.say(phase=coordination.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
     if row.options.get("launcher") in launchers.FROM_ONE_NODE:
         Progress(folder, rank, row.hardware.processes_per_node)
-        own_status.say(phase=nodes.DONE, watch=None)
+        own_status.say(phase=coordination.DONE, watch=None)
         return
     try:
         watch = _train(own_status, lead, row, results, folder, rendezvous)
-        own_status.say(phase=nodes.DONE, watch=watch)
+        own_status.say(phase=coordination.DONE, watch=watch)
     except Saved:
-        own_status.say(phase=nodes.DONE, watch=None)  # node 0 has stopped after the same step, and says so
+        own_status.say(phase=coordination.DONE, watch=None)  # node 0 has stopped after the same step, and says so
     except (Interrupted, RunFailed) as error:
-        own_status.say(phase=nodes.FAILED, reason=str(error))
+        own_status.say(phase=coordination.FAILED, reason=str(error))
     except BaseException as error:
-        own_status.say(phase=nodes.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
+        own_status.say(phase=coordination.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
         raise
 
 
-def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: nodes.Rendezvous) -> dict:
+def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: coordination.Rendezvous) -> dict:
     """Train this node's ranks, and say what else used this machine meanwhile."""
     place = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
@@ -142,8 +146,8 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
             own_status.beat()
             said = lead.read()
             if lead.silent:
-                raise Interrupted(f"node 0 has not been heard of for {nodes.SILENCE:g} s")
-            if said["call"] != rendezvous.name or said["phase"] == nodes.OVER:
+                raise Interrupted(f"node 0 has not been heard of for {coordination.SILENCE:g} s")
+            if said["call"] != rendezvous.name or said["phase"] == coordination.OVER:
                 raise Interrupted(f"node 0 ended the run: {said.get('reason', '')}")
             if said.get("stop_after"):
                 request.after(said["stop_after"])
@@ -165,18 +169,18 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     return watcher.judge(watcher.read(place), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
 
 
-def _await_end(own_status: nodes.OwnStatus, lead: nodes.PeerStatus, call: str) -> dict | None:
+def _await_end(own_status: coordination.OwnStatus, lead: coordination.PeerStatus, call: str) -> dict | None:
     """What node 0 ends the run with; None where it calls once more."""
     while True:
         said = lead.read()
         if said["call"] != call:
             return None
-        if said["phase"] == nodes.OVER:
+        if said["phase"] == coordination.OVER:
             return said
         if lead.silent:
-            return {"code": 1, "reason": f"node 0 has not been heard of for {nodes.SILENCE:g} s"}
+            return {"code": 1, "reason": f"node 0 has not been heard of for {coordination.SILENCE:g} s"}
         own_status.beat()
-        time.sleep(nodes.POLL)
+        time.sleep(coordination.POLL)
 
 
 def _end(ended: dict) -> None:

@@ -1,9 +1,9 @@
 """Launchers: the programs that start a run's ranks, as torchrun or DeepSpeed's own. A row's option `launcher` names it.
 
 Each is a function that returns its command on one node, of the row's settings, the training script, the run's folder,
-on which the script works, and where the ranks of all nodes meet (nodes.py); a strategy without that option is started
-as plain Python. What starts the launcher, and watches all below it, is the node's supervisor (processes.py). It needs
-neither PyTorch nor a framework, which take long to import.
+on which the script works, and where the ranks of all nodes meet (coordination.py); a strategy without that option is
+started as plain Python. What starts the launcher, and watches all below it, is the node's supervisor (processes.py). It
+needs neither PyTorch nor a framework, which take long to import.
 """
 
 import sys
@@ -15,7 +15,7 @@ from lockstep.config.hardware import training_gpus
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
 from lockstep.paths import ACCELERATE, RENDEZVOUS, node_folder
-from lockstep.run.nodes import Rendezvous
+from lockstep.run.coordination import Rendezvous
 
 FROM_ONE_NODE = ("horovodrun",)  # these start the ranks on all nodes, by ssh
 

@@ -13,9 +13,9 @@ from lockstep.config.hardware import selection, training_gpus
 from lockstep.config.row import Row
 from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
-from lockstep.run import launchers, nodes, watcher
+from lockstep.run import coordination, launchers, watcher
+from lockstep.run.coordination import Rendezvous
 from lockstep.run.launchers import FROM_ONE_NODE
-from lockstep.run.nodes import Rendezvous
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
@@ -65,13 +65,13 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
     What is known only when the nodes meet is in capitals.
     """
     hardware, folder = row.hardware, results / row.folder(repeat)
-    address, port = nodes.endpoint(row.asked.endpoint or "HOST0")
+    address, port = coordination.endpoint(row.asked.endpoint or "HOST0")
     port = port or ("PORT" if hardware.port == "auto" else hardware.port)
-    rendezvous = nodes.Rendezvous(port)
+    rendezvous = Rendezvous(port)
     if hardware.nodes > 1:
         names = [{"host": f"HOST{number}"} for number in range(hardware.nodes)]
         own, interface = (address if rank == 0 else f"HOST{rank}"), row.asked.interface or "INTERFACE"
-        rendezvous = nodes.Rendezvous(port, address, rank, own, interface, nodes.host_names(row, names), "RUN")
+        rendezvous = Rendezvous(port, address, rank, own, interface, coordination.host_names(row, names), "RUN")
     if rank and row.options.get("launcher") in FROM_ONE_NODE:
         return "# nothing: its ranks are started from node 0, by ssh"
     with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file

@@ -88,8 +88,8 @@ class StopRequest:
     """What SIGTERM does while the block runs: of a run that saves its state it asks for that; a second one ends it.
 
     The ranks must all end after the same step. They are a step apart at most, as each step's gradients are averaged, so
-    they are told of one that none can have begun. Of several nodes the first one says which (nodes.py), and the others
-    hear of it a little later.
+    they are told of one that none can have begun. Of several nodes the first one says which (coordination.py), and the
+    others hear of it a little later.
     """
 
     AHEAD = 3  # steps

@@ -21,7 +21,7 @@ from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
 from lockstep.paths import data_file, data_folder, plan_file, require
-from lockstep.run import journal, launchers, lifetime, node, nodes, record, saved, training_log, watcher
+from lockstep.run import coordination, journal, launchers, lifetime, node, record, saved, training_log, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 
@@ -53,7 +53,7 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refuse_to_start(row)
     refuse_unused_parameters(row, about.get("unused_parameters", []))
     disturbed: list[dict] = []
-    with lifetime.hold(folder), nodes.leading(results, row, repeat) as lead:
+    with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
             finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
             reasons = finished["watch"]["disturbed"]
@@ -74,10 +74,10 @@ def _run(
     plan: Plan,
     disturbed_before: list[dict],
     resume: Path | None,
-    lead: nodes.Lead | None,
+    lead: coordination.Lead | None,
 ) -> dict:
     folder, data = results / row.folder(repeat), data_folder(results)
-    rendezvous = lead.meet() if lead else nodes.alone(row)
+    rendezvous = lead.meet() if lead else coordination.alone(row)
     settings = replace(
         row.settings(),
         data=str(data),
@@ -228,8 +228,8 @@ def _train(
     folder: Path,
     plan: Plan,
     results: Path,
-    rendezvous: nodes.Rendezvous,
-    lead: nodes.Lead | None,
+    rendezvous: coordination.Rendezvous,
+    lead: coordination.Lead | None,
     strangers: list[int],
 ) -> dict:
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
