@@ -44,11 +44,12 @@ def main(folder):
     names = [("RANK", "WORLD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE")]
     rank, size = next(((int(os.environ[a]), int(os.environ[b])) for a, b in names if a in os.environ), (0, 1))
     settings = read_json(folder / "settings.json")
+    part, of = (0, 1) if settings["options"].get("no_sampler") else (rank, size)
     plan, progress, files = Plan.load(Path(settings["plan_file"])), Progress(folder), RankFiles(folder, rank)
     progress.begin(rank)
     began = time.perf_counter()
     for step in range(plan.steps):
-        for ids in plan.micro_batches(step, rank, size, settings["train"]["accumulation"]):
+        for ids in plan.micro_batches(step, part, of, settings["train"]["accumulation"]):
             files.consume(step, ids)
         time.sleep(0.01)
         progress.step()

@@ -60,6 +60,14 @@ def test_a_ledger_that_does_not_is_refused(tmp_path, what, shares):
         check_ledger(written(tmp_path, shares), PLAN)
 
 
+def test_samples_that_every_rank_should_train_are_counted_as_often(tmp_path):
+    ledger = written(tmp_path, lambda step, ids, rank: ids)
+    check_ledger(ledger, PLAN, times=2)
+    once = written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
+    with pytest.raises(RunFailed, match="7 of 14 samples were not trained, 0 were trained that should not"):
+        check_ledger(once, PLAN, times=2)
+
+
 def test_a_ledger_with_too_many_steps_is_refused(tmp_path):
     ledger = written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
     ledger = {name: np.append(column, {"step": 3, "rank": 0, "id": 1}[name]) for name, column in ledger.items()}

@@ -1,5 +1,6 @@
 """The ledger: which sample each rank trained in which step, held against the plan; and how long each step took."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +45,10 @@ def check_ledger(ledger: dict[str, np.ndarray], plan: Plan, times: int = 1) -> N
         consumed = ledger["id"][bounds[step] : bounds[step + 1]]
         planned = np.tile(plan.step_ids(step), times)
         if not np.array_equal(np.sort(consumed), np.sort(planned)):
-            missing = np.setdiff1d(planned, consumed)
-            extra = len(consumed) - len(planned) + len(missing)
+            wanted, got = Counter(planned.tolist()), Counter(consumed.tolist())
+            missing, extra = (wanted - got).total(), (got - wanted).total()
             raise OtherWork(
-                f"the ledger differs from the plan in step {step + 1}: {len(missing)} of {len(planned)} samples were"
+                f"the ledger differs from the plan in step {step + 1}: {missing} of {len(planned)} samples were"
                 f" not trained, {extra} were trained that should not have been, or more than once"
             )
 
