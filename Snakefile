@@ -6,6 +6,7 @@
 #   snakemake --cores all profile    where a step's time goes, in every row
 #   snakemake --cores all tune       this machine's fastest recipe, as results/tune/tuned.yaml
 #   snakemake --cores all predict    the same texts through every row's model
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -29,12 +30,20 @@ from lockstep import workflow as lockstep
 from lockstep.view.jobs import Follower
 
 lockstep.require_place(workflow)
-DEFAULTS = str(paths.of_project("config/config.yaml"))
+DEFAULTS = str(paths.of_project(lockstep.reading.DEFAULT))
 # The profile has looked at those of the command line, unless it was left out: then this says what has happened.
 trust.check_files([DEFAULTS, *workflow.configfiles])
 
 
 configfile: DEFAULTS
+
+
+if workflow.modifier.is_main_snakefile() and not workflow.overwrite_configfiles:
+    FOR_GPUS = lockstep.reading.for_gpus(config["hardware"]["device"])
+    os.environ[lockstep.reading.DECIDED] = "yes" if FOR_GPUS else "no"
+    for file in FOR_GPUS:
+
+        configfile: file
 
 
 report: "workflow/report/captions/workflow.rst"

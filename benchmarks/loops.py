@@ -15,18 +15,17 @@ from transformers import AutoTokenizer
 
 from benchmarks import bare
 from lockstep import paths
-from lockstep.config import reading, registry
+from lockstep.config import reading
 from lockstep.config.row import Row
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens, table
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
-from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.replay import Replay
-from lockstep.rank.session import Session
-from lockstep.run.progress import Progress, RankFiles
+from lockstep.rank.session import open_session
+from lockstep.run.progress import Progress
 from lockstep.strategies import recipe, single
 
 BATCH, LENGTH = 64, 128
@@ -213,16 +212,15 @@ class PlannedLoop(Planned):
         super().prepare()
         self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
-        self.task = registry.load_task(self.settings.task)(self.settings.train)
         self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings.train))
         self.progress = Progress(self.results, ranks=1)
         self.progress.begin(0)
 
     def train(self, first: int, steps: int) -> float:
-        plan, clock, files = self.part(first, steps), Clock(), RankFiles(self.results, 0)
-        session = Session(self.strategy, self.task, self.settings, self.results, clock, files, self.progress)
+        plan = self.part(first, steps)
+        session = open_session(self.strategy, self.settings, self.results, self.progress)
         self.strategy.train(Replay(session, plan, self.samples, DevSplit(session, plan, self.samples)))
-        return len(plan.ids) / clock.reading()["train_seconds"]
+        return len(plan.ids) / session.clock.reading()["train_seconds"]
 
     def batching(self, first: int, steps: int) -> float:
         """The share of the time of these steps that it takes to put their batches together."""

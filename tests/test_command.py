@@ -37,7 +37,14 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["benhc"], "benhc is not a command. There are: bench, quick,"), (["row"], "row: name one")]
+    ("words", "expected"),
+    [
+        (["benhc"], "benhc is not a command. There are: bench, quick,"),
+        (["row"], "row: name one"),
+        (["row", "nope"], "nope: no such row. The configuration has: single,"),
+        (["row", "nope", "--cores", "2"], "nope: no such row. The configuration has: single,"),
+        (["quick", "--configfile", "mine.yaml"], "quick: has a configuration of its own."),
+    ],
 )
 def test_a_wrong_word_gets_one_line(run_script, words, expected):
     code, _, said = run_script("command", *words)

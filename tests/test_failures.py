@@ -132,6 +132,7 @@ def test_a_bad_row_is_shown_where_snakemake_stops(fresh):
     [
         ("prepare", ["--config", "nothing.yaml"], "nothing.yaml: No such file or directory"),
         ("prepare", ["--set", "train.epochs"], "--set train.epochs: expected key=value"),
+        ("prepare", ["--set", "=3"], "--set =3: expected key=value"),
         ("plan", [], "data.json does not exist. Run workflow/scripts/prepare.py first."),
         (
             "launch",

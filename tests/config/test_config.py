@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import configuration, hardware, reading, schema
-from lockstep.config.hardware import selection
+from lockstep.config.hardware import device_count, selection
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.run import staleness
@@ -520,6 +520,7 @@ def accelerate_row(file, **changes):
         ({"num_machines": 2}, "says num_machines: 2, and the row has 1"),
         ({"gpu_ids": "2,3"}, "says gpu_ids: '2,3', and the row's GPUs are chosen by hardware.gpus"),
         ({"distributed_type": None}, "does not say distributed_type"),
+        ({"distributed_type": ""}, "says distributed_type: '', and the row trains with Distributed"),
         ({"deepspeed_config": {"training_script": "other.py"}}, "says deepspeed_config, of which a row has nothing"),
     ],
 )
@@ -666,6 +667,10 @@ def test_labels_may_be_numbers(labels):
         ("__use_yte__: true", "c.yaml: __use_yte__ would run Python from this file. Remove that line."),
         ("[" * 10_000, "c.yaml: not valid YAML"),
         (f"repeats: {'9' * 5000}", "c.yaml: not valid YAML: Exceeds the limit"),
+        ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: data is there twice"),
+        ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: strategy is there twice"),
+        ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML reads this name as no text. Put it in quotes."),
+        ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML reads this name as no text."),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
@@ -684,7 +689,31 @@ def test_gpus_are_chosen_by_their_numbers(monkeypatch):
     used = {name: (row.hardware.devices, row.hardware.gpus) for name, row in checked.rows.items()}
     assert used == {"single": (1, [2]), "ddp": (2, [2, 3]), "dataparallel": (2, [2, 3]), "one": (1, [1])}
     assert selection([2, 3]) == {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert selection(None) == {}
+    assert selection(None) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # or NVML would be asked of others
+
+
+def test_keys_of_yaml_may_be_merged(tmp_path):
+    text = "rows:\n  single: &same {strategy: single, precision: bf16}\n  again: {<<: *same, precision: fp32}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    rows = reading.read([tmp_path / "c.yaml"]).rows
+    assert [rows[name].precision for name in ("single", "again")] == ["bf16", "fp32"]
+
+
+def test_ranks_on_one_gpu_are_one_device():
+    shape = {"devices": 2, "processes": 2, "gpu_count": 1, "nodes": 1}
+    assert device_count(shape) == 1
+    assert device_count(shape | {"gpu_count": 2, "nodes": 3}) == 6
+    assert device_count(shape | {"gpu_count": 0}) == 2  # on a CPU
+
+
+@pytest.mark.parametrize(("device", "gpus", "taken"), [("auto", 2, 1), ("cuda", 2, 1), ("cpu", 2, 0), ("auto", 0, 0)])
+def test_where_gpus_are_their_configuration_is_taken(monkeypatch, capsys, device, gpus, taken):
+    monkeypatch.delenv(reading.DECIDED, raising=False)
+    monkeypatch.setattr(reading, "visible_gpus", lambda: gpus)
+    assert reading.for_gpus(device) == ["config/gpu.yaml"] * taken
+    assert ("so config/gpu.yaml is taken" in capsys.readouterr().err) == taken
+    monkeypatch.setenv(reading.DECIDED, "no" if taken else "yes")  # as on the machine that sent this job
+    assert reading.for_gpus(device) == ["config/gpu.yaml"] * (not taken)
 
 
 @pytest.mark.parametrize(

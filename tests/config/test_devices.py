@@ -284,7 +284,12 @@ def test_gpus_that_are_named_by_their_uuid_are_known_by_their_number(monkeypatch
     answers |= {"nvmlDeviceGetHandleByIndex": lambda number: number}
     monkeypatch.setattr(nvml, "library", lambda: SimpleNamespace(**answers))
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 2)
-    for chosen, numbers in (("GPU-cccc-3,GPU-aaaa", [2, 0]), ("1,0", [1, 0]), ("GPU-else,GPU-other", [0, 1])):
+    for chosen, numbers in (
+        ("GPU-cccc-3,GPU-aaaa", [2, 0]),
+        ("1,0", [1, 0]),
+        ("GPU-else,GPU-other", [0, 1]),
+        ("MIG-a,1", []),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
         assert hardware.gpu_numbers() == numbers
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

@@ -55,6 +55,9 @@ def test_utilisation():
         ("NVIDIA L40S", "fp32", 91.6),
         ("NVIDIA GeForce RTX 5090", "bf16", None),
         ("", "fp32", None),
+        *((name, "bf16", None) for name in ("NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 D")),
+        *((name, "bf16", None) for name in ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A10-24Q")),
+        *((name, "bf16", None) for name in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti")),
     ],
 )
 def test_a_gpu_is_known_by_whole_words_of_its_name(name, precision, tera):

@@ -23,8 +23,8 @@ from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import main, memory
 from lockstep.rank.clock import Clock
-from lockstep.rank.session import Session
-from lockstep.run.progress import Progress, RankFiles
+from lockstep.rank.session import Session, open_session
+from lockstep.run.progress import Progress
 from lockstep.run.training_log import Notes
 
 # What makes the host wait for the device, or reads a value back from it.
@@ -101,8 +101,7 @@ def about_to_train(row: Row, data: Path, folder: Path) -> Iterator[Session]:
     strategy.start()
     progress = Progress(folder, ranks=1)
     progress.begin(0)
-    task = registry.load_task(settings.task)(settings.train)
-    yield Session(strategy, task, settings, folder, Clock(), RankFiles(folder, 0), progress)
+    yield open_session(strategy, settings, folder, progress)
     torch.set_num_threads(threads)
 
 

@@ -274,7 +274,7 @@ def test_snakemake_trains_what_is_decided(tmp_path):
     done = place.snakemake("results/blocks/3.json", "--cores", "all", "--configfile", "small.yaml")
     assert done.returncode == 0, done.stderr
     assert "repeats: auto: 2 blocks of 2 rows; then blocks of the fastest rows" in done.stderr
-    assert "after 2 blocks: the widest interval between the fastest is" in done.stdout
+    assert "after block 2: the widest interval between the fastest is" in done.stdout
     second = files.read_json(place.path("results/blocks/2.json"))
     assert second["rows"] == ["single", "dataparallel"]
     made = sorted(

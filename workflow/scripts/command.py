@@ -16,7 +16,7 @@
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
 ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
-folder. Where there are GPUs and no configuration is named, bench, row, proof and tune take config/gpu.yaml, and say so.
+folder. Where there are GPUs and no configuration is named, all take config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from pathlib import Path
 
 from lockstep import cli
 from lockstep.config import reading
-from lockstep.config.hardware import visible_gpus
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
@@ -50,20 +49,19 @@ def snakemake(words: list[str]) -> list[str]:
     name, *rest = words
     if name == "row" and (not rest or rest[0].startswith("-")):
         raise BadInput("row: name one, as in: lockstep row ddp")
-    if name == "row" and len(rest) == 1 and rest[0] not in (rows := reading.read([PROJECT / cli.DEFAULT]).rows):
-        raise BadInput(f"{rest[0]}: no such row. The configuration has: {', '.join(rows)}.")
+    options = {word.partition("=")[0] for word in rest}
+    own = options & {"--configfile", "--configfiles"}
+    if name == "row" and not own | options & {"--config", "-C"}:
+        rows = reading.read([PROJECT / reading.DEFAULT]).rows
+        if rest[0] not in rows:
+            raise BadInput(f"{rest[0]}: no such row. The configuration has: {', '.join(rows)}.")
     # Targets come before options that take several words.
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
-    options = {word.partition("=")[0] for word in rest}
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
     if name == "quick":
+        if own:
+            raise BadInput("quick: has a configuration of its own. With yours: lockstep bench --configfile FILE")
         rest = [*rest, "--configfile", "config/quick.yaml"]
-    elif not options & {"--configfile", "--configfiles"} and visible_gpus():
-        print(
-            "There are GPUs here, so config/gpu.yaml is taken; for the small one: --configfile config/config.yaml"
-            ' (make bench ARGS="--configfile config/config.yaml")'
-        )
-        rest = [*rest, "--configfile", "config/gpu.yaml"]
     return [str(Path(sys.executable).with_name("snakemake")), *cores, *target, *rest]
 
 
@@ -78,7 +76,11 @@ def main() -> None:
     if asked.command is None:
         parser.print_help()
     elif asked.command == "completion":
-        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / cli.DEFAULT]).rows)))
+        print(
+            COMPLETION.format(
+                commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / reading.DEFAULT]).rows)
+            )
+        )
     elif asked.command in TARGETS and {"-h", "--help"} & set(asked.arguments):
         (line,) = (
             line.strip() for line in __doc__.splitlines() if line.strip().startswith(f"lockstep {asked.command} ")

@@ -14,6 +14,8 @@ def main() -> None:
     config = cli.configuration(arguments)
     if config.repeats != "auto":
         raise BadInput(f"repeats: is {config.repeats}, so nothing is to be decided. Set it to auto.")
+    if arguments.block not in config.repetitions:
+        raise BadInput(f"--block {arguments.block}: blocks are numbered from 1 to {config.repetitions[-1]}.")
     decided = blocks.decide(config, arguments.results, arguments.block)
     file = decision_file(arguments.results, arguments.block)
     write_json(file, decided)
@@ -25,7 +27,7 @@ def main() -> None:
         if decided["rows"]
         else f"no more blocks ({decided['why']})"
     )
-    print(f"after {arguments.block} blocks: the widest interval between the fastest is {width}; {spent}; {follows}")
+    print(f"after block {arguments.block}: the widest interval between the fastest is {width}; {spent}; {follows}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep import cli, nvml, paths
 from lockstep.config import containers, hardware, registry
+from lockstep.errors import BadInput
 from lockstep.provenance import horovod_has_mpi, output
 from lockstep.terminal import print_table
 
@@ -33,6 +34,10 @@ def machine() -> list[list[str]]:
     gpus, build = hardware.visible_gpus(), "GPUs" if hardware.built_for_gpus() else "CPUs only"
     used = "" if gpus == len(kinds) else f"; {gpus} can be used"
     unused = "make setup TORCH=cuda" if kinds and not hardware.built_for_gpus() else ""
+    try:
+        hardware.refuse_misnamed_gpus()
+    except BadInput as error:
+        unused = str(error)
     free, memory = shutil.disk_usage(".").free / 2**30, _memory("MemAvailable") / 2**20
     lacking = f"make room: less than {DISK} GiB" if free < DISK else ""
     return [

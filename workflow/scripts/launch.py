@@ -45,6 +45,7 @@ def main() -> None:
         for number in range(row.hardware.nodes if row.hardware.nodes > 1 else 0):
             print(f"# on node {number}\n{_typed(number)}")
         shown = config.profiled(row) if arguments.profile else row
+        shown.refuse()
         print(f"# starts on node {rank}\n{node.show(shown, arguments.results, arguments.repeat, rank)}")
         return
     if rank:

@@ -13,7 +13,6 @@ from lockstep.config import reading
 from lockstep.config.configuration import Config
 from lockstep.errors import exit_code
 
-DEFAULT = Path("config/config.yaml")
 # Bars of progress and warnings would open each command's output, and fill the logs. Libraries read this when imported.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -48,13 +47,17 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:
     """The configuration that was asked for; for a command on `finished` results, the one that they were made with.
 
-    As with Snakemake's --configfile, files are read over the default one. The one that results were made with holds
+    As with Snakemake's --configfile, files are read over the default one; where none is named and there are GPUs, that
+    is config/gpu.yaml. The one that results were made with holds
     every key and row, and stands alone: whatever the default one says by now, it must not add to it.
     """
     made_with = paths.config_file(arguments.results)
     files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
+    if not files:
+        files = reading.for_gpus("cpu" if "hardware.device=cpu" in arguments.set else "auto")
+    files = list(map(Path, files))
     whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
-    return reading.read(files if whole else [DEFAULT, *files], arguments.set)
+    return reading.read(files if whole else [Path(reading.DEFAULT), *files], arguments.set)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or what one file may take
-NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 # torch.save, of a file that it could not write to its end; what the system said of it, PyTorch does not tell.
 UNWRITTEN = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing", re.DOTALL)
 MAKE_ROOM = "Make room, and start again."

@@ -41,7 +41,7 @@ def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
     for key, (wanted, why) in held.items():
         if said.get(key) not in (None, wanted):
             raise BadInput(f"{where}: {file} says {key}: {said[key]!r}, and {why}. Set it to {wanted!r}.")
-    if "distributed_type" not in said:
+    if not said.get("distributed_type"):
         raise BadInput(f"{where}: {file} does not say distributed_type, which Accelerate needs. Set it to MULTI_GPU.")
 
 

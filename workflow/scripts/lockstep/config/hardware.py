@@ -83,6 +83,14 @@ def busy_cores(hardware: dict) -> int:
     return processes * (hardware["threads"] if hardware["device"] == "cpu" else 1)
 
 
+def device_count(hardware: dict) -> int:
+    """On how many devices, of all nodes, a run on `hardware` (a Hardware as a dict) trains: GPUs, or CPU processes.
+
+    Several ranks may share a GPU.
+    """
+    return hardware.get("gpu_count", 0) * hardware.get("nodes", 1) or hardware["devices"]
+
+
 def training_gpus(hardware: Hardware) -> list[int]:
     """The GPUs that a run on `hardware` trains on, by the numbers of nvidia-smi; none on a CPU."""
     return (hardware.gpus or gpu_numbers())[: hardware.gpu_count] if hardware.device == "cuda" else []
@@ -169,8 +177,10 @@ def _amd_gpus() -> int:
 
 
 def gpu_numbers() -> list[int]:
-    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES names them; none where it names parts of GPUs (MIG)."""
     chosen = _named_in("CUDA_VISIBLE_DEVICES") or []
+    if any(name.startswith("MIG-") for name in chosen):
+        return []
     numbers = [int(name) for name in chosen if name.isdigit()]
     if chosen and len(numbers) == len(chosen):
         return numbers
@@ -204,11 +214,10 @@ def gpu_kinds(numbers: list[int]) -> list[str]:
 
 
 def selection(gpus: list[int] | None) -> dict[str, str]:
-    """The environment variables that leave a process these GPUs only; none where it keeps what it has."""
-    if gpus is None:
-        return {}
-    # CUDA's own order puts the fastest first, nvidia-smi's goes by the bus.
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    """The environment variables that leave a process these GPUs only, or all that it has, in nvidia-smi's order."""
+    # CUDA's own order puts the fastest first, nvidia-smi's goes by the bus: what NVML tells would be of other GPUs.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return order if gpus is None else order | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
 
 
 def built_for_gpus() -> bool:

@@ -1,6 +1,7 @@
 """Reading the configuration: files over each other, then overrides; checked, and turned into dataclasses."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,28 @@ import yaml
 
 from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import resolve
+from lockstep.config.hardware import resolve, visible_gpus
 from lockstep.config.row import read_row, refuse_foreign, with_batch
 from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
 from lockstep.errors import BadInput
 
+DEFAULT, ON_GPUS = "config/config.yaml", "config/gpu.yaml"
+# An environment variable: whether the workflow took the one for GPUs, for its jobs, which may have another machine.
+DECIDED = "LOCKSTEP_CONFIG_FOR_GPUS"
 PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # in which ~ is the user's home
+
+
+def for_gpus(device: str) -> list[str]:
+    """What is read over the default configuration where none is named, and `device` (hardware's) lets GPUs train."""
+    decided = os.environ.get(DECIDED)
+    takes = decided == "yes" if decided else device != "cpu" and visible_gpus() > 0
+    if takes and not decided:
+        print(
+            f"There are GPUs here, so {ON_GPUS} is taken; for the small benchmark name {DEFAULT}, as in: lockstep bench"
+            f" --configfile {DEFAULT}",
+            file=sys.stderr,
+        )
+    return [ON_GPUS] if takes else []
 
 
 def read(files: list[Path], overrides: list[str] = ()) -> Config:
@@ -23,7 +40,7 @@ def read(files: list[Path], overrides: list[str] = ()) -> Config:
         _merge(merged, load_yaml(Path(file)))
     for override in overrides:
         path, equals, value = override.partition("=")
-        if not equals:
+        if not equals or not all(path.split(".")):
             raise BadInput(f"--set {override}: expected key=value, as in --set data.limit=600")
         for key in reversed(path.split(".")):
             value = {key: value}
@@ -116,10 +133,24 @@ def _order(rows: dict) -> list[str]:
     return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
 
 
+class EachKeyOnce(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML would take the last and say nothing."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+        return super().construct_mapping(node, deep)
+
+
 def load_yaml(file: Path) -> dict:
     """A configuration file's keys and values. Raises BadInput where it has none, or is a program."""
     try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+        value = yaml.load(file.read_text(encoding="utf-8"), EachKeyOnce)
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}. Name an existing configuration file.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -239,6 +239,8 @@ def times_trained(options: dict, processes: int) -> int:
 def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
     """The row `name` of the configuration `where`. Raises BadInput where it says what no row, or no such one, can."""
     where = f"{where}: rows.{name}"
+    if not isinstance(name, str):
+        raise BadInput(f"{where}: YAML reads this name as no text. Put it in quotes.")
     if name in RESERVED or name.startswith(RESERVED_PREFIXES):
         raise BadInput(f"{where}: a rule of the workflow has this name; choose another.")
     strategy = raw.get("strategy")

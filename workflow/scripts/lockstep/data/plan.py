@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_file, hash_arrays
-from lockstep.paths import lengths_file
+from lockstep.paths import lengths_file, require
 
 # Batches whose texts are sorted by length together. More leaves less padding, fewer mixes lengths more over time.
 POOL = 100
@@ -88,7 +88,7 @@ def save_lengths(data: Path, lengths: np.ndarray) -> None:
 
 def load_lengths(data: Path) -> np.ndarray:
     """What `save_lengths` wrote: int64 [n]."""
-    return np.load(lengths_file(data), allow_pickle=False)
+    return np.load(require(lengths_file(data), "prepare.py"), allow_pickle=False)
 
 
 def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:

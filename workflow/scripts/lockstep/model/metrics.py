@@ -25,6 +25,8 @@ from lockstep.paths import WORKFLOW
 PEAKS_FILE = WORKFLOW / "devices.yaml"
 MATRIX = {"fp32": 1024, "bf16": 1024, "fp16": 512}  # rows of the square matrices that measure a CPU
 MEASURE_SECONDS = 0.5
+# Parts of a GPU (MIG, and virtual ones such as A10-24Q), and slower ones that have another's name in theirs.
+LESS_THAN_ITS_NAME = re.compile(r"\b(MIG|NVL|Laptop|Mobile|Max-Q|Ti|SUPER|D)\b|-\d+[ABCQ]\b")
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ def _known() -> list[dict]:
 
 def device_peak(name: str, precision: str) -> float | None:
     """A GPU's peak in operations per second, by the name that its driver gives; None where the table has no figure."""
+    if LESS_THAN_ITS_NAME.search(name):
+        return None
     words = set(re.split(r"[\s-]+", name))
     for device in _known():
         if words.issuperset(device["name"].split()):

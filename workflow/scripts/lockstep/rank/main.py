@@ -24,14 +24,13 @@ from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, remove_unfinished, write_json
 from lockstep.model import models
-from lockstep.model.optimizer import make_optimizer
 from lockstep.rank import checkpoint, environment, memory
 from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.energy import Meter
 from lockstep.rank.replay import Replay
 from lockstep.rank.resumption import derived_seed
-from lockstep.rank.session import Session
+from lockstep.rank.session import Session, open_session
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
 from lockstep.run.progress import NODE, Progress, RankFiles
@@ -59,6 +58,7 @@ def main(folder: Path) -> None:
         clock.part("imports")
         world = strategy.start()
         clock.part("process_group")
+        _require_own_device(world)
         files.rank = world.rank
         if NODE not in os.environ:  # started from another node, as Horovod does it
             files.node = world.rank // settings.hardware.processes_per_node
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         progress = Progress(folder, files.node)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
-        train(Session(copy.copy(strategy), _task(settings), settings, folder, clock, files, progress))
+        train(open_session(copy.copy(strategy), settings, folder, progress, clock, files))
         for name, changes in settings.variations.items():
             gc.collect()
             _vary(strategy, settings, folder / name, progress, changes)
@@ -83,6 +83,18 @@ def main(folder: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _require_own_device(world: World) -> None:
+    """Raises RunFailed where a rank's GPU is not the one that its process uses where none is named.
+
+    Whatever does not name its device would go to another rank's, where even nothing takes some 400 MiB.
+    """
+    if world.device.type == "cuda" and world.device.index not in (None, current := torch.cuda.current_device()):
+        raise RunFailed(
+            f"rank {world.rank} trains on {world.device}, and the current device is cuda:{current}. The strategy's"
+            " start must call torch.cuda.set_device."
+        )
 
 
 def _introduce(world: World) -> None:
@@ -181,24 +193,23 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     strategy = copy.copy(started)
     settings = settings.varied(changes)
     strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
-    files = RankFiles(folder, strategy.world.rank)
     (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
-    replay, _ = _prepare(Session(strategy, _task(settings), settings, folder, Clock(), files, progress))
+    session = open_session(strategy, settings, folder, progress)
+    replay, _ = _prepare(session)
     _train_steps(replay)
     # Called on every rank, as each may have a share only.
     weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
     if strategy.world.rank == 0:
         whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
         save_file(whole, folder / paths.FINAL_WEIGHTS)
-    summary = {"losses": replay.mean_losses(), "gradient_norm": files.gradient_norm}
-    files.write(summary, replay.session.clock.step_seconds())
+    summary = {"losses": replay.mean_losses(), "gradient_norm": session.files.gradient_norm}
+    session.files.write(summary, session.clock.step_seconds())
 
 
 def _prepare(session: Session) -> tuple[Replay, dict]:
     """The plan, ready to be trained by the wrapped model; and the hash and size that the model had before."""
     strategy, settings, clock = session.strategy, session.settings, session.clock
     world, data = strategy.world, Path(settings.data)
-    clock.device = world.device
     # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
     # memory of which warnings were shown already.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -215,18 +226,13 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
     clock.part("model")
     plan, samples = Plan.load(Path(settings.plan_file)), session.task.load(paths.split_folder(data, "train"))
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
-    model = strategy.synchronised(model)
-    strategy.prepare(model, lambda prepared: make_optimizer(prepared, session.train))
+    session.wrap(strategy.synchronised(model))
     if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient
         scale = strategy.loss_scale() * settings.loss_times
         strategy.scaler = torch.amp.GradScaler(world.device.type, init_scale=scale)
     clock.part("wrap")
     dev_split = DevSplit(session, plan, session.task.load(paths.split_folder(data, "dev")))
     return Replay(session, plan, samples, dev_split), start
-
-
-def _task(settings: Settings):
-    return registry.load_task(settings.task)(settings.train)
 
 
 def _train_steps(replay: Replay) -> None:

@@ -21,11 +21,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from lockstep import paths
 from lockstep.files import write_json
 from lockstep.model import models
-from lockstep.model.optimizer import make_optimizer
-from lockstep.rank.clock import Clock
 from lockstep.rank.replay import Replay
-from lockstep.rank.session import Session
-from lockstep.run.progress import WARMUP_STEPS, RankFiles
+from lockstep.rank.session import Session, open_session
+from lockstep.run.progress import WARMUP_STEPS
 from lockstep.strategies import single
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -99,22 +97,11 @@ def _alone(replay: Replay) -> np.ndarray:
     settings = replace(session.settings, hardware=replace(session.settings.hardware, processes=devices))
     plain = single.Strategy(settings)
     plain.world = replace(session.strategy.world, size=devices)
-    plain.prepare(
-        models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train(),
-        lambda model: make_optimizer(model, session.train),
-    )
-    clock = Clock()
-    clock.device = plain.world.device
     silent = SimpleNamespace(step=session.progress.alive, alive=session.progress.alive)
-    files = RankFiles(session.folder, plain.world.rank)
-    again = Replay(
-        Session(plain, session.task, settings, session.folder, clock, files, silent),
-        replay.plan,
-        replay.samples,
-        replay.dev_split,
-    )
-    plain.train(again)
-    return clock.step_seconds()
+    alone = open_session(plain, settings, session.folder, silent)
+    alone.wrap(models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train())
+    plain.train(Replay(alone, replay.plan, replay.samples, replay.dev_split))
+    return alone.clock.step_seconds()
 
 
 def split(trace: list[dict]) -> dict[str, float]:

@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch.nn import Module
+
+from lockstep.config import registry
 from lockstep.config.sections import Train
 from lockstep.config.settings import Settings
+from lockstep.model.optimizer import make_optimizer
 from lockstep.rank.clock import Clock
 from lockstep.rank.energy import Meter
 from lockstep.rank.memory import Gauge
@@ -29,3 +33,25 @@ class Session:
     @property
     def train(self) -> Train:
         return self.settings.train
+
+    def wrap(self, model: Module) -> None:
+        """Have the strategy wrap `model` and make its optimizer."""
+        self.strategy.prepare(model, lambda prepared: make_optimizer(prepared, self.train))
+
+
+def open_session(
+    strategy: Strategy,
+    settings: Settings,
+    folder: Path,
+    progress: Progress,
+    clock: Clock | None = None,
+    files: RankFiles | None = None,
+) -> Session:
+    """The session in which a rank, whose strategy has started, trains by `settings`; what it leaves goes to `folder`.
+
+    Its model is wrapped later: a run, a trial's variation and a profile each begin with another one.
+    """
+    task = registry.load_task(settings.task)(settings.train)
+    clock, files = clock or Clock(), files or RankFiles(folder, strategy.world.rank)
+    clock.device = strategy.world.device
+    return Session(strategy, task, settings, folder, clock, files, progress)

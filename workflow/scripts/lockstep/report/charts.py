@@ -289,7 +289,7 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     axes.set_xlim(-0.5, max(most, 4) - 0.5)
     axes.set_xticks(range(most))
     axes.set_xlabel(say("axis_device").en)
-    header = [say("row"), say("ranks"), say("world_size"), say("nodes"), say("hosts"), say("backend")]
+    header = [say("row"), say("ranks"), say("devices"), say("nodes"), say("hosts"), say("backend")]
     return Drawing(figure, say("picture_ranks"), say("picture_ranks_note"), header, table)
 
 
@@ -317,7 +317,7 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     axes.set_xticks(range(1, largest + 1))
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
-    header = [say("row"), say("world_size"), say("speedup")]
+    header = [say("row"), say("devices"), say("speedup")]
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
 
 

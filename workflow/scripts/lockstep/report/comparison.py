@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep import paths, stats
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.files import read_object
 from lockstep.proof import fairness
 from lockstep.report.summary import good_runs, trusted
 
@@ -85,8 +85,8 @@ def read_report(folder: Path) -> dict:
     """What a folder's report says, by the fields of a Summary; those that its version of Lockstep had."""
     file = paths.report_folder(folder) / paths.SUMMARY
     if not file.is_file():
-        raise BadInput(f"{file} does not exist. Name a results folder that has a report: compare.py results/ other/")
-    return read_json(file)
+        raise BadInput(f"{file} does not exist. Name a results folder that has a report.")
+    return read_object(file, ("rows", "runs"))
 
 
 def _breaches(folder: Path) -> str:

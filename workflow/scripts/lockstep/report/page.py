@@ -39,7 +39,7 @@ PAGE_COLUMNS = (
     ("accuracy", 4, ()),
     ("macro_f1", 4, ()),
     ("perplexity", 2, ()),
-    ("world_size", 0, ()),
+    ("devices", 0, ()),
     ("precision", None, ()),
     ("repeats", 0, ()),
     ("disturbed", 0, ()),
@@ -284,7 +284,7 @@ def _made(summary: Summary) -> list[str]:
 
 
 def _peak_text(peak: dict | None) -> Text:
-    if not peak:
+    if not peak or not peak["flops_per_second"]:  # nothing was trained on the CPU
         return same("")
     rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
     return say("peak_cpu", peak=f"{peak['cores']} cores, {rates}")

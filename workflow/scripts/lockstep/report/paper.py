@@ -9,10 +9,9 @@ from pathlib import Path
 
 import yaml
 
-import lockstep
-from lockstep import paths, provenance
+from lockstep import __version__, paths, provenance
 from lockstep.config import registry
-from lockstep.config.hardware import UNKNOWN_KIND
+from lockstep.config.hardware import UNKNOWN_KIND, device_count
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.report import headline
@@ -103,7 +102,7 @@ def _compared(summary: Summary) -> Text:
         "methods_compared",
         n=len(summary.finished_rows),
         rows=", ".join(row["row"] for row in summary.finished_rows),
-        version=lockstep.__version__,
+        version=__version__,
         address=same(f" ({address()})") if address() else same(""),
         commit=_commits(summary),
         machine=headline.machine(environment, first["device"]),
@@ -146,7 +145,7 @@ def _trained(summary: Summary) -> Text:
         precision=_each(run["precision"] for run in runs),
         optimizer=_each(train.get("optimizer", "adamw") for train in trains),
         rate=_each(train["learning_rate"] for train in trains),
-        devices=_each(run["world_size"] for run in runs),
+        devices=_each(device_count(place) for place in hardware),
         processes=_each(place["processes"] for place in hardware),
         threads=_each(place["threads"] for place in hardware),
         **splits,
@@ -247,7 +246,7 @@ def latex(cells: list[list], caption: str) -> str:
     told = "In brackets: the range or quartiles of times, 95 % intervals of speed-ups. " if ranges else ""
     return "\n".join(
         [
-            f"% Written by Lockstep {lockstep.__version__}.",
+            f"% Written by Lockstep {__version__}.",
             r"% Needs \usepackage{booktabs}, \usepackage{graphicx} and \usepackage[T1]{fontenc}.",
             r"\begin{table}",
             r"  \centering",
@@ -304,10 +303,10 @@ def bibtex(summary: Summary) -> str:
     fields = {
         "title": f"{{{_bibtex(cited['title'])}}}",
         "author": " and ".join(authors),
-        "version": lockstep.__version__,
+        "version": __version__,
         "year": str(cited["date-released"])[:4] if "date-released" in cited else None,
         "url": address(),
-        "note": "; ".join([f"Version {lockstep.__version__}", *(f"commit {commit}" for commit in commits)]),
+        "note": "; ".join([f"Version {__version__}", *(f"commit {commit}" for commit in commits)]),
     }
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join(["@misc{lockstep,", *lines, "}", ""])

@@ -11,6 +11,7 @@ import numpy as np
 from lockstep import paths, stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
+from lockstep.config.hardware import device_count
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
@@ -36,6 +37,7 @@ COLUMNS = [
     "division",
     "device",
     "world_size",
+    "devices",
     "nodes",
     "precision",
     "global_batch",
@@ -366,6 +368,7 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         "division": row.division,
         "device": row.hardware.device,
         "world_size": row.hardware.devices,
+        "devices": device_count(asdict(row.hardware)),
         "nodes": row.hardware.nodes,
         "precision": row.precision,
         "global_batch": row.train.global_batch,
@@ -389,6 +392,7 @@ def _line(row: Row, runs: list[dict], verdict: dict | None, peak: dict | None) -
         | medians
         # As it ran, whatever the configuration says by now.
         | {name: good[0][name] for name in ("precision", "global_batch", "world_size", "steps")}
+        | {"devices": device_count(good[0]["asked"]["hardware"])}
         | {"train_seconds_low": seconds.low, "train_seconds_high": seconds.high}
         | _by_gpu(good[0])
     )
@@ -498,7 +502,7 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
-                row["efficiency"] = row["speedup"] * by_name[base]["world_size"] / row["world_size"]
+                row["efficiency"] = row["speedup"] * by_name[base]["devices"] / row["devices"]
     if not most or most.sigma is None:
         return ratios, None, apart
     names = ("sigma", "resolution", "unlike_spreads")

@@ -14,7 +14,7 @@ import yaml
 from lockstep.config.hardware import training_gpus
 from lockstep.config.settings import Settings
 from lockstep.files import write_text
-from lockstep.paths import ACCELERATE, RENDEZVOUS, node_folder
+from lockstep.paths import ACCELERATE, HOSTS, RENDEZVOUS, node_folder
 from lockstep.run.coordination import Rendezvous
 
 FROM_ONE_NODE = ("horovodrun",)  # these start the ranks on all nodes, by ssh
@@ -99,7 +99,7 @@ def deepspeed(settings, script, folder, rendezvous):
     # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
     gpus = training_gpus(hardware)
     if hardware.nodes > 1:
-        file = node_folder(folder, rendezvous.node) / "hosts"
+        file = node_folder(folder, rendezvous.node) / HOSTS
         write_text(file, "".join(f"{host} slots={hardware.processes_per_node}\n" for host in rendezvous.hosts))
         devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(rendezvous.node)]
     elif gpus:
