@@ -323,17 +323,17 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
 
 def worth(line: dict) -> Drawing:
     """A waterfall from a published row to the one that does what was meant, by what each flaw is worth in seconds."""
-    told = line["worth"]
-    parts = [(part["flaw"], part) for part in told["flaws"]]
-    if told["rest"]:
-        parts.append(("rest", told["rest"]))
+    changes = line["worth"]
+    parts = [(part["flaw"], part) for part in changes["flaws"]]
+    if changes["rest"]:
+        parts.append(("rest", changes["rest"]))
     labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
     figure, axes = bars(["" for _ in labels])
     axes.set_yticks(range(len(labels)), [label.en for label in labels])
     # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
     begin, end = (
-        told["again_seconds"] or line["again_train_seconds"],
-        told["ours_seconds"] or line["ours_train_seconds"],
+        changes["again_seconds"] or line["again_train_seconds"],
+        changes["ours_seconds"] or line["ours_train_seconds"],
     )
     tips, table = {}, []
     axes.barh(0, begin, height=0.66, color=COLOURS[5])
@@ -355,9 +355,9 @@ def worth(line: dict) -> Drawing:
     axes.set_xlim(0, max(begin, end) * 1.25)
     axes.set_xlabel(say("axis_train").en)
     rest = "–"
-    if told["rest"] and told["whole"]["seconds"]:
-        share = abs(told["rest"]["seconds"] / told["whole"]["seconds"])
-        rest = f"{told['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
+    if changes["rest"] and changes["whole"]["seconds"]:
+        share = abs(changes["rest"]["seconds"] / changes["whole"]["seconds"])
+        rest = f"{changes['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
     return Drawing(
         figure,
         say("picture_worth", name=line["name"]),

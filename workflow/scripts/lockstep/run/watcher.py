@@ -195,14 +195,14 @@ def _by_gpu(samples: list[dict], weights: list[float]) -> list[dict]:
 
 
 def _mean(weighed) -> float | None:
-    known = [(weight, value) for weight, value in weighed if value is not None]
-    total = sum(weight for weight, _ in known)
-    return sum(weight * value for weight, value in known) / total if total else None
+    measured = [(weight, value) for weight, value in weighed if value is not None]
+    total = sum(weight for weight, _ in measured)
+    return sum(weight * value for weight, value in measured) / total if total else None
 
 
 def _range(values) -> list[float] | None:
-    known = [value for value in values if value is not None]
-    return [min(known), max(known)] if known else None
+    measured = [value for value in values if value is not None]
+    return [min(measured), max(measured)] if measured else None
 
 
 if __name__ == "__main__":
