@@ -129,8 +129,8 @@ def choose(rungs: list[dict]) -> None:
     """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
     tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
     shown = True
-    for place, rung in enumerate(tested):
-        shown = shown and rung["chance"] <= LEVEL / (len(tested) - place)
+    for position, rung in enumerate(tested):
+        shown = shown and rung["chance"] <= LEVEL / (len(tested) - position)
         if rung["quality"] == "as_good" and not shown:
             rung["quality"] = "not_shown"
 
