@@ -39,8 +39,11 @@ def answers(*command: str) -> bool:
 
 
 def need(there: bool, otherwise: str) -> None:
-    if not there:
-        (pytest.fail if "LOCKSTEP_ENGINES" in os.environ else pytest.skip)(otherwise)
+    if there:
+        return
+    if "LOCKSTEP_ENGINES" in os.environ:
+        pytest.fail(otherwise)
+    pytest.skip(otherwise)
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,8 @@ def results(prepared, tmp_path) -> Path:
     return Path(shutil.copytree(prepared, tmp_path / "results"))
 
 
-EXPECTED = dict.fromkeys(registry.names(), (2, 2)) | {  # devices, processes
+# Of each strategy on two GPUs: devices, processes.
+EXPECTED = dict.fromkeys(registry.names(), (2, 2)) | {
     **dict.fromkeys(("single", "published_single"), (1, 1)),
     **dict.fromkeys(("dataparallel", "published_dataparallel", "published_trainer"), (2, 1)),
 }

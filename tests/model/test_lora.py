@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, FNetConfig, 
 from lockstep.errors import RunFailed
 from lockstep.model import lora
 
-pytest.importorskip("peft")
+pytest.importorskip("peft", reason="needs peft: make setup")
 
 
 def model() -> BertForSequenceClassification:

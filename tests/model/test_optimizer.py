@@ -61,7 +61,7 @@ def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
 
 
 def test_in_8_bits_weights_groups_and_settings_are_the_same():
-    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install -r requirements-dev.txt")
     model = torch.nn.Linear(64, 64)
     whole, small = (make_optimizer(model, replace(TRAIN, optimizer=name)) for name in ("adamw", "adamw8bit"))
     for ours, theirs in zip(small.param_groups, whole.param_groups, strict=True):

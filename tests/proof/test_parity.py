@@ -191,7 +191,7 @@ def test_more_rows_are_proven(prove, row):
     if row.startswith("horovod") and not HOROVOD:
         pytest.skip("Horovod is not installed: `make horovod` builds it")
     if row == "recipe_adamw8bit":
-        pytest.importorskip("bitsandbytes")
+        pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install -r requirements-dev.txt")
     verdict = prove(row)
     reduced = verdict["kind"] != "fp32"
     assert verdict["proof"] == ("within-tolerance" if reduced else "equal"), verdict
@@ -203,7 +203,7 @@ def test_more_rows_are_proven(prove, row):
 
 @pytest.mark.slow
 def test_lora_is_another_model_and_says_so(prove):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     verdict = prove("recipe_lora")
     assert verdict["proof"] == "unequal"
     assert "ledger" not in verdict["reason"]  # it trains what it should

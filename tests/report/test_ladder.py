@@ -142,7 +142,7 @@ def test_how_many_seeds_would_show_it():
         seeds = ladder.seeds_needed(spread)
         trials = [ladder.quality(random.normal(0, spread, seeds).tolist(), seeds)["quality"] for _ in range(2000)]
         assert 0.75 < trials.count("as_good") / len(trials) < 0.9
-    assert ladder.seeds_needed(0.0) == ladder.ENOUGH
+    assert ladder.seeds_needed(0.0) == ladder.ENOUGH_SEEDS
     assert ladder.seeds_needed(10.0) is None
     assert ladder.quality([0.05, -0.06, 0.04, -0.05, 0.0], 5)["seeds_needed"] > 5
 

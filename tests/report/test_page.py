@@ -15,7 +15,7 @@ from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
 from tests.report.test_comparison_page import folder
 
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements-dev.txt")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt install chromium)")
 HOSTILE = '</script></svg><script>document.title="stolen"</script>\u202e=1+1'

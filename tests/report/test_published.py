@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lockstep.config import reading, registry
-from lockstep.report import published
+from lockstep.report import charts, published
 from lockstep.report.words import say
 from tests.conftest import PROJECT
 
@@ -104,6 +104,9 @@ def test_what_flaws_are_worth_adds_up_to_the_whole():
     assert flaws["habits"]["seconds_low"] < -3.5 < flaws["habits"]["seconds_high"]
     assert (flaws["global_batch"]["steps"], flaws["habits"]["steps"]) == (131, 0)
     assert [name for name, line in lines.items() if line["worth"]] == ["distributed-multiprocess"]
+    drawn = charts.worth(lines["distributed-multiprocess"])
+    assert [cells[0] for cells in drawn.table] == [say(f"axis_worth_{flaw}").en for flaw in (*flaws, "rest")]
+    assert drawn.note.en.endswith("What no flaw explains: -0.1 s, 1 %.")
 
 
 def test_samples_that_every_rank_trains_are_counted_for_each():

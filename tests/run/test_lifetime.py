@@ -249,7 +249,7 @@ FRAMEWORKS = ["ddp", "accelerate", "deepspeed", "horovod", "fabric", "trainer"]
 @pytest.mark.parametrize("moment", ["training", "importing"])
 def test_a_supervisor_that_is_killed_takes_everything_along(place, row, moment):
     if row == "horovod" and not HOROVOD:
-        pytest.skip("horovod is not installed here")
+        pytest.skip("Horovod is not installed: `make horovod` builds it")
     (folder,) = {place.path(f"results/runs/{row}/n{1 if row == 'dataparallel' else 2}/rep1")}
     (folder / "progress").unlink(missing_ok=True)
     supervisor = launch(place, row)
@@ -292,7 +292,7 @@ def test_a_supervisor_in_the_background_outlives_its_shell(place):
 )
 def test_a_killed_snakemake_leaves_nothing_and_carries_on_when_it_is_started_again(place, row):
     if row == "horovod" and not HOROVOD:
-        pytest.skip("horovod is not installed here")
+        pytest.skip("Horovod is not installed: `make horovod` builds it")
     folder = place.path(f"results/runs/{row}/n{1 if row == 'single' else 2}/rep1")
     (folder / "progress").unlink(missing_ok=True)
     asked = ("snakemake", "--cores", "all", f"train_{row}_1", "--configfile", "long.yaml")

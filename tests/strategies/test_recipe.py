@@ -93,7 +93,7 @@ LORAS = [
 
 @pytest.mark.parametrize(("options", "tolerance"), LORAS)
 def test_lora_trains_few_weights_and_keeps_a_plain_model(options, tolerance):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     made, start = prepared(lora=4, learning_rate=0.05, **options), model().state_dict()
     for _ in range(3):
         step(made)
@@ -121,7 +121,7 @@ def test_without_lora_every_weight_is_trained():
 
 
 def test_lora_s_optimizer_has_the_updates_and_the_head_only():
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     matrices, rest = (
         sum(weight.numel() for weight in group["params"]) for group in prepared(lora=4).optimizer.param_groups
     )
@@ -130,7 +130,7 @@ def test_lora_s_optimizer_has_the_updates_and_the_head_only():
 
 
 def test_the_rank_is_held_against_the_live_one():
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     asked, made = row(lora=8).settings(), prepared(lora=4)
     make_schedule(made.optimizer, asked.train, 10)
     with pytest.raises(RunFailed, match="lora: 8 is asked for, and recipe uses 4"):
@@ -138,7 +138,7 @@ def test_the_rank_is_held_against_the_live_one():
 
 
 def test_state_in_8_bits_keeps_groups_and_schedule():
-    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes: pip install -r requirements-dev.txt")
     asked, made = row(optimizer="adamw8bit").settings(), prepared(optimizer="adamw8bit")
     plain = prepared().optimizer
     schedule = make_schedule(made.optimizer, replace(asked.train, warmup=2), 10)

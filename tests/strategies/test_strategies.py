@@ -292,7 +292,7 @@ def test_with_any_number_of_processes(odd, train, name, size):
 @pytest.mark.slow
 def test_lora_is_the_same_with_any_number_of_processes(train):
     """It trains another model than single, so its ranks are held against lora in one process."""
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     (_, alone, _, chances), *others = (train(f"lora_{size}") for size in SIZES)
     for _, record, _, theirs in others:
         assert np.abs(np.subtract(record["losses"], alone["losses"])).max() < 1e-5

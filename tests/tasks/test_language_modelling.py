@@ -419,7 +419,7 @@ def test_tied_weights_are_named_and_come_back(tmp_path, tokenizer, make):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_merged_updates_say_what_the_adapters_say(tokenizer, make):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs peft: make setup")
     wrapper = lora.adapted(make(len(tokenizer)), 4)
     adapted = wrapper.get_base_model()
     trained = {name: weight for name, weight in adapted.named_parameters() if weight.requires_grad}

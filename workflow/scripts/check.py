@@ -11,9 +11,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="?", default=paths.RESULTS, help="the folder of all results")
     checked = fairness.check(parser.parse_args().results)
-    for where, what in checked.breaches:
-        print(f"{where}: {what}")
-    print(f"{checked.runs} runs of {checked.rows} rows: {len(checked.breaches) or 'no'} breaches")
+    for where, breach in checked.breaches:
+        print(f"{where}: {breach}")
+    runs = "1 run" if checked.runs == 1 else f"{checked.runs} runs"
+    rows = "1 row" if checked.rows == 1 else f"{checked.rows} rows"
+    breaches = "1 breach" if len(checked.breaches) == 1 else f"{len(checked.breaches) or 'no'} breaches"
+    print(f"{runs} of {rows}: {breaches}")
     print("What files can't tell: whether the journal was rewritten with them, and what no watcher sees.")
     return bool(checked.breaches)
 

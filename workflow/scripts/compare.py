@@ -32,10 +32,10 @@ def main() -> None:
     print(
         "An interval covers how much runs of one session vary, not what differs between two: repeat both to see that."
     )
-    for other, made in zip(arguments.B, compared, strict=True):
+    for other, result in zip(arguments.B, compared, strict=True):
         if len(compared) > 1:
             print(f"A: {arguments.A}; B: {other}")
-        tell(made)
+        tell(result)
     if arguments.page:
         write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))
         print(f"page: {arguments.page}")
@@ -55,15 +55,19 @@ def tell(compared: comparison.Comparison) -> None:
     for line in compared.lines:
         ratio = line.ratio
         interval = f"{ratio.low:.3g} to {ratio.high:.3g}" if ratio.kind else ""
-        verdict = "one run says nothing" if not ratio.kind else "" if ratio.distinct else "not distinguishable"
-        differs = "; ".join(f"{kind}: {what}" for kind, what in line.differs.items())
+        verdict = ""
+        if not ratio.kind:
+            verdict = "one run says nothing"
+        elif not ratio.distinct:
+            verdict = "not distinguishable"
+        differs = "; ".join(f"{kind}: {difference}" for kind, difference in line.differs.items())
         times = [f"{seconds:.3g}" for seconds in line.seconds]
         lines.append([line.row, *times, f"{ratio.value:.3g}", interval, verdict, differs])
     print_table(["row", "A s", "B s", "B/A", "interval", "difference", "not the same"], lines)
     for name in compared.alone:
         print(f"{name}: only one of both has it")
-    for what in compared.environment:
-        print(f"differs: {what}")
+    for difference in compared.environment:
+        print(f"differs: {difference}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ def main() -> None:
     parser.add_argument("--history", type=Path, default=paths.HISTORY, help="the folder of all that is kept")
     folder = parser.parse_args().history
     kept, damaged = history.read(folder)
-    for what in damaged:
-        print(f"warning: {what}", file=sys.stderr)
+    for message in damaged:
+        print(f"warning: {message}", file=sys.stderr)
     for name, points in history.rows(kept).items():
         for point in points:
             if point.finding == "change":

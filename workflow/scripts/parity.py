@@ -29,8 +29,8 @@ def main() -> int:
     names = [each for name in names for each in (references if name == "reference" else [name])]
     for name in names:
         if name not in (*references, *config.rows):
-            known = ", ".join(["reference", *config.rows])
-            raise BadInput(f"--row {name}: no such row. The configuration has: {known}.")
+            choices = ", ".join(["reference", *config.rows])
+            raise BadInput(f"--row {name}: no such row. The configuration has: {choices}.")
     verdicts = {}
     for name in names:
         if name in references:

@@ -33,7 +33,7 @@ def main() -> None:
                     f"the training split has only {len(lengths)} samples, and the proof trains steps of"
                     f" {train.global_batch}. Give more data, or train rows without it: launch.py."
                 )
-            made = plan.make(
+            row_plan = plan.make(
                 lengths,
                 global_batch=train.global_batch,
                 epochs=train.epochs,
@@ -43,22 +43,22 @@ def main() -> None:
                 longest=config.data.max_length,
             )
             if row.excerpt:
-                made = made.excerpt(WARMUP_STEPS, row.excerpt)
-            made.save(plan_file(arguments.results, name))
-            efficiency = made.padding_efficiency(lengths)
+                row_plan = row_plan.excerpt(WARMUP_STEPS, row.excerpt)
+            row_plan.save(plan_file(arguments.results, name))
+            efficiency = row_plan.padding_efficiency(lengths)
             summary = {
                 "name": name,
-                "steps": made.steps,
-                "samples": len(made.ids),
+                "steps": row_plan.steps,
+                "samples": len(row_plan.ids),
                 "global_batch": train.global_batch,
                 "padding_efficiency": efficiency,
-                "dropped": made.dropped.tolist(),
-                "hash": made.hash,
+                "dropped": row_plan.dropped.tolist(),
+                "hash": row_plan.hash,
             }
             write_json(plan_summary_file(arguments.results, name), summary)
             print(
-                f"{name}: {made.steps} steps of {train.global_batch}, {len(made.dropped)} samples dropped at the ends"
-                f" of epochs, {efficiency:.1%} of the padded tokens are real"
+                f"{name}: {row_plan.steps} steps of {train.global_batch}, {len(row_plan.dropped)} samples dropped at"
+                f" the ends of epochs, {efficiency:.1%} of the padded tokens are real"
             )
 
 

@@ -32,7 +32,7 @@ def main() -> None:
             raise BadInput('--model needs a text or an image too, as in --text "今天真开心" or --image my.png')
         task = evaluation.task_of(arguments.model)
         chosen = _given(task, given, kind)
-        answers = evaluation.predict(arguments.model, [thing for *_, thing in chosen], task)
+        answers = evaluation.predict(arguments.model, [sample for *_, sample in chosen], task)
         lines = [
             [shown, label, "" if chance is None else f"{chance:.3f}"]
             for (shown, *_), (label, chance) in zip(chosen, answers, strict=True)
@@ -44,7 +44,7 @@ def main() -> None:
     paths.require(paths.data_file(results), "prepare.py")
     task = registry.load_task(config.task)(config.train)
     chosen = _given(task, given, kind) if given else task.choose(config.predict, paths.data_folder(results))
-    inputs, header, columns = [thing for *_, thing in chosen], [task.INPUT, "truth"], []
+    inputs, header, columns = [sample for *_, sample in chosen], [task.INPUT, "truth"], []
     for row in config.rows.values():
         folder = results / row.folder(1) / paths.MODEL
         if not models.is_stored(folder):

@@ -24,13 +24,13 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # there, as it may be large
     with files.named_when_full(folder), aside as work:
-        made = Path(work) / "data"
-        summary = task.prepare(config, paths.download_folder(arguments.results), Path(work), made)
-        files.write_json(made / paths.ABOUT_DATA, summary)  # which a split's reader looks into
-        samples = task.load(paths.split_folder(made, "train"))
-        plan.save_lengths(made, samples.lengths)
-        model = models.load(made / paths.WEIGHTS)
-        parts = [part for part in PARTS if (made / part).is_dir()]
+        prepared = Path(work) / "data"
+        summary = task.prepare(config, paths.download_folder(arguments.results), Path(work), prepared)
+        files.write_json(prepared / paths.ABOUT_DATA, summary)  # which a split's reader looks into
+        samples = task.load(paths.split_folder(prepared, "train"))
+        plan.save_lengths(prepared, samples.lengths)
+        model = models.load(prepared / paths.WEIGHTS)
+        parts = [part for part in PARTS if (prepared / part).is_dir()]
         summary |= {
             "task": config.task,
             "unit": task.UNIT,
@@ -40,9 +40,9 @@ def main() -> None:
             "weights": models.hash_weights(model.state_dict()),
             "unused_parameters": task.unused_parameters(model, samples),
             "asked": config.data_settings,
-            "files": files.inventory(made, parts),
+            "files": files.inventory(prepared, parts),
         }
-        replace(folder, made)
+        replace(folder, prepared)
     files.write_json(paths.data_file(arguments.results), summary)
     journal.note(arguments.results, "preparation", folder, (paths.ABOUT_DATA,))
     files.write_text(paths.ready_file(arguments.results, config.data_key), f"{summary['hash']}\n")
@@ -56,15 +56,15 @@ def main() -> None:
     print(f"{config.model.name}: {summary['parameters']:,} parameters, {summary['inputs']}")
 
 
-def replace(folder: Path, made: Path) -> None:
+def replace(folder: Path, prepared: Path) -> None:
     """Put what was made into its place. Without data.json and ready/, which come last, the folder is not complete."""
     folder.mkdir(exist_ok=True)
     (folder / paths.ABOUT_DATA).unlink(missing_ok=True)
     for part in (paths.READY, paths.PLANS, *PARTS):  # plans are made for a data set
         shutil.rmtree(folder / part, ignore_errors=True)
     for part in PARTS:
-        if (made / part).is_dir():
-            (made / part).replace(folder / part)
+        if (prepared / part).is_dir():
+            (prepared / part).replace(folder / part)
 
 
 if __name__ == "__main__":

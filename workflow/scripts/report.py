@@ -21,8 +21,8 @@ def main() -> None:
     page.write(summary, folder, paths.predictions_file(arguments.results), galleries(summary, arguments.results))
     journal.note(arguments.results, "report", folder, (paths.SUMMARY, paths.TABLE))
     if arguments.first:
-        said = headline.lines(summary.compared)[0].en
-        print(f"after the first block: {said} The table so far: {folder / paths.PAGE}")
+        first_sentence = headline.lines(summary.compared)[0].en
+        print(f"after the first block: {first_sentence} The table so far: {folder / paths.PAGE}")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print_table(*page.plain(page.by_time(summary.compared.rows), width))

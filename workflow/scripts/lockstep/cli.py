@@ -25,12 +25,12 @@ logging.getLogger("DeepSpeed").addFilter(lambda entry: entry.levelno >= logging.
 
 def parser(description: str, *, configured: bool = True) -> argparse.ArgumentParser:
     """A parser with --results, and with --config and --set for commands that are `configured`."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--results", type=Path, default=paths.RESULTS, help="the folder of all results")
+    argument_parser.add_argument("--results", type=Path, default=paths.RESULTS, help="the folder of all results")
     if configured:
-        made.add_argument(
+        argument_parser.add_argument(
             "--config",
             type=Path,
             action="append",
@@ -38,10 +38,10 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
             help="configuration file, over config/config.yaml; again for more, each over the one before",
             default=argparse.SUPPRESS,
         )
-        made.add_argument(
+        argument_parser.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, as in data.limit=600"
         )
-    return made
+    return argument_parser
 
 
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:

@@ -140,8 +140,8 @@ def read_object(path: Path, keys: tuple[str, ...]) -> dict:
     """The JSON object in a file. Raises BadInput where it is none, or lacks one of `keys`."""
     content = read_json(path)
     if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):
-        what = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is not an object"
-        raise BadInput(f"{path}: is damaged ({what}). Remove it, and make it again.")
+        damage = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is not an object"
+        raise BadInput(f"{path}: is damaged ({damage}). Remove it, and make it again.")
     return content
 
 

@@ -64,8 +64,8 @@ def gpu_of(uuid) -> object:
 
 
 def name(handle) -> str | None:
-    said = ask("nvmlDeviceGetName", handle)
-    return None if said is None else str(said)
+    answer = ask("nvmlDeviceGetName", handle)
+    return None if answer is None else str(answer)
 
 
 def numbers(names: list[str]) -> list[int]:

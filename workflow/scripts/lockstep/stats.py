@@ -155,12 +155,12 @@ class Fit:
 
         Faster is, where every row has a run in every block, whose median is shorter; else whose fitted time is.
         """
-        place = {row: 1 + sum(self.shown_faster(other, row) for other in self.rows) for row in self.rows}
+        rank_of = {row: 1 + sum(self.shown_faster(other, row) for other in self.rows) for row in self.rows}
         if len({frozenset(times) for times in self.seconds.values()}) == 1:
             time = {row: float(np.median(list(self.seconds[row].values()))) for row in self.rows}
         else:
             time = dict(zip(self.rows, self.effects, strict=False))
-        return {row: max(place[other] for other in self.rows if time[other] <= time[row]) for row in self.rows}
+        return {row: max(rank_of[other] for other in self.rows if time[other] <= time[row]) for row in self.rows}
 
     def unlike_spreads(self) -> bool:
         """Whether rows' own spreads differ fourfold and by more than chance, so that one spread stands for none.

@@ -90,9 +90,9 @@ def _all_samples(config: Config, results: Path) -> int:
 
 
 def _line(attempt: dict, change: dict, best: dict) -> str:
-    what = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
+    settings = ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
     if attempt["seconds"] is None:
-        return f"{what}: not here ({attempt['reason']})"
+        return f"{settings}: not here ({attempt['reason']})"
     speed = f"{attempt['samples_per_second']:.0f} samples/s once warm"
     compared = f"{attempt['seconds'] / best['seconds']:.2f} of the time, {speed}"
-    return f"{what}: {compared}, {'kept' if attempt['kept'] else 'not kept'}"
+    return f"{settings}: {compared}, {'kept' if attempt['kept'] else 'not kept'}"

@@ -92,16 +92,16 @@ def _sums() -> dict[str, str]:
     return {name: digest for digest, name in lines}
 
 
-def arguments(config: Config, known: dict[str, tuple[str, str]]) -> str:
+def arguments(config: Config, images: dict[str, tuple[str, str]]) -> str:
     """Apptainer's arguments: of the host only the working directory, /tmp, the user's own files (read-only), and GPUs.
 
     Of the host's environment only what changes speed or numbers goes in, and what fetching needs (proxies, the hub);
-    and `known`, the images. Caches stay in the working directory.
+    and `images`. Caches stay in the working directory.
     """
     cache = Path.cwd() / ".snakemake" / "cache"
     names = {*VARIABLES, *PROXIES, *HUB} - {FOREIGN}
     handed = {name: os.environ[name] for name in sorted(names & os.environ.keys())}
-    handed |= {KNOWN: json.dumps(known), provenance.COMMIT: json.dumps(provenance.commit())}
+    handed |= {KNOWN: json.dumps(images), provenance.COMMIT: json.dumps(provenance.commit())}
     handed |= {"XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
     os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
     named = [config.data.path, config.predict.file, config.model.name]
@@ -148,7 +148,7 @@ def current() -> tuple[str | None, str | None]:
     named = os.environ.get("LOCKSTEP_IMAGE")  # the image itself says so, like lockstep/torch:cpu
     if kind() != "apptainer":
         return named, os.environ.get("LOCKSTEP_DIGEST") or None
-    known = {name: tuple(image) for name, image in json.loads(os.environ.get(KNOWN, "{}")).items()}
+    images = {name: tuple(image) for name, image in json.loads(os.environ.get(KNOWN, "{}")).items()}
     sif = os.environ.get("APPTAINER_CONTAINER") or os.environ["SINGULARITY_CONTAINER"]
-    own = known.get((named or "").split("/")[-1].split(":")[0])
-    return next((image for image in known.values() if image[0] == sif), own or (sif, None))
+    own = images.get((named or "").split("/")[-1].split(":")[0])
+    return next((image for image in images.values() if image[0] == sif), own or (sif, None))

@@ -84,10 +84,10 @@ def _explain(error) -> str:
     key = ".".join(str(part) for part in error.absolute_path)
     match error.validator:
         case "additionalProperties":
-            known = list(error.schema["properties"])
-            unknown = [name for name in error.instance if name not in known]
+            keys = list(error.schema["properties"])
+            unknown = [name for name in error.instance if name not in keys]
             dotted = ".".join([key, str(unknown[0])] if key else [str(unknown[0])])
-            return f"{dotted}: unknown key.{hint(unknown[0], known) or ' Known here: ' + ', '.join(known) + '.'}"
+            return f"{dotted}: unknown key.{hint(unknown[0], keys) or ' Known here: ' + ', '.join(keys) + '.'}"
         case "enum":
             about = error.schema.get("description", "")
             return (
@@ -110,8 +110,8 @@ def _explain(error) -> str:
             return f"{key or 'configuration'}: {error.message}."
 
 
-def hint(word, known) -> str:
-    close = difflib.get_close_matches(str(word), known, n=1)
+def hint(word, choices) -> str:
+    close = difflib.get_close_matches(str(word), choices, n=1)
     return f" Did you mean {close[0]}?" if close else ""
 
 

@@ -98,8 +98,8 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Rows]:
     name, rows = sources.records(_without_labels(data, columns), downloads, notes)
     return name, [
         tuple(
-            sources.text_of(row, column, place, key, f"{name}, row {number}", data)
-            for place, (column, key) in enumerate(columns)
+            sources.text_of(row, column, position, key, f"{name}, row {number}", data)
+            for position, (column, key) in enumerate(columns)
         )
         for number, row in rows
     ]
@@ -259,7 +259,7 @@ def _trigrams(sequences: Sequences, vocabulary: int) -> tuple[np.ndarray, np.nda
     return (before * (vocabulary + 1) + tokens)[learnt], np.asarray(sequences.labels, dtype=np.int64)[learnt]
 
 
-def _count(known: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """How often each of `wanted` stands among the sorted `known`, by their `counts`; 0 where it does not."""
-    places = np.searchsorted(known, wanted).clip(max=len(known) - 1)
-    return np.where(known[places] == wanted, counts[places], 0)
+def _count(keys: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """How often each of `wanted` stands among the sorted `keys`, by their `counts`; 0 where it does not."""
+    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return np.where(keys[places] == wanted, counts[places], 0)

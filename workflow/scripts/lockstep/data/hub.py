@@ -49,8 +49,8 @@ def fetch_model(name: str, revision: str, patterns: list[str]) -> Path:
     except Exception as error:  # of the network, the hub, its library, the disk: each has its own
         if no_room(error):
             raise
-        said = why(error) + containers.outside(name)
-        raise BadInput(f"model.name: {name} at revision {revision} can't be loaded: {said}") from None
+        reason = why(error) + containers.outside(name)
+        raise BadInput(f"model.name: {name} at revision {revision} can't be loaded: {reason}") from None
     return folder
 
 
@@ -62,9 +62,9 @@ def fetch_rows(urls: list[str]) -> None:
     go_on_after_a_reset()
     files = HfFileSystem()
     for url in urls:
-        place = files.resolve_path(url)
-        kind, revision = place.repo_type, place.revision
-        check(Path(hf_hub_download(place.repo_id, place.path_in_repo, repo_type=kind, revision=revision)))
+        resolved = files.resolve_path(url)
+        kind, revision = resolved.repo_type, resolved.revision
+        check(Path(hf_hub_download(resolved.repo_id, resolved.path_in_repo, repo_type=kind, revision=revision)))
 
 
 def check(file: Path) -> None:
@@ -115,9 +115,9 @@ def go_on_after_a_reset() -> None:
         response.stream = Ended(response.stream)
 
     def client():
-        made = default_client_factory()
-        made.event_hooks["response"].append(replace_stream)
-        return made
+        hooked = default_client_factory()
+        hooked.event_hooks["response"].append(replace_stream)
+        return hooked
 
     set_client_factory(client)
 
@@ -129,13 +129,13 @@ def why(error: BaseException) -> str:
 
 def why_no_rows(error: BaseException, name: str, revision: str) -> str:
     """The same of a data set. Of what the hub has said, datasets says little: it is asked again."""
-    said = _known(error)
-    if not said and not Path(name).is_dir():
+    reason = _known(error)
+    if not reason and not Path(name).is_dir():
         try:
             HfApi().dataset_info(name, revision=revision)
         except Exception as answer:
-            said = _known(answer)
-    return said or brief(error)
+            reason = _known(answer)
+    return reason or brief(error)
 
 
 def _known(error: BaseException) -> str | None:
@@ -147,8 +147,8 @@ def _known(error: BaseException) -> str | None:
                 "it is neither a folder here nor a possible name on the hub. Name a folder, or a model as owner/name."
             )
         if "Consistency check failed" in str(cause):
-            said = str(cause).splitlines()[0]
-            return f"a file came with another size than {constants.ENDPOINT} says ({said}). {AGAIN}"
+            sizes = str(cause).splitlines()[0]
+            return f"a file came with another size than {constants.ENDPOINT} says ({sizes}). {AGAIN}"
         offline = constants.HF_HUB_OFFLINE and isinstance(cause, UNREACHABLE)  # in the words of datasets
         if offline or isinstance(cause, errors.OfflineModeIsEnabled):
             cache = constants.HF_HUB_CACHE

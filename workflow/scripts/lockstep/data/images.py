@@ -202,16 +202,16 @@ def _fetched(data: Data, downloads: Path) -> list[Path]:
     """The files of data.files, from the first mirror that has each."""
     files = []
     for name, sha256 in data.files.items():
-        said = []
+        reasons = []
         for mirror in data.mirrors:
             try:
                 file = sources.download(urljoin(mirror.rstrip("/") + "/", name), sha256, downloads)
                 break
             except BadInput as error:
-                said.append(str(error))
+                reasons.append(str(error))
         else:
             none = "data.mirrors: is empty; name the folders that hold data.files."
-            raise BadInput("; ".join(said) or none)
+            raise BadInput("; ".join(reasons) or none)
         named = downloads / name
         if not named.exists() or not named.samefile(file):
             named.unlink(missing_ok=True)
@@ -270,7 +270,7 @@ class Written:
 
     def __init__(self, images: Iterator[Image], file: Path):
         self.names: list[str] = []
-        self.known: list = []  # the different labels
+        self.labels: list = []  # the different ones
         codes, tests, numbers = array("q"), array("b"), {}
         digests = bytearray()
         self.shape: tuple[int, ...] | None = None
@@ -291,7 +291,7 @@ class Written:
                 tests.append(part == "test")
         if not self.names:
             return
-        self.known = [label for _, label in numbers]
+        self.labels = [label for _, label in numbers]
         self.codes = np.frombuffer(codes, np.int64)  # of each image, where its label stands among them
         self.tests = np.frombuffer(tests, np.int8).astype(bool)  # whether its source keeps it for the test
         self.pixels = np.memmap(file, np.uint8, mode="r", shape=(len(self.names), *self.shape))
@@ -318,7 +318,7 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
             pixels[first : first + PART] = written.pixels[places[first : first + PART]]
         pixels.flush()
         np.save(split / LABELS, numbers[places])
-        np.save(split / NAMES, np.array([written.names[place] for place in places]))
+        np.save(split / NAMES, np.array([written.names[position] for position in places]))
         arrays |= {f"{name}/pixels": np.asarray(pixels), f"{name}/labels": numbers[places]}
     mean, std = _statistics(arrays["train/pixels"])
     for key, given in (("mean", data.mean), ("std", data.std)):

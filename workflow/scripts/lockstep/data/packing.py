@@ -25,11 +25,11 @@ def rows(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """
     row, column, used = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), []
     for text in np.argsort(-lengths, kind="stable"):
-        place = next((number for number, taken in enumerate(used) if taken + lengths[text] <= width), len(used))
-        if place == len(used):
+        fit = next((number for number, taken in enumerate(used) if taken + lengths[text] <= width), len(used))
+        if fit == len(used):
             used.append(0)
-        row[text], column[text] = place, used[place]
-        used[place] += lengths[text]
+        row[text], column[text] = fit, used[fit]
+        used[fit] += lengths[text]
     return row, column
 
 

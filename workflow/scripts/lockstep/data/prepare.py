@@ -35,12 +35,12 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
     notes: list[str] = []
     name, rows = sources.read(data, downloads, notes)
     file = work / "rows.arrow"
-    digests, codes, known = _write(rows, file)
+    digests, codes, own_labels = _write(rows, file)
     if not len(codes):
         raise BadInput(f"{name}: holds no rows. Give a source with texts and labels.")
     everything = Dataset.from_file(str(file))
     numbers, parts, summary = divide(
-        digests, codes, known, lambda at: f"row {everything[at]['row']}", data, name, notes, "text"
+        digests, codes, own_labels, lambda at: f"row {everything[at]['row']}", data, name, notes, "text"
     )
     everything = everything.add_column("label", numbers)
     return {part: everything.select(places) for part, places in parts.items()}, summary
@@ -49,7 +49,7 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
 def divide(
     digests: np.ndarray,
     codes: np.ndarray,
-    known: list,
+    own_labels: list,
     where: Callable[[int], str],
     data: Data,
     source: str,
@@ -63,7 +63,7 @@ def divide(
 
     Args:
         digests: [n], equal where samples are equal; the first of those stays, so that none stands in two splits.
-        codes, known: [n], each sample's label as its place in `known`, the list of labels.
+        codes, own_labels: [n], each sample's label as its position in `own_labels`, the list of the data's labels.
         where: says what people call the sample at a position.
         unit: what people call a sample.
         tests: bool [n], the samples that the source itself keeps for the test; only the others are divided then.
@@ -72,19 +72,19 @@ def divide(
     """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
-    labels = data.labels or sorted({str(known[code]) for code in np.unique(codes[kept])})
+    labels = data.labels or sorted({str(own_labels[code]) for code in np.unique(codes[kept])})
     if len(labels) < 2:
-        if len(known) > 1 and not data.labels:
+        if len(own_labels) > 1 and not data.labels:
             raise BadInput(
                 f"{source}: only the label {labels[0]} is left, as each {unit} with another label repeats an earlier"
                 " one. At least two labels are needed."
             )
         only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
         raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
-    number_of = np.full(len(known), -1)
+    number_of = np.full(len(own_labels), -1)
     for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
-        place = int(kept[at])
-        number_of[codes[place]] = _label_number(known[codes[place]], labels, f"{source}, {where(place)}")
+        position = int(kept[at])
+        number_of[codes[position]] = _label_number(own_labels[codes[position]], labels, f"{source}, {where(position)}")
     numbers = number_of[codes]
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
         notes.append(f"no {unit} has the label {_some(absent)}, which counts as 0 in every macro-F1")
@@ -112,7 +112,7 @@ def divide(
 def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndarray, np.ndarray, list]:
     """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label as a number: where it
     stands in the list of different labels, which comes third."""
-    digests, codes, known = bytearray(), array("q"), {}
+    digests, codes, own_labels = bytearray(), array("q"), {}
     schema = pa.schema({"text": pa.string(), "row": pa.int64()})
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
         for part in _parts(rows):
@@ -120,8 +120,8 @@ def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndar
             stream.write_batch(pa.record_batch([pa.array(texts), pa.array(numbers)], schema=schema))
             for text, label in zip(texts, labels, strict=True):
                 digests += hashlib.blake2b(text.encode(), digest_size=16).digest()
-                codes.append(known.setdefault((type(label), label), len(known)))
-    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64), [label for _, label in known]
+                codes.append(own_labels.setdefault((type(label), label), len(own_labels)))
+    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64), [label for _, label in own_labels]
 
 
 def _parts(rows: Iterator) -> Iterator[list]:

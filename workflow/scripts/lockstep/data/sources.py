@@ -256,8 +256,8 @@ def _is_header(rows: list[list[str]], data: Data) -> bool:
     at = data.label if isinstance(data.label, int) else 1
     first, *others = [row[at].strip() if at < len(row) else "" for row in rows]
     if data.labels:
-        known = {*data.labels, *map(str, range(len(data.labels)))}
-        return first not in known and bool(others) and set(others) <= known
+        label_names = {*data.labels, *map(str, range(len(data.labels)))}
+        return first not in label_names and bool(others) and set(others) <= label_names
     stands_out = all(label.isdecimal() for label in others) or len(others) >= 4 * len(set(others))
     return first not in others and bool(others) and not first.isdecimal() and stands_out
 
@@ -291,7 +291,8 @@ def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
     try:
         builder = load_dataset_builder(data.hub, name=data.subset, revision=data.revision)
         if hub.COMMIT.fullmatch(data.revision) and builder.hash != data.revision and not Path(data.hub).is_dir():
-            raise BadInput(  # where the hub does not answer, datasets takes what it has
+            # Where the hub does not answer, datasets takes what it has.
+            raise BadInput(
                 f"{where} can't be read: the hub can't be reached, and what was fetched before is revision"
                 f" {builder.hash}. Connect to the network, or set data.revision to that one."
             )
@@ -304,8 +305,8 @@ def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
     except Exception as error:  # of the network, the hub, its library, Arrow: each has its own
         if no_room(error):
             raise
-        said = hub.why_no_rows(error, data.hub, data.revision)
-        raise BadInput(f"{where} can't be read: {said}") from None
+        reason = hub.why_no_rows(error, data.hub, data.revision)
+        raise BadInput(f"{where} can't be read: {reason}") from None
     yield from enumerate(rows, 1)
 
 

@@ -63,7 +63,7 @@ def synchronised(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -
         if depends_on_batch(module) and type(module) not in KNOWN:
             raise RunFailed(
                 f"sync_batchnorm: {name or 'the model'} is a {type(module).__name__}, which Lockstep can't synchronise;"
-                f" it knows {', '.join(known.__name__ for known in KNOWN)}"
+                f" it knows {', '.join(kind.__name__ for kind in KNOWN)}"
             )
     if type(model) in KNOWN:
         return convert(model)

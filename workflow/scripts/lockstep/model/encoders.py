@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,6 @@ def character_tokenizer(texts: Iterable[str], max_length: int):
 
     Characters that stand in `texts` only once become [UNK], so that the model learns what to make of unknown ones.
     """
-    from collections import Counter
-
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

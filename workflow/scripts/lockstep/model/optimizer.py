@@ -41,9 +41,9 @@ def hyperparameters(train: Train) -> dict:
 
 def rewrapped(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Hand the groups and settings of an optimizer that has taken no step to `wrapper`, which makes it anew."""
-    known = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
+    accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
-    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+    settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     return wrapper(groups, optimizer_class=type(optimizer), **settings)
 
 

@@ -67,10 +67,10 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     return model
 
 
-def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...], what: str) -> None:
+def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...], owners: str) -> None:
     """Raises BadInput where what the model makes of `inputs`, those of one sample, is not of this shape.
 
-    what: whose scores they are, in words.
+    owners: whose scores they are, in words.
     """
     name = model.lockstep["class"]
     try:
@@ -84,7 +84,7 @@ def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...],
     if not isinstance(scores, torch.Tensor) or scores.shape != shape:
         returned = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise BadInput(
-            f"model.name: {name} returns {returned} for one sample, and must return the scores of {what}:"
+            f"model.name: {name} returns {returned} for one sample, and must return the scores of {owners}:"
             f" a tensor {list(shape)}, or an object with one as its logits."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -210,5 +210,5 @@ def _at(error: BaseException, file: Path | None) -> str:
             if Path(frame.filename) == file.resolve()
         ]
         line = lines[-1] if lines else None
-    said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else brief(error)}"
-    return f"line {line}: {said}" if line else said
+    message = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else brief(error)}"
+    return f"line {line}: {message}" if line else message

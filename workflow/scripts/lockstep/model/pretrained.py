@@ -52,8 +52,8 @@ def load(auto: type, model: Model, notes: list[str] | None, labels: list[str] | 
     _require_body(pretrained, report["missing_keys"], model.name, notes)
     if others and labels is not None and notes is not None:
         classes = next(iter(others.values()))[0]
-        said = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
-        notes.append(f"{said}: a new head replaces it")
+        mismatch = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
+        notes.append(f"{mismatch}: a new head replaces it")
     return pretrained
 
 

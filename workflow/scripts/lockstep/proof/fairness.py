@@ -52,15 +52,15 @@ def check(results: Path) -> Findings:
     breaches += [(str(file.parent), "it failed") for file in paths.run_files(results, paths.FAILED)]
     for folder, run in records.items():
         for rule in (_placed, _trained, sealed, _timed):
-            breaches += _readable(str(folder), ((str(folder), what) for what in rule(folder, run, results)))
+            breaches += _readable(str(folder), ((str(folder), breach) for breach in rule(folder, run, results)))
     for rule in (_together, _blocks, _rows, _decided, _current, _written, _published):
         breaches += _readable(str(results), rule(records, results))
     return Findings(len(files), len({run["row"] for run in records.values()}), breaches)
 
 
-def is_counted(what: str) -> bool:
+def is_counted(breach: str) -> bool:
     """Whether a breach is one that medians and intervals count: runs that are left out, or too few of them."""
-    return what.startswith(DISTURBED) or TOO_FEW in what
+    return breach.startswith(DISTURBED) or TOO_FEW in breach
 
 
 def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
@@ -248,7 +248,7 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
         elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
             yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
-        yield from ((row, what) for what in _proven(row, records, results))
+        yield from ((row, breach) for breach in _proven(row, records, results))
 
 
 def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
@@ -303,8 +303,8 @@ def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
         again = blocks.decide(now, results, block)
         # Not held against it is what the next block would have taken: its runs may have been made since.
-        known = None not in (decided["width"], again["width"])
-        same_width = math.isclose(decided["width"], again["width"]) if known else decided["width"] == again["width"]
+        measured = None not in (decided["width"], again["width"])
+        same_width = math.isclose(decided["width"], again["width"]) if measured else decided["width"] == again["width"]
         if decided["contending"] != again["contending"] or not same_width:
             yield str(paths.decision_file(results, block)), "is not what follows from the records"
 
@@ -320,11 +320,11 @@ def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         if line["train_seconds"] is None or not good:
             continue
         tests = [read_json(folder / paths.TEST_REPORT) for folder in good]
-        told = [name for name in registry.qualities() if all(name in test for test in tests)]
+        qualities = [name for name in registry.qualities() if all(name in test for test in tests)]
         medians = {
             "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
             "final_loss": [run["losses"][-1] for run in good.values()],
-            **{name: [test[name] for test in tests] for name in told},
+            **{name: [test[name] for test in tests] for name in qualities},
         }
         for name, values in medians.items():
             if not math.isclose(line[name], float(np.median(values)), rel_tol=1e-9):

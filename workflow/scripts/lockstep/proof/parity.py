@@ -164,7 +164,9 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         reasons += [
             f"in fp64 {name} {getattr(exact, name):.2g} is above {FP64[name]:.0e}" for name in exact.beyond(FP64)
         ]
-    proof = "unequal" if reasons else "equal" if kind == "fp32" else "within-tolerance"
+    proof = "equal" if kind == "fp32" else "within-tolerance"
+    if reasons:
+        proof = "unequal"
     return verdict | {"proof": proof, "reason": "; ".join(reasons)}
 
 

@@ -76,8 +76,8 @@ def _version(package: str) -> str | None:
 
 
 def _first_line(*command: str) -> str | None:
-    said = output(*command)
-    return said.splitlines()[0] if said else None
+    printed = output(*command)
+    return printed.splitlines()[0] if printed else None
 
 
 def _system() -> str:

@@ -62,8 +62,8 @@ class Gauge:
         """A window has closed."""
         self._note_by_gpu()
         for kind, value in read(self.device).items():
-            known = [each for each in (value, self.usage.get(kind)) if each is not None]
-            self.usage[kind] = max(known, default=None)
+            peaks = [each for each in (value, self.usage.get(kind)) if each is not None]
+            self.usage[kind] = max(peaks, default=None)
 
     def _note_by_gpu(self) -> None:
         for number, before in enumerate(self.by_gpu):

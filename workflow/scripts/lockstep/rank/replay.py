@@ -67,7 +67,11 @@ class Replay:
     def _ordered(self, ids: np.ndarray) -> np.ndarray:
         """The samples of a batch in the order in which the proof's reference wants them; as they are otherwise."""
         order = self.session.settings.order
-        return ids[::-1].copy() if order == "reversed" else np.roll(ids, len(ids) // 2) if order == "rotated" else ids
+        if order == "reversed":
+            return ids[::-1].copy()
+        if order == "rotated":
+            return np.roll(ids, len(ids) // 2)
+        return ids
 
     def loss(self, batch: Batch, outputs) -> torch.Tensor:
         """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
@@ -93,8 +97,8 @@ class Replay:
         losses = self.session.strategy.all_gather(self.losses).mean(dim=0).tolist()
         wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
         if wrong:
-            said = f"the loss is {losses[wrong - 1]} in step {wrong}"
-            raise RunFailed(f"{said}; lower train.learning_rate or set train.clip")
+            failure = f"the loss is {losses[wrong - 1]} in step {wrong}"
+            raise RunFailed(f"{failure}; lower train.learning_rate or set train.clip")
         return losses
 
     def gradients_ready(self, step: int) -> None:

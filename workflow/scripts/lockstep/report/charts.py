@@ -66,17 +66,17 @@ def times(done: list[dict], summary: Summary) -> Drawing:
     ordered = sorted(done, key=lambda row: row["train_seconds"])
     figure, axes = bars([row["row"] for row in ordered])
     tips, table, longest = {}, [], 0.0
-    for place, row in enumerate(ordered):
+    for position, row in enumerate(ordered):
         runs = succeeded(summary.runs[row["row"]])
         good = [run["clock"]["train_seconds"] for run in good_runs(runs)]
-        axes.plot([min(good), max(good)], [place, place], color=COLOURS[0], linewidth=2)
-        axes.plot(row["train_seconds"], place, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
+        axes.plot([min(good), max(good)], [position, position], color=COLOURS[0], linewidth=2)
+        axes.plot(row["train_seconds"], position, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
         for run in runs:
             seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
             gid = f"run-{row['row']}-{run['repeat']}"
             axes.plot(
                 seconds,
-                place,
+                position,
                 "o",
                 color=COLOURS[1],
                 markerfacecolor="none" if disturbed else COLOURS[1],
@@ -90,7 +90,7 @@ def times(done: list[dict], summary: Summary) -> Drawing:
         # Above the mark that it is the value of, not beside a dot that may be another's.
         axes.annotate(
             f"{row['train_seconds']:.3g} s",
-            (row["train_seconds"], place),
+            (row["train_seconds"], position),
             xytext=(0, 11),
             textcoords="offset points",
             ha="center",
@@ -151,14 +151,14 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     alike = base is not None and {len(run["losses"]) for run in runs.values()} == {len(base)}
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
     table, window, largest = [], 1, 0.0
-    for place, (name, run) in enumerate(runs.items()):
+    for position, (name, run) in enumerate(runs.items()):
         count = len(run["losses"])
         window = max(1, count // 25)
         smooth = _smoothed(run["losses"], window)
         steps = np.arange(window, count + 1)
         keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)  # more than can be seen weighs much
-        style = {"color": COLOURS[place % len(COLOURS)], "linewidth": 1.4}
-        style["linestyle"] = STYLES[(place + place // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
+        style = {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4}
+        style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
         shown = smooth - _smoothed(base, window) if alike else smooth
         left.plot(steps[keep], shown[keep], label=name, **style)
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
@@ -190,13 +190,13 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
     name = registry.task_literals(summary.config["task"])["QUALITY"][-1]
     figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
     tips = {}
-    for place, row in enumerate(done):
+    for position, row in enumerate(done):
         gid = f"quality-{row['row']}"
         axes.plot(
             row["train_seconds"],
             row[name],
-            MARKERS[place % len(MARKERS)],
-            color=COLOURS[place % len(COLOURS)],
+            MARKERS[position % len(MARKERS)],
+            color=COLOURS[position % len(COLOURS)],
             markersize=8,
             linestyle="none",
             label=row["row"],
@@ -264,23 +264,23 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     """Which rank trains on which device: a rank is a process, and need not have a device to itself, nor only one."""
     figure, axes = bars([row["row"] for row in done])
     table, most = [], 1
-    for place, row in enumerate(done):
+    for position, row in enumerate(done):
         run = median_run(row, summary)
         hardware, nodes = run["asked"]["hardware"], run["asked"]["hardware"]["nodes"]
         processes, devices = hardware["processes"], hardware.get("gpu_count", 0) * nodes or hardware["devices"]
         for node in range(1, nodes):
-            axes.plot([node * devices / nodes - 0.5] * 2, [place - 0.45, place + 0.45], color=COLOURS[-1])
+            axes.plot([node * devices / nodes - 0.5] * 2, [position - 0.45, position + 0.45], color=COLOURS[-1])
         for device in range(devices):
-            axes.barh(place, 0.84, left=device - 0.42, height=0.66, fill=False, edgecolor=COLOURS[-1])
+            axes.barh(position, 0.84, left=device - 0.42, height=0.66, fill=False, edgecolor=COLOURS[-1])
         if processes < devices:  # one rank drives them all
-            axes.plot([0, devices - 1], [place, place], color=COLOURS[0])
+            axes.plot([0, devices - 1], [position, position], color=COLOURS[0])
         for rank in range(max(processes, devices)):
             sharing = math.ceil(processes / devices)  # ranks on one device
             node, local = divmod(rank, max(processes, devices) // nodes)
             device, turn = local % (devices // nodes), local // (devices // nodes)
             at = node * devices // nodes + device + 0.7 * ((turn + 0.5) / sharing - 0.5)
-            axes.plot(at, place, "o", color=COLOURS[0], markersize=15)
-            axes.text(at, place, str(min(rank, processes - 1)), **INSIDE)
+            axes.plot(at, position, "o", color=COLOURS[0], markersize=15)
+            axes.text(at, position, str(min(rank, processes - 1)), **INSIDE)
         where = "; ".join(f"{node['host']} ({node['interface']})" for node in run.get("nodes", []))
         table.append(
             [row["row"], str(processes), str(devices), str(nodes), where or "-", run["settings"]["backend"] or "-"]
@@ -307,10 +307,10 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     largest = max(row["world_size"] for rows in groups.values() for row in rows)
     axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
     table, tips = [], {}
-    for place, (name, rows) in enumerate(groups.items()):
+    for position, (name, rows) in enumerate(groups.items()):
         rows = sorted(rows, key=lambda row: row["world_size"])
         sizes, speedups = [row["world_size"] for row in rows], [row["speedup"] for row in rows]
-        axes.plot(sizes, speedups, MARKERS[place % 12] + "-", color=COLOURS[place % len(COLOURS)], label=name)
+        axes.plot(sizes, speedups, MARKERS[position % 12] + "-", color=COLOURS[position % len(COLOURS)], label=name)
         table += [[name, str(size), f"{speedup:.2f}"] for size, speedup in zip(sizes, speedups, strict=True)]
     axes.set_xlabel(say("axis_devices").en)
     axes.set_ylabel(say("axis_speedup").en)
@@ -323,41 +323,41 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
 
 def worth(line: dict) -> Drawing:
     """A waterfall from a published row to the one that does what was meant, by what each flaw is worth in seconds."""
-    told = line["worth"]
-    parts = [(part["flaw"], part) for part in told["flaws"]]
-    if told["rest"]:
-        parts.append(("rest", told["rest"]))
+    decomposition = line["worth"]
+    parts = [(part["flaw"], part) for part in decomposition["flaws"]]
+    if decomposition["rest"]:
+        parts.append(("rest", decomposition["rest"]))
     labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
     figure, axes = bars(["" for _ in labels])
     axes.set_yticks(range(len(labels)), [label.en for label in labels])
     # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
     begin, end = (
-        told["again_seconds"] or line["again_train_seconds"],
-        told["ours_seconds"] or line["ours_train_seconds"],
+        decomposition["again_seconds"] or line["again_train_seconds"],
+        decomposition["ours_seconds"] or line["ours_train_seconds"],
     )
     tips, table = {}, []
     axes.barh(0, begin, height=0.66, color=COLOURS[5])
     at = begin
-    for place, (_, part) in enumerate(parts, 1):
+    for position, (_, part) in enumerate(parts, 1):
         seconds = part["seconds"] or 0.0
-        (bar,) = axes.barh(place, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
-        bar.set_gid(f"worth-{line['ours']}-{place}")
+        (bar,) = axes.barh(position, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
+        bar.set_gid(f"worth-{line['ours']}-{position}")
         interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
-        tips[bar.get_gid()] = f"{labels[place].en}: {seconds:+.3g} s{interval}"
-        axes.text(max(at, at + seconds), place, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
+        tips[bar.get_gid()] = f"{labels[position].en}: {seconds:+.3g} s{interval}"
+        axes.text(max(at, at + seconds), position, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
         at += seconds
         orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
         changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
-        table.append([labels[place].en, f"{seconds:+.3g}{interval}", orders, *changes])
+        table.append([labels[position].en, f"{seconds:+.3g}{interval}", orders, *changes])
     axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
-    for place, total in ((0, begin), (len(labels) - 1, end)):
-        axes.text(total, place, f"{GAP}{total:.3g} s", va="center", fontsize=9)
+    for position, total in ((0, begin), (len(labels) - 1, end)):
+        axes.text(total, position, f"{GAP}{total:.3g} s", va="center", fontsize=9)
     axes.set_xlim(0, max(begin, end) * 1.25)
     axes.set_xlabel(say("axis_train").en)
     rest = "–"
-    if told["rest"] and told["whole"]["seconds"]:
-        share = abs(told["rest"]["seconds"] / told["whole"]["seconds"])
-        rest = f"{told['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
+    if decomposition["rest"] and decomposition["whole"]["seconds"]:
+        share = abs(decomposition["rest"]["seconds"] / decomposition["whole"]["seconds"])
+        rest = f"{decomposition['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
     return Drawing(
         figure,
         say("picture_worth", name=line["name"]),
@@ -441,8 +441,8 @@ def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> di
             bar.set_gid(f"{prefix}-{name}-{part}")
             tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"
         starts += lengths
-    for place, total in enumerate(starts):
-        axes.text(total + 0.01 * starts.max(), place, f"{three(total)} {unit}", va="center", fontsize=10)
+    for position, total in enumerate(starts):
+        axes.text(total + 0.01 * starts.max(), position, f"{three(total)} {unit}", va="center", fontsize=10)
     axes.set_xlim(0, starts.max() * 1.14)
     axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
     return tips

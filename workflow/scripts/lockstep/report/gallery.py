@@ -48,13 +48,13 @@ def galleries(summary: Summary, results: Path) -> list[tuple[Text, list[Shown]]]
         return [
             Shown(
                 picture="data:image/png;base64," + base64.b64encode(png).decode(),
-                name=str(frame.iloc[place, 0]),
-                truth=frame["truth"][place],
-                predicted=frame["predicted"][place],
-                probability=f"{chances[place]:.2f}",
-                right=place not in wrong,
+                name=str(frame.iloc[position, 0]),
+                truth=frame["truth"][position],
+                predicted=frame["predicted"][position],
+                probability=f"{chances[position]:.2f}",
+                right=position not in wrong,
             )
-            for place, png in zip(places, task.pictures(split, places), strict=True)
+            for position, png in zip(places, task.pictures(split, places), strict=True)
         ]
 
     mistakes = say("gallery_mistakes", row=row, wrong=len(wrong), tested=len(frame))

@@ -48,19 +48,19 @@ def lines(summary: Summary) -> list[Text]:
     if not done:
         return [say("nothing")]
     sound = [row for row in done if trusted(summary.runs[row["row"]])]
-    said = (
+    sentences = (
         _times(sound, summary)
         if sound
         else [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
     )
-    said += [same_model(summary), _conditions(summary)]
+    sentences += [same_model(summary), _conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
-        said.append(say("partial", done=have, all=wanted))
+        sentences.append(say("partial", done=have, all=wanted))
     if mind := warning(summary):
-        said.append(mind)
-    return said
+        sentences.append(mind)
+    return sentences
 
 
 def _times(done: list[dict], summary: Summary) -> list[Text]:
@@ -68,14 +68,14 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     best = fastest(done)
     # A single closed row among open ones is what those are held against, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
-    said = [] if alone else [say_fastest(best, done, summary)]
+    sentences = [] if alone else [say_fastest(best, done, summary)]
     base = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if base and best is not base and not alone and (ratio := summary.ratios.get(best["row"], {}).get(base["row"])):
-        said.append(_ratio(best, base, ratio))
-    said += _control(done, base, summary.ratios)
+        sentences.append(_ratio(best, base, ratio))
+    sentences += _control(done, base, summary.ratios)
     if summary.ladder:
-        said.append(_open(summary.ladder))
-    return said
+        sentences.append(_open(summary.ladder))
+    return sentences
 
 
 def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
@@ -85,8 +85,8 @@ def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
     if not ratio or not ratio["kind"]:
         return []
     figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
-    told = {name: f"{value:.3f}" for name, value in figures.items()}
-    return [say("control", row=alias["row"], base=base["row"], **told)]
+    rounded = {name: f"{value:.3f}" for name, value in figures.items()}
+    return [say("control", row=alias["row"], base=base["row"], **rounded)]
 
 
 def _open(ladder: dict) -> Text:
@@ -120,13 +120,15 @@ def say_fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
-    kind, devices = "cpu_device", best["world_size"]
+    devices = best["world_size"]
+    one, several = "cpu_device", "cpu_devices"
     if best["device"] == "cuda":
         asked = _hardware(best, summary)
-        kind, devices = "gpu_device", asked.get("gpu_count", 0) * asked.get("nodes", 1) or devices
+        devices = asked.get("gpu_count", 0) * asked.get("nodes", 1) or devices
+        one, several = "gpu_device", "gpu_devices"
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
-        devices=say(f"{kind}s" if devices > 1 else kind, n=devices),
+        devices=say(several if devices > 1 else one, n=devices),
         row=some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
@@ -195,22 +197,22 @@ def resolution(share: float) -> Text:
 
 def same_model(summary: Summary) -> Text:
     """Which rows train the same model, and where a row has settings of its own, by which the proof is."""
-    rows, verdicts, said = summary.rows, summary.verdicts, []
+    rows, verdicts, counts = summary.rows, summary.verdicts, []
     for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
         if names := [row["row"] for row in rows if row["proof"] == kind]:
-            said.append(say(f"count_{kind}", n=len(names), rows=some(names, MANY)))
+            counts.append(say(f"count_{kind}", n=len(names), rows=some(names, MANY)))
     equal = [verdict for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
     if equal:
         losses = max(verdict["distances"]["losses"] for verdict in equal)
         mistake = min(verdict["below_mistake"] for verdict in equal)
-        said.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
-    told = join(said, say("semicolon"))
+        counts.append(say("worst", loss=f"{losses:.1e}", mistake=f"{mistake:,.0f}"))
+    joined = join(counts, say("semicolon"))
     steps = sorted({verdict["steps"] for verdict in verdicts.values() if verdict and verdict["steps"]})
     if not steps:
-        return say("same_model_unknown", verdicts=told)
+        return say("same_model_unknown", verdicts=joined)
     own = [row["row"] for row in rows if verdicts.get(row["row"]) and summary.not_in_trials.get(row["row"])]
     by_table = say("proven_by_table", rows=some(own, MANY)) if own else ""
-    return say("same_model", steps="/".join(map(str, steps)), verdicts=told, by_table=by_table)
+    return say("same_model", steps="/".join(map(str, steps)), verdicts=joined, by_table=by_table)
 
 
 def machine(environment: dict, device: str) -> Text:
@@ -265,10 +267,10 @@ def _blocks(decided: dict | None) -> Text:
     }
     if not decided or decided["why"] not in kinds:
         return same("")
-    known = say("blocks_unknown")
+    precision = say("blocks_unknown")
     if decided["width"] is not None:
-        known = say("blocks_known", width=f"{100 * decided['width']:.2g} %")
-    return say(kinds[decided["why"]], known=known)
+        precision = say("blocks_known", width=f"{100 * decided['width']:.2g} %")
+    return say(kinds[decided["why"]], known=precision)
 
 
 def _span_of(numbers: list[int]) -> Text:
@@ -326,8 +328,14 @@ def shares_gpus(asked: dict) -> bool:
 def mixed_conditions(runs: list[dict]) -> list[str]:
     """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
     same = (*SAME, "in_container")
-    places = [{name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs]
-    mixed = [name for name in places[0] if any(place[name] != places[0][name] for place in places)]
+    environments = [
+        {name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs
+    ]
+    mixed = [
+        name
+        for name in environments[0]
+        if any(environment[name] != environments[0][name] for environment in environments)
+    ]
     first = runs[0]["environment"]
     mixed += sorted({name for run in runs for name in other_versions(run["environment"], first)})
     builds = {(run["environment"].get("image"), run["environment"].get("image_digest")) for run in runs}

@@ -105,9 +105,9 @@ def read(history: Path) -> tuple[list[Kept], list[str]]:
 def _kept(folder: Path) -> Kept:
     report = comparison.read_report(folder)
     runs = [run for several in report["runs"].values() for run in several if run["status"] == "ok"]
-    places = [run["environment"] for run in runs]
-    commits = list(dict.fromkeys((place.get("commit") or "?")[:10] for place in places))
-    changed = "+" if any(place.get("changed") for place in places) else ""
+    environments = [run["environment"] for run in runs]
+    commits = list(dict.fromkeys((environment.get("commit") or "?")[:10] for environment in environments))
+    changed = "+" if any(environment.get("changed") for environment in environments) else ""
     started = min((run["started"] for run in runs), default="")
     return Kept(folder.name, started, " / ".join(commits) + changed, report)
 
@@ -148,8 +148,8 @@ def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Poin
 def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] | None:
     """Why two times are no look at the same: as what, no ratio, and what differs."""
     runs = [good_runs(look.report["runs"][row])[0] for look in (before, after)]
-    differing = [f"{kind}: {what}" for kind, what in comparison.differences(*runs).items()]
-    differing += [what for what in comparison.asked_otherwise(*runs) if what.split(":")[0] not in NO_RESULT]
+    differing = [f"{kind}: {values}" for kind, values in comparison.differences(*runs).items()]
+    differing += [each for each in comparison.asked_otherwise(*runs) if each.split(":")[0] not in NO_RESULT]
     if differing:
         return "break", None, "; ".join(differing)
     lost = [look.name for look in (before, after) if not trusted(look.report["runs"][row])]
@@ -157,15 +157,15 @@ def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] 
 
 
 def page(kept: list[Kept]) -> str:
-    told = rows(kept)
-    changes = [(name, point) for name, points in told.items() for point in points if point.finding == "change"]
+    points_by_row = rows(kept)
+    changes = [(name, point) for name, points in points_by_row.items() for point in points if point.finding == "change"]
     between = [
         (before, after, comparison.beside([before.report, after.report])) for before, after in itertools.pairwise(kept)
     ]
     context = {
-        "verdict": say("history_verdict", kept=len(kept), rows=len(told), changes=len(changes)),
+        "verdict": say("history_verdict", kept=len(kept), rows=len(points_by_row), changes=len(changes)),
         "changes": changes,
-        "rows": [(_picture(name, points), points) for name, points in told.items()],
+        "rows": [(_picture(name, points), points) for name, points in points_by_row.items()],
         "between": [(before, after, lines) for before, after, lines in between if lines],
     }
     return rendering.page("history.html.j2", say("history_title"), context)
@@ -179,17 +179,17 @@ def _draw(name: str, points: list[Point]) -> Drawing:
     """A row's times in order of date: a dot for each run, a line through medians, broken where a break is."""
     figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(points) + 1), 2.4), layout="constrained")
     medians = [point.median for point in points]
-    for place, point in enumerate(points):
-        axes.plot([place] * len(point.seconds), point.seconds, "o", color=COLOURS[0], markersize=4, alpha=0.6)
-        axes.plot(place, point.median, "_", color=COLOURS[0], markersize=18, markeredgewidth=2)
-        if place and point.finding == "break":
-            axes.axvline(place - 0.5, color=COLOURS[5], linestyle=":")
-        elif place:
-            axes.plot([place - 1, place], medians[place - 1 : place + 1], color=COLOURS[0], linewidth=1)
+    for position, point in enumerate(points):
+        axes.plot([position] * len(point.seconds), point.seconds, "o", color=COLOURS[0], markersize=4, alpha=0.6)
+        axes.plot(position, point.median, "_", color=COLOURS[0], markersize=18, markeredgewidth=2)
+        if position and point.finding == "break":
+            axes.axvline(position - 0.5, color=COLOURS[5], linestyle=":")
+        elif position:
+            axes.plot([position - 1, position], medians[position - 1 : position + 1], color=COLOURS[0], linewidth=1)
         if point.finding == "change":
-            axes.plot(place, point.median, "D", color=COLOURS[1], markersize=9, gid=f"change-{place}")
+            axes.plot(position, point.median, "D", color=COLOURS[1], markersize=9, gid=f"change-{position}")
             above = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center", "fontsize": 10}
-            axes.annotate(point.percent, (place, max(point.seconds)), **above)
+            axes.annotate(point.percent, (position, max(point.seconds)), **above)
     axes.set_xticks(range(len(points)), [f"{point.kept.name}\n{point.kept.commit[:7]}" for point in points], fontsize=9)
     axes.set_xlim(-0.6, len(points) - 0.4)
     # So much around it that what is chance looks like it.
@@ -202,8 +202,8 @@ def _draw(name: str, points: list[Point]) -> Drawing:
         last = {"percent": changed[-1].percent, "name": changed[-1].kept.name}
         title = say("history_row_changed", row=name, n=len(changed), **last)
     tips = {
-        f"change-{place}": f"{point.kept.name}: {point.percent}"
-        for place, point in enumerate(points)
+        f"change-{position}": f"{point.kept.name}: {point.percent}"
+        for position, point in enumerate(points)
         if point.finding == "change"
     }
     return Drawing(figure, title, say("history_picture_note"), [], [], tips)

@@ -21,7 +21,7 @@ from lockstep.config.configuration import Config
 BASE = "single"  # the strategy of the row that all others are held against
 MARGIN = 0.02  # of macro-F1; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
-ENOUGH = 5  # repetitions, each with a seed of its own
+ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
 POWER, MOST_SEEDS = 0.8, 99
 
 
@@ -98,7 +98,7 @@ def quality(differences: list[float], seeds: int) -> dict:
         "seeds": seeds,
         "seeds_needed": None,
     }
-    if len(paired) < ENOUGH or seeds < ENOUGH:
+    if len(paired) < ENOUGH_SEEDS or seeds < ENOUGH_SEEDS:
         return verdict | {"quality": "too_few"}
     error = spread / np.sqrt(len(paired))
     half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
@@ -118,7 +118,7 @@ def seeds_needed(spread: float) -> int | None:
     spread: the standard deviation of the paired differences. Power is taken from the normal distribution, at Student's
     quantile.
     """
-    for seeds in range(ENOUGH, MOST_SEEDS + 1):
+    for seeds in range(ENOUGH_SEEDS, MOST_SEEDS + 1):
         reach = MARGIN * np.sqrt(seeds) / spread if spread else np.inf
         if ndtr(reach - stdtrit(seeds - 1, 1 - LEVEL)) >= POWER:
             return seeds
@@ -129,8 +129,8 @@ def choose(rungs: list[dict]) -> None:
     """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
     tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
     shown = True
-    for place, rung in enumerate(tested):
-        shown = shown and rung["chance"] <= LEVEL / (len(tested) - place)
+    for position, rung in enumerate(tested):
+        shown = shown and rung["chance"] <= LEVEL / (len(tested) - position)
         if rung["quality"] == "as_good" and not shown:
             rung["quality"] = "not_shown"
 

@@ -48,15 +48,15 @@ def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdi
 
 def _line(line, base, config, by_name, timed, verdicts) -> dict:
     ours = _row_of(line["ours"], by_name)
-    told = {key: line.get(key) for key in TOLD}
-    told |= {"ratio": line["minutes"] / base["minutes"]}
+    columns = {key: line.get(key) for key in TOLD}
+    columns |= {"ratio": line["minutes"] / base["minutes"]}
     for side, row, single in (("ours", ours, _row_of(base["ours"], by_name)), ("again", line["again"], base["again"])):
-        told[f"{side}_ratio"] = _ratio(row, single, timed)
+        columns[f"{side}_ratio"] = _ratio(row, single, timed)
         for name in ("accuracy", "macro_f1", "train_seconds", "steps"):
-            told[f"{side}_{name}"] = by_name[row][name] if row in by_name else None
+            columns[f"{side}_{name}"] = by_name[row][name] if row in by_name else None
     verdict = verdicts.get(line["again"])
-    told |= {"again_proof": verdict and verdict["proof"], "again_reason": (verdict or {}).get("by_nature", "")}
-    return told | {"worth": _worth(line, config, by_name, timed)}
+    columns |= {"again_proof": verdict and verdict["proof"], "again_reason": (verdict or {}).get("by_nature", "")}
+    return columns | {"worth": _worth(line, config, by_name, timed)}
 
 
 def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
@@ -125,7 +125,7 @@ def _change(steps: list[tuple[str, str]], by_name: dict, timed: dict) -> dict:
     if len(means) > 1:
         half = float(stdtrit(len(means) - 1, (1 + stats.CONFIDENCE) / 2) * means.std(ddof=1) / np.sqrt(len(means)))
         low, high = float(means.mean()) - half, float(means.mean()) + half
-    told = {
+    changed = {
         "seconds": float(means.mean()) if len(means) else None,
         "seconds_low": low,
         "seconds_high": high,
@@ -136,8 +136,8 @@ def _change(steps: list[tuple[str, str]], by_name: dict, timed: dict) -> dict:
         differences = [
             _figure(name, after, by_name, timed) - _figure(name, before, by_name, timed) for before, after in steps
         ]
-        told[name] = float(np.mean(differences))
-    return told
+        changed[name] = float(np.mean(differences))
+    return changed
 
 
 def _paired(before: str, after: str, timed: dict) -> dict[stats.Block, float]:
@@ -178,17 +178,17 @@ def _claim(key: str, line: dict) -> dict:
     stands: True, False, or None where too little was measured.
     """
     speed = 1 / line["ratio"]
-    told = {"key": key, "name": line["name"], "ours": line["ours"], "published": speed, "stands": None}
+    figures = {"key": key, "name": line["name"], "ours": line["ours"], "published": speed, "stands": None}
     for side in ("ours", "again"):
         ratio = line[f"{side}_ratio"]
-        told[f"{side}_speed"] = 1 / ratio["value"] if ratio else None
-        told[f"{side}_low"], told[f"{side}_high"] = (
+        figures[f"{side}_speed"] = 1 / ratio["value"] if ratio else None
+        figures[f"{side}_low"], figures[f"{side}_high"] = (
             (1 / ratio["high"], 1 / ratio["low"]) if ratio and ratio["kind"] else (None, None)
         )
-    if told["ours_low"] is not None:
-        near = abs(told["ours_speed"] / speed - 1) <= NEAR
-        told["stands"] = near or told["ours_low"] <= speed <= told["ours_high"]
-    return told
+    if figures["ours_low"] is not None:
+        near = abs(figures["ours_speed"] / speed - 1) <= NEAR
+        figures["stands"] = near or figures["ours_low"] <= speed <= figures["ours_high"]
+    return figures
 
 
 def _rung(rung: dict, first: dict, by_name: dict, timed: dict) -> dict:

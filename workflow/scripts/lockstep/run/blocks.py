@@ -22,7 +22,7 @@ DROPPED = 0.01
 # precision ends nothing. Else one report in ten on two or three equal rows would make a false claim, as the tests
 # simulate. Two blocks of twelve rows have eleven; two rows have eight after nine blocks.
 LEAST_FREEDOM = 8
-ENOUGH = 3  # repetitions, to tell a difference from chance
+ENOUGH_REPETITIONS = 3  # repetitions, to tell a difference from chance
 
 
 def decide(config: Config, results: Path, block: int) -> dict:
@@ -39,8 +39,8 @@ def decide(config: Config, results: Path, block: int) -> dict:
     }
     closed = [name for name, row in config.rows.items() if row.division == "closed" and runs[name]]
     fit = stats.Fit({name: seconds[name] for name in closed if seconds[name]})
-    known = fit.freedom >= LEAST_FREEDOM
-    fastest = contending(fit, closed) if known else closed
+    enough_freedom = fit.freedom >= LEAST_FREEDOM
+    fastest = contending(fit, closed) if enough_freedom else closed
     width = widest(fit, fastest)
     spent = sum(_wall_seconds(run) for several in runs.values() for run in several)
     missing = [name for name in fastest if _run(config, config.rows[name], results, block + 1) is None]
@@ -49,7 +49,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
         why = "nothing to compare"
     elif len(fastest) < 2:
         why = "one row is fastest"
-    elif known and width is not None and width <= PRECISE:
+    elif enough_freedom and width is not None and width <= PRECISE:
         why = "precise"
     elif block >= MOST_BLOCKS:
         why = "most blocks"
@@ -116,8 +116,8 @@ def repetitions(config: Config, row: Row, results: Path) -> list[int]:
 
 
 def needed(decided: dict | None, row: str, asked: int) -> int:
-    """How many repetitions a row needs: ENOUGH, or the `asked` ones where it was left out of later blocks."""
-    return ENOUGH if decided is None or row in decided["contending"] else min(ENOUGH, asked)
+    """How many repetitions a row needs: ENOUGH_REPETITIONS, or those `asked` for where later blocks left it out."""
+    return ENOUGH_REPETITIONS if decided is None or row in decided["contending"] else min(ENOUGH_REPETITIONS, asked)
 
 
 def _wall_seconds(run: dict) -> float:

@@ -15,6 +15,7 @@ import os
 import platform
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,13 +71,13 @@ class OwnStatus:
 
     def __init__(self, results: Path, node: int):
         self.file, self.node = paths.node_file(results, node), node
-        self.said: dict = {}
+        self.content: dict = {}
         self.written = 0.0
 
     def say(self, **changes) -> None:
         """Say this from now on, besides what was said before."""
-        self.said |= changes | {"beat": self.said.get("beat", 0) + 1}
-        write_json(self.file, self.said)
+        self.content |= changes | {"beat": self.content.get("beat", 0) + 1}
+        write_json(self.file, self.content)
         self.written = time.monotonic()
 
     def beat(self) -> None:
@@ -94,11 +95,11 @@ class PeerStatus:
 
     def read(self) -> dict:
         """What it says now; empty where it has not said anything yet."""
-        said = None
+        content = None
         with contextlib.suppress(BadInput, OSError):  # a network's file system may show a file late, or in parts
-            said = read_json(self.file) if self.file.is_file() else None
-        if said and said != self.last:
-            self.last, self.heard = said, time.monotonic()
+            content = read_json(self.file) if self.file.is_file() else None
+        if content and content != self.last:
+            self.last, self.heard = content, time.monotonic()
         return self.last
 
     @property
@@ -274,7 +275,7 @@ class Lead:
         name = secrets.token_hex(8)
         about = describe(self.row, self.results, address, interface)
         with _listening(address, port):
-            self.status.said = {}
+            self.status.content = {}
             self.status.say(
                 phase=CALLING,
                 call=name,
@@ -291,7 +292,7 @@ class Lead:
             print(f"{self.row.name}: {hardware.nodes} nodes meet at {address}:{port}", flush=True)
             self._await_answers(name, about)
         abouts = [about, *(other.last["about"] for other in self.others)]
-        self.nodes = [{key: said[key] for key in ("host", "address", "interface")} for said in abouts]
+        self.nodes = [{key: node[key] for key in ("host", "address", "interface")} for node in abouts]
         return Rendezvous(port, address, 0, address, interface, host_names(self.row, self.nodes), name)
 
     def _await_answers(self, call: str, about: dict) -> None:
@@ -301,11 +302,11 @@ class Lead:
             time.sleep(POLL)
             self.status.beat()
             for other in list(missing):
-                said = other.read()
-                if said.get("call") != call:
+                answer = other.read()
+                if answer.get("call") != call:
                     continue
-                apart = said["about"]["time"] - time.time()
-                if why := said.get("reason") or difference(about, said["about"], other.name, apart):
+                apart = answer["about"]["time"] - time.time()
+                if why := answer.get("reason") or difference(about, answer["about"], other.name, apart):
                     raise BadInput(why)
                 missing.remove(other)
             if missing and time.monotonic() > deadline:
@@ -328,7 +329,7 @@ class Lead:
         self._hear()
         if not request.step and any(other.last.get("asked_to_stop") for other in self.others):
             request.soon()
-        if request.step != self.status.said["stop_after"]:
+        if request.step != self.status.content["stop_after"]:
             self.status.say(stop_after=request.step)
         self.status.beat()
 
@@ -410,8 +411,6 @@ def read_hosts(asked: list[str] | str, nodes: int) -> list[str]:
 @contextlib.contextmanager
 def _listening(address: str, port: int):
     """Answer at the port at which the ranks will meet, for the others to try it; a thread takes what comes."""
-    import threading
-
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -450,10 +449,10 @@ def node_rank(given: int | None, nodes: int) -> int:
     names = ["SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK"]
     if os.environ.get("WORLD_SIZE") == str(nodes):
         names.append("RANK")
-    said = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()]
-    if given is None and not said:
+    numbers = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()]
+    if given is None and not numbers:
         raise BadInput(f"--node-rank: which of the {nodes} nodes is this? Number them from 0, and say it on each.")
-    rank = said[0] if given is None else given
+    rank = numbers[0] if given is None else given
     if not 0 <= rank < nodes:
         raise BadInput(f"--node-rank {rank}: {nodes} nodes are numbered from 0 to {nodes - 1}.")
     return rank

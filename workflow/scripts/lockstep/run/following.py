@@ -49,9 +49,9 @@ def _await_call(
     """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
     first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
     while True:
-        said = lead.read()
-        if said.get("phase") == coordination.CALLING and said["call"] not in answered and said["beat"] != first:
-            return said
+        call = lead.read()
+        if call.get("phase") == coordination.CALLING and call["call"] not in answered and call["beat"] != first:
+            return call
         if patience and time.monotonic() > deadline:
             raise BadInput(
                 f"node 0 did not call within {patience:g} s (hardware.timeout). Start launch.py there with --node-rank"
@@ -70,11 +70,11 @@ def _row(config: Config, run: dict) -> Row | None:
 
 
 def _refuse(own_status: coordination.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
-    known = wanted.name if wanted else ", ".join(config.rows)
-    why = f"node {rank} was started for {known}, and node 0 for {called['run']['row']}. Name the same row on both."
+    names = wanted.name if wanted else ", ".join(config.rows)
+    why = f"node {rank} was started for {names}, and node 0 for {called['run']['row']}. Name the same row on both."
     if rank >= called["run"]["nodes"]:
         why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
-    own_status.said = {}
+    own_status.content = {}
     own_status.say(phase=coordination.FAILED, call=called["call"], reason=why, about={"time": time.time()})
 
 
@@ -88,7 +88,7 @@ def _answer(own_status: coordination.OwnStatus, row: Row, results: Path, called:
         reason = str(error)
     if row.unavailable:
         reason = reason or f"rows.{row.name} on node {own_status.node}: {row.unavailable}."
-    own_status.said = {}
+    own_status.content = {}
     about = coordination.describe(row, results, at, interface)
     own_status.say(
         phase=coordination.FAILED if reason else coordination.READY, call=called["call"], reason=reason, about=about
@@ -99,21 +99,21 @@ def _take_part(
     own_status: coordination.OwnStatus, lead: coordination.PeerStatus, row: Row, results: Path, rank: int
 ) -> None:
     """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
-    if own_status.said["phase"] == coordination.FAILED:
+    if own_status.content["phase"] == coordination.FAILED:
         return
-    call = own_status.said["call"]
-    while (said := lead.read()).get("phase") == coordination.CALLING and said["call"] == call:
+    call = own_status.content["call"]
+    while (status := lead.read()).get("phase") == coordination.CALLING and status["call"] == call:
         own_status.beat()
         if lead.silent:
             return
         time.sleep(coordination.POLL)
-    if said["call"] != call or said["phase"] != coordination.TRAINING:
+    if status["call"] != call or status["phase"] != coordination.TRAINING:
         return
-    folder = Path(said["run"]["folder"])
-    own = own_status.said["about"]
-    hosts = coordination.host_names(row, said["nodes"])
+    folder = Path(status["run"]["folder"])
+    own = own_status.content["about"]
+    hosts = coordination.host_names(row, status["nodes"])
     rendezvous = coordination.Rendezvous(
-        said["endpoint"][1], said["endpoint"][0], rank, own["address"], own["interface"], hosts, call
+        status["endpoint"][1], status["endpoint"][0], rank, own["address"], own["interface"], hosts, call
     )
     own_status.say(phase=coordination.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _take_part(
 
 def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: coordination.Rendezvous) -> dict:
     """Train this node's ranks, and say what else used this machine meanwhile."""
-    place = paths.node_folder(folder, rendezvous.node)
+    own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
     strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
@@ -144,19 +144,19 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     def listening(log):
         def listen(request) -> None:
             own_status.beat()
-            said = lead.read()
+            status = lead.read()
             if lead.silent:
                 raise Interrupted(f"node 0 has not been heard of for {coordination.SILENCE:g} s")
-            if said["call"] != rendezvous.name or said["phase"] == coordination.OVER:
-                raise Interrupted(f"node 0 ended the run: {said.get('reason', '')}")
-            if said.get("stop_after"):
-                request.after(said["stop_after"])
-            if request.asked and not own_status.said.get("asked_to_stop"):
+            if status["call"] != rendezvous.name or status["phase"] == coordination.OVER:
+                raise Interrupted(f"node 0 ended the run: {status.get('reason', '')}")
+            if status.get("stop_after"):
+                request.after(status["stop_after"])
+            if request.asked and not own_status.content.get("asked_to_stop"):
                 own_status.say(asked_to_stop=True)
 
         yield listen
 
-    with lifetime.hold(place):
+    with lifetime.hold(own_folder):
         outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, listening)
     if outcome.reason:
         raise RunFailed(outcome.reason)
@@ -165,18 +165,18 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     ranks = [summary for summary in record.read_written(folder) if summary["node"] == rendezvous.node]
     if len(ranks) < row.hardware.processes_per_node:
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
-        raise RunFailed(ended + record.first_error(place / paths.LOG))
-    return watcher.judge(watcher.read(place), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
+        raise RunFailed(ended + record.first_error(own_folder / paths.LOG))
+    return watcher.judge(watcher.read(own_folder), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
 
 
 def _await_end(own_status: coordination.OwnStatus, lead: coordination.PeerStatus, call: str) -> dict | None:
     """What node 0 ends the run with; None where it calls once more."""
     while True:
-        said = lead.read()
-        if said["call"] != call:
+        status = lead.read()
+        if status["call"] != call:
             return None
-        if said["phase"] == coordination.OVER:
-            return said
+        if status["phase"] == coordination.OVER:
+            return status
         if lead.silent:
             return {"code": 1, "reason": f"node 0 has not been heard of for {coordination.SILENCE:g} s"}
         own_status.beat()

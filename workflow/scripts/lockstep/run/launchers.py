@@ -35,12 +35,12 @@ def torchrun(settings, script, folder, rendezvous, module="torch.distributed.run
     if hardware.nodes > 1:
         shape += ["--nnodes", str(hardware.nodes)]
     if settings.options.get("rendezvous") == "c10d":  # which numbers the nodes as they come
-        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{rendezvous.address}:{port}"]
-        place += ["--rdzv-id", rendezvous.name or "lockstep", "--local-addr", rendezvous.own]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{rendezvous.address}:{port}"]
+        meeting += ["--rdzv-id", rendezvous.name or "lockstep", "--local-addr", rendezvous.own]
     else:
         number = ["--node-rank", str(rendezvous.node)] if hardware.nodes > 1 else []
-        place = [*number, "--master-addr", rendezvous.address, "--master-port", port]
-    return [sys.executable, "-m", module, *shape, *place, str(script), str(folder)]
+        meeting = [*number, "--master-addr", rendezvous.address, "--master-port", port]
+    return [sys.executable, "-m", module, *shape, *meeting, str(script), str(folder)]
 
 
 def launch(settings, script, folder, rendezvous):

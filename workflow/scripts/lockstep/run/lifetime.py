@@ -36,8 +36,8 @@ def hold(folder: Path):
 
     Raises BadInput where another process holds it.
     """
-    place = folder.resolve()
-    if place in _held:
+    resolved = folder.resolve()
+    if resolved in _held:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,11 +47,11 @@ def hold(folder: Path):
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         json.dump({"pid": os.getpid(), "host": platform.node(), "since": now}, stream)
         stream.flush()
-        _held.add(place)
+        _held.add(resolved)
         try:
             yield
         finally:
-            _held.discard(place)
+            _held.discard(resolved)
 
 
 def refuse_held(folders: list[Path]) -> None:
@@ -71,8 +71,10 @@ def _lock(stream, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
                 raise BadInput(f"{folder}: {_who(_holder(stream))}") from None
             time.sleep(0.1)
         except OSError as error:  # a network's file system may have none
-            what = f"{stream.name}: can't be locked ({error.strerror}); see to it that no second run uses this folder"
-            return print(what, file=sys.stderr)
+            warning = (
+                f"{stream.name}: can't be locked ({error.strerror}); see to it that no second run uses this folder"
+            )
+            return print(warning, file=sys.stderr)
 
 
 def _holder(stream) -> dict:

@@ -38,8 +38,8 @@ def train(
 
     `meanwhile(log)` is a context whose value is called again and again, with processes.StopRequest.
     """
-    place = paths.node_folder(folder, rendezvous.node)
-    log = place / paths.LOG
+    node_folder = paths.node_folder(folder, rendezvous.node)
+    log = node_folder / paths.LOG
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with (
         named_when_full(log),
@@ -51,7 +51,7 @@ def train(
         environment = _variables(row, rendezvous) | {"TMPDIR": scratch}
         processes, timeout = row.hardware.processes_per_node, row.hardware.timeout
         saves = bool(row.train.checkpoint_every)
-        with watcher.beside(place, training_gpus(row.hardware), strangers), meanwhile(stream) as called:
+        with watcher.beside(node_folder, training_gpus(row.hardware), strangers), meanwhile(stream) as called:
             return supervise(
                 *(command, environment, folder, stream, processes, steps, timeout, saves, called),
                 node=rendezvous.node,

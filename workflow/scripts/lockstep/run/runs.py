@@ -60,9 +60,9 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
             # One that was carried on is no measurement, however often it is repeated.
             if row.kind != paths.RUNS or not reasons or finished["resumed"] or len(disturbed) == config.retries:
                 return finished
-            told = {name: finished[name] for name in ("started", "wall_seconds")}
-            told |= {"train_seconds": finished["clock"]["train_seconds"]}
-            disturbed.append(told | {"disturbed": reasons})
+            attempt = {name: finished[name] for name in ("started", "wall_seconds")}
+            attempt |= {"train_seconds": finished["clock"]["train_seconds"]}
+            disturbed.append(attempt | {"disturbed": reasons})
             print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
 
@@ -149,7 +149,12 @@ def _run(
             _add_last_words(folder, log)
         except RunFailed as full:
             reason = f"{reason}; {full}"
-        kind = type(error) if isinstance(error, RunFailed) else RunSaved if isinstance(error, Saved) else RunStopped
+        if isinstance(error, RunFailed):
+            kind = type(error)
+        elif isinstance(error, Saved):
+            kind = RunSaved
+        else:
+            kind = RunStopped
         raise kind(f"{row.name}: {reason} (log: {log})") from None
     finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
     record.write_run(folder / paths.RECORD, finished)
@@ -258,7 +263,7 @@ def _train(
         raise RunFailed(outcome.reason)
     if errors:
         raise RunFailed(record.say_error(errors[0], plan.steps))
-    told = lead.gather() if lead else []
+    statuses = lead.gather() if lead else []
     if any(not paths.rank_summary(folder, rank).is_file() for rank in range(processes)):
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
         raise RunFailed(ended + record.first_error(folder / paths.LOG))
@@ -274,14 +279,14 @@ def _train(
     record.write_events(folder / paths.EVENTS, ranks)
     window = record.window([rank for rank in ranks if rank["node"] == 0])
     watch = watcher.judge(watcher.read(folder), window, cpu_cores(), busy_cores(asdict(row.hardware)))
-    for number, said in enumerate(told, 1):
-        reasons = said["watch"]["disturbed"] if said["watch"] else []
-        watch["disturbed"] += [f"node {number} ({said['about']['host']}): {reason}" for reason in reasons]
+    for number, status in enumerate(statuses, 1):
+        reasons = status["watch"]["disturbed"] if status["watch"] else []
+        watch["disturbed"] += [f"node {number} ({status['about']['host']}): {reason}" for reason in reasons]
     summary = _summary(ranks, plan, results)
     if summary["resumed"]:
         steps = " and ".join(str(step) for step in summary["resumed"])
         watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
-    if any(said["watch"] is None for said in told):
+    if any(status["watch"] is None for status in statuses):
         summary["notes"].append("nothing watched the other machines: its launcher starts their ranks from the first")
     about = {"nodes": lead.nodes} if lead else {}
     return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary | about
@@ -377,8 +382,8 @@ def _total(ranks: list[dict]) -> dict:
     """Each kind of memory of each rank, and of all together, in MiB; None where the device has no such kind."""
     totals = {}
     for kind in ranks[0]:
-        known = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
-        totals |= {f"{kind}_per_rank": known or None, kind: round(sum(known), 1) if known else None}
+        values = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
+        totals |= {f"{kind}_per_rank": values or None, kind: round(sum(values), 1) if values else None}
     return totals
 
 

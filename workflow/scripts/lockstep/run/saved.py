@@ -56,14 +56,14 @@ def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = Fal
     """
     for state in paths.saved_states(folder):
         try:
-            made = verify(state, "It is left out.")
-            now = describe(settings, plan, made["step"]) if made["step"] <= plan.steps else None
+            manifest = verify(state, "It is left out.")
+            now = describe(settings, plan, manifest["step"]) if manifest["step"] <= plan.steps else None
         except (RunFailed, BadInput, KeyError, TypeError) as error:
             say(f"a saved state is damaged: {error}")
             continue
-        if made["step"] >= plan.steps:
+        if manifest["step"] >= plan.steps:
             continue
-        if why := difference(made, now, anywhere):
+        if why := difference(manifest, now, anywhere):
             say(f"{state} is not gone on from: {why}")
             continue
         return state
@@ -87,29 +87,31 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
     raise BadInput(f"--resume {run}: there is no state to go on from: {'; '.join(reasons)}.")
 
 
-def difference(made: dict, now: dict, anywhere: bool = False) -> str:
+def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
     """Why the state of one manifest is not on the way of a run that another one describes; empty if it is.
 
     With `anywhere`, the hardware may be another.
     """
-    asked, asked_now = ({**about["asked"], "hardware": None} if anywhere else about["asked"] for about in (made, now))
+    asked, asked_now = (
+        {**about["asked"], "hardware": None} if anywhere else about["asked"] for about in (manifest, now)
+    )
     if asked != asked_now:
         return f"it was made with another configuration ({_first_difference(asked, asked_now)})"
-    if made["data"] != now["data"]:
+    if manifest["data"] != now["data"]:
         return "data or initial weights have changed since"
-    if made["plan"] != now["plan"]:
-        return f"the plan's first {made['step']} steps are others now"
-    if made["rates"] != now["rates"]:
+    if manifest["plan"] != now["plan"]:
+        return f"the plan's first {manifest['step']} steps are others now"
+    if manifest["rates"] != now["rates"]:
         return (
-            f"the learning rates of its {made['step']} steps would be others now, as the schedule is by the number of"
-            " all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
+            f"the learning rates of its {manifest['step']} steps would be others now, as the schedule is by the number"
+            " of all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
         )
     return ""
 
 
-def _first_difference(made: dict, now: dict, prefix: str = "") -> str:
-    for key in sorted(made.keys() | now.keys()):
-        ours, theirs = made.get(key), now.get(key)
+def _first_difference(before: dict, now: dict, prefix: str = "") -> str:
+    for key in sorted(before.keys() | now.keys()):
+        ours, theirs = before.get(key), now.get(key)
         if ours != theirs:
             if isinstance(ours, dict) and isinstance(theirs, dict):
                 return _first_difference(ours, theirs, f"{prefix}{key}.")

@@ -23,8 +23,8 @@ def run(config: Config, row: Row, record: dict, results: Path) -> str:
 def folder(config: Config, row: Row, results: Path) -> str:
     """The same of the row's first repetition, or its only one in the proof and profile, by its settings.json."""
     files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
-    made, ended = map(_read, files)
-    return _listed(differences(made, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
+    settings, ended = map(_read, files)
+    return _listed(differences(settings, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
 
 
 def written(config: Config, record: dict) -> str:
@@ -44,9 +44,9 @@ def written(config: Config, record: dict) -> str:
     return _listed(differences(record["asked"], now | {"dropout": config.model.dropout}))
 
 
-def differences(made: dict, now: dict) -> list[str]:
+def differences(recorded: dict, now: dict) -> list[str]:
     """What differs of the settings that both have, as in `train.epochs 3, now 30`."""
-    ours, theirs = _flat(made), _flat(now)
+    ours, theirs = _flat(recorded), _flat(now)
     both = [key for key in theirs if key in ours and ours[key] != theirs[key]]
     # The plan is named by settings that stand here themselves.
     return [f"{key} {_word(ours[key])}, now {_word(theirs[key])}" for key in both if key != "plan"]
@@ -68,12 +68,12 @@ def _now(config: Config, row: Row) -> dict:
 def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
     """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
     about = read_json(data_file(results))
-    said = differences(about.get("asked", {}), config.data_settings)
+    differing = differences(about.get("asked", {}), config.data_settings)
     plan = plan_summary_file(results, row.plan_name)
     there = {"data": about["hash"], "weights": about["weights"]}
     there |= {"plan": read_json(plan)["hash"]} if plan.is_file() else {}
     other = [name for name, wanted in there.items() if hashes.get(name, wanted) != wanted]
-    return said + ([f"{' and '.join(other)} that have changed since"] if other else [])
+    return differing + ([f"{' and '.join(other)} that have changed since"] if other else [])
 
 
 def _listed(differing: list[str]) -> str:

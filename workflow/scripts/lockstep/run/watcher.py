@@ -46,10 +46,10 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
             process.wait()
 
 
-def main(folder: Path, numbers: list[int], known: list[int]) -> None:
+def main(folder: Path, numbers: list[int], known_strangers: list[int]) -> None:
     os.nice(19)
     own = psutil.Process(os.getppid())
-    gpus, strangers = nvml.gpus(numbers), Strangers(own, known)
+    gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
     before, began = (_busy(), _used_by(own)), time.perf_counter()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
@@ -108,13 +108,13 @@ def _cpu_celsius() -> float | None:
 class Strangers:
     """Tells the processes of others on a run's GPUs from the run's own.
 
-    `known` were there before the run began. Of those who came later, the run's own are in its tree of processes; where
-    the driver has other process ids than this program (a container's are not the host's), none here has that id, and
-    nothing is claimed of it.
+    `known_strangers` were there before the run began. Of those who came later, the run's own are in its tree of
+    processes; where the driver has other process ids than this program (a container's are not the host's), none here
+    has that id, and nothing is claimed of it.
     """
 
-    def __init__(self, own: psutil.Process, known: list[int]):
-        self.own, self.known, self.ours = own, set(known), set()
+    def __init__(self, own: psutil.Process, known_strangers: list[int]):
+        self.own, self.known_strangers, self.ours = own, set(known_strangers), set()
 
     def on(self, gpus: dict) -> list[dict]:
         """The strangers that are on the GPUs now, as nvml.processes has them."""
@@ -126,7 +126,7 @@ class Strangers:
         return [process for process in there if self._is_stranger(process["pid"])]
 
     def _is_stranger(self, pid: int) -> bool:
-        return pid in self.known or (pid not in self.ours and psutil.pid_exists(pid))
+        return pid in self.known_strangers or (pid not in self.ours and psutil.pid_exists(pid))
 
 
 def read(folder: Path) -> list[dict]:
@@ -195,14 +195,14 @@ def _by_gpu(samples: list[dict], weights: list[float]) -> list[dict]:
 
 
 def _mean(weighed) -> float | None:
-    known = [(weight, value) for weight, value in weighed if value is not None]
-    total = sum(weight for weight, _ in known)
-    return sum(weight * value for weight, value in known) / total if total else None
+    measured = [(weight, value) for weight, value in weighed if value is not None]
+    total = sum(weight for weight, _ in measured)
+    return sum(weight * value for weight, value in measured) / total if total else None
 
 
 def _range(values) -> list[float] | None:
-    known = [value for value in values if value is not None]
-    return [min(known), max(known)] if known else None
+    measured = [value for value in values if value is not None]
+    return [min(measured), max(measured)] if measured else None
 
 
 if __name__ == "__main__":

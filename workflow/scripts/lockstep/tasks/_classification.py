@@ -76,11 +76,11 @@ class Task(_task.Task):
         labels = read_json(data / paths.ABOUT_DATA)["labels"]
         if wanted.label is not None and wanted.label not in labels:
             raise BadInput(f"predict.label: {wanted.label!r} is not one of {', '.join(labels)}.")
-        places = np.arange(len(numbers))
+        positions = np.arange(len(numbers))
         if wanted.label is not None:
-            places = np.flatnonzero(numbers == labels.index(wanted.label))
-        chosen = places[np.random.default_rng(wanted.seed).permutation(len(places))[: wanted.count]]
-        return [(int(place), labels[numbers[place]]) for place in chosen]
+            positions = np.flatnonzero(numbers == labels.index(wanted.label))
+        chosen = positions[np.random.default_rng(wanted.seed).permutation(len(positions))[: wanted.count]]
+        return [(int(position), labels[numbers[position]]) for position in chosen]
 
     def test(self, model, data, folder):
         from sklearn.metrics import classification_report, confusion_matrix
@@ -101,14 +101,14 @@ class Task(_task.Task):
             "confusion_matrix": confusion_matrix(counted, counted_as, labels=numbers).tolist(),
         }
         write_text(folder / paths.TEST_TEXT, classification_report(counted, counted_as, **report))
-        known = self.columns(split)
+        columns = self.columns(split)
         write_csv(
             folder / paths.TEST_PREDICTIONS,
-            [*known, "truth", "predicted", *(f"p_{name}" for name in names)],
+            [*columns, "truth", "predicted", *(f"p_{name}" for name in names)],
             (
                 [*about, names[truth], names[guess], *(f"{chance:.6f}" for chance in chances_of_one)]
                 for *about, truth, guess, chances_of_one in zip(
-                    *known.values(), samples.labels, predicted, chances, strict=True
+                    *columns.values(), samples.labels, predicted, chances, strict=True
                 )
             ),
         )

@@ -48,8 +48,8 @@ class Task:
 
     # Once, before any strategy.
 
-    def prepare(self, config: Config, downloads: Path, work: Path, made: Path) -> dict:
-        """Read and split the data, and write into `made` the splits (paths.DATASET), the initial model
+    def prepare(self, config: Config, downloads: Path, work: Path, target: Path) -> dict:
+        """Read and split the data, and write into `target` the splits (paths.DATASET), the initial model
         (paths.WEIGHTS), and whatever the model needs to take an input.
 
         Downloads are kept in `downloads`; `work` is for what is not. Returns the summary of data.json. Raises BadInput.

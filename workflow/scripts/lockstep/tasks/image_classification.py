@@ -26,7 +26,7 @@ class Task(_classification.Task):
 
     VISIBLE = True
 
-    def prepare(self, config, downloads, work, made):
+    def prepare(self, config, downloads, work, target):
         from lockstep.data import prepare
 
         notes: list[str] = []
@@ -37,7 +37,7 @@ class Task(_classification.Task):
         numbers, parts, summary = prepare.divide(
             written.digests,
             written.codes,
-            written.known,
+            written.labels,
             lambda at: f"image {written.names[at]}",
             config.data,
             source,
@@ -46,11 +46,11 @@ class Task(_classification.Task):
             written.tests if written.tests.any() else None,
         )
         summary["synthetic"] = False  # scikit-learn's digits were written by people
-        with atomic_folder(made / paths.DATASET) as temporary:
+        with atomic_folder(target / paths.DATASET) as temporary:
             summary |= images.store(written, numbers, parts, config.data, temporary)
         channels, height, width = written.shape
         model, shape = self._initial(config, summary["labels"], channels, height, width, notes)
-        with atomic_folder(made / paths.WEIGHTS) as temporary:
+        with atomic_folder(target / paths.WEIGHTS) as temporary:
             models.save(model, temporary, summary["labels"])
         return summary | {"shape": asdict(shape), "inputs": f"images of {width} x {height} pixels, {channels} channels"}
 
@@ -109,13 +109,13 @@ class Task(_classification.Task):
         about = read_json(folder / images.ABOUT)
         shape = tuple(about["shape"])
         pixels = [
-            images.decode_file(thing, about["image_size"], shape[0]) if isinstance(thing, Path) else thing
-            for thing in inputs
+            images.decode_file(image, about["image_size"], shape[0]) if isinstance(image, Path) else image
+            for image in inputs
         ]
-        for thing, image in zip(inputs, pixels, strict=True):
-            if image.shape != shape:
+        for image, decoded in zip(inputs, pixels, strict=True):
+            if decoded.shape != shape:
                 raise BadInput(
-                    f"{thing}: is {image.shape[2]} x {image.shape[1]} pixels, and the model was trained on"
+                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, and the model was trained on"
                     f" {shape[2]} x {shape[1]}. Resize it."
                 )
         unknown = np.zeros(len(inputs), dtype=np.int64)

@@ -33,7 +33,7 @@ CONTINUED = 32  # tokens that are predicted of a text
 class Task(_task.Task):
     UNIT, INPUT, EXAMPLE = "sequences", "text", 'as in --text "今天"'
 
-    def prepare(self, config, downloads, work, made):
+    def prepare(self, config, downloads, work, target):
         from lockstep.model import decoders, metrics
 
         if config.train.class_weights is not None:
@@ -54,11 +54,11 @@ class Task(_task.Task):
             shape = metrics.Shape.of_decoder(model)
         ends = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         pad_id = next((number for number in ends if number is not None), 0)
-        with atomic_folder(made / paths.DATASET) as temporary:
+        with atomic_folder(target / paths.DATASET) as temporary:
             summary |= documents.store(parts, tokenizer, longest, source, notes, temporary)
-        with atomic_folder(made / paths.TOKENIZER) as temporary:
+        with atomic_folder(target / paths.TOKENIZER) as temporary:
             tokenizer.save_pretrained(temporary)
-        with atomic_folder(made / paths.WEIGHTS) as temporary:
+        with atomic_folder(target / paths.WEIGHTS) as temporary:
             models.save(model, temporary)
         inputs = f"{len(tokenizer):,} tokens in the vocabulary, sequences of {longest}"
         return summary | {"pad_id": pad_id, "vocabulary": len(tokenizer), "shape": asdict(shape), "inputs": inputs}
@@ -117,11 +117,11 @@ class Task(_task.Task):
         chosen = []
         for begin, middle, end in (pieces[at] for at in order):
             rest = test.labels[middle:end]
-            known, rest = (
+            beginning, rest = (
                 tokenizer.decode(ids, skip_special_tokens=True)
                 for ids in (test.input_ids[begin : middle + 1], rest[rest != NO_TARGET])
             )
-            chosen.append((known, rest, known))
+            chosen.append((beginning, rest, beginning))
         return chosen
 
     def predict(self, folder, model, inputs):
@@ -132,18 +132,18 @@ class Task(_task.Task):
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         config = getattr(model, "config", None)  # a model of one's own has none
         longest = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
-        device, said = next(model.parameters()).device, []
+        device, continuations = next(model.parameters()).device, []
         for text in inputs:
             ids = begin + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            known = len(ids)
-            while len(ids) < known + CONTINUED:
+            given = len(ids)
+            while len(ids) < given + CONTINUED:
                 with torch.inference_mode():
                     sequence = {name: tensor.to(device) for name, tensor in one_sequence(ids[-longest:]).items()}
                     ids.append(int(logits(model(**sequence))[0, -1].argmax()))
                 if ids[-1] == tokenizer.eos_token_id:
                     break
-            said.append((tokenizer.decode(ids[known:], skip_special_tokens=True), None))
-        return said
+            continuations.append((tokenizer.decode(ids[given:], skip_special_tokens=True), None))
+        return continuations
 
     def test(self, model, data, folder):
         from transformers import AutoTokenizer

@@ -22,7 +22,7 @@ EMBEDDED = ("resources/corpus.yaml",)
 class Task(_classification.Task):
     UNIT, INPUT, EXAMPLE = "texts", "text", 'as in --text "今天真开心"'
 
-    def prepare(self, config, downloads, work, made):
+    def prepare(self, config, downloads, work, target):
         from lockstep.data import prepare
         from lockstep.model import encoders, metrics
 
@@ -39,11 +39,11 @@ class Task(_classification.Task):
         else:
             model = encoders.initialise(config.model, tokenizer, labels, longest, config.train.seed, summary["notes"])
             shape = metrics.Shape.of(model)
-        with atomic_folder(made / paths.DATASET) as temporary:
+        with atomic_folder(target / paths.DATASET) as temporary:
             summary |= prepare.store(splits, tokenizer, temporary)
-        with atomic_folder(made / paths.TOKENIZER) as temporary:
+        with atomic_folder(target / paths.TOKENIZER) as temporary:
             tokenizer.save_pretrained(temporary)
-        with atomic_folder(made / paths.WEIGHTS) as temporary:
+        with atomic_folder(target / paths.WEIGHTS) as temporary:
             models.save(model, temporary, labels)
         vocabulary = f"{len(tokenizer):,} tokens in the vocabulary"
         return summary | {"pad_id": pad_id, "shape": asdict(shape), "inputs": vocabulary}

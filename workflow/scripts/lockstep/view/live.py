@@ -169,7 +169,7 @@ class LogHandler(Follower):
             "range": f"{min(seconds):.2f} to {max(seconds):.2f}" if len(seconds) > 1 else "",
             "runs": f"{len(done)} of {len(runs) + len(mine)}",
             "proof": "" if f"prove_{row.name}" in ahead else self.verdict(row.name),
-            "note": ", ".join(f"{n} {what}" for what, n in notes.items()),
+            "note": ", ".join(f"{n} {note}" for note, n in notes.items()),
         }
 
     def drawn_table(self, height: int) -> Table:
