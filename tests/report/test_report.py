@@ -146,16 +146,10 @@ def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said
 
 def test_ranks_that_share_a_gpu_are_told_of():
     """A row of three ranks on one GPU is fastest; single has one to itself."""
-    runs = {
-        name: [{"status": "ok", "watch": {"disturbed": []}, "asked": {"hardware": hardware}}]
-        for name, hardware in {"ddp": {"processes": 3, "gpu_count": 1}, "old": {"processes": 3}}.items()
-    }
-    best = {"row": "ddp", "device": "cuda", "world_size": 3, "rank": None, "repeats": 2, "train_seconds": 1.0}
-    summary = SimpleNamespace(runs=runs, ratios={}, profiles={})
+    best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "rank": None, "repeats": 2}
+    summary = SimpleNamespace(ratios={}, profiles={})
     assert headline.say_fastest(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
-    assert "(3 GPUs)" in headline.say_fastest(best | {"row": "old"}, [best], summary).en
-    runs["ddp"][0]["asked"]["hardware"] = {"processes": 4, "gpu_count": 2, "nodes": 2}
-    assert "(4 GPUs)" in headline.say_fastest(best | {"world_size": 4}, [best], summary).en
+    assert "(4 GPUs)" in headline.say_fastest(best | {"devices": 4}, [best], summary).en
     used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
     assert [headline.shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
 

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 
 from lockstep.config import registry
+from lockstep.config.hardware import device_count
 from lockstep.report import headline
 from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
@@ -267,7 +268,7 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     for position, row in enumerate(done):
         run = median_run(row, summary)
         hardware, nodes = run["asked"]["hardware"], run["asked"]["hardware"]["nodes"]
-        processes, devices = hardware["processes"], hardware.get("gpu_count", 0) * nodes or hardware["devices"]
+        processes, devices = hardware["processes"], device_count(hardware)
         for node in range(1, nodes):
             axes.plot([node * devices / nodes - 0.5] * 2, [position - 0.45, position + 0.45], color=COLOURS[-1])
         for device in range(devices):

@@ -120,15 +120,12 @@ def say_fastest(best: dict, done: list[dict], summary: Summary) -> Text:
     alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     last = max(slower, key=lambda row: row["train_seconds"], default=best)
-    devices = best["world_size"]
     one, several = "cpu_device", "cpu_devices"
     if best["device"] == "cuda":
-        asked = _hardware(best, summary)
-        devices = asked.get("gpu_count", 0) * asked.get("nodes", 1) or devices
         one, several = "gpu_device", "gpu_devices"
     return say(
         "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
-        devices=say(several if devices > 1 else one, n=devices),
+        devices=say(several if best["devices"] > 1 else one, n=best["devices"]),
         row=some([best["row"], *alike]) if alike else best["row"],
         slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
     )
