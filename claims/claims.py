@@ -135,7 +135,7 @@ def whole_checkpoint(done: Runs) -> tuple[str, str]:
         return UNKNOWN, missing
     states = sorted(done.folders["deepspeed"].glob("native/final/*model_states.pt"))
     whole = 4 * done.records["deepspeed"][1]["settings"]["parameters"]
-    from lockstep.strategies.deepspeed import its_classes
+    from lockstep.strategies._deepspeed import its_classes
 
     with torch.serialization.safe_globals(its_classes()):
         first = torch.load(states[0], map_location="cpu", weights_only=True)["module"]

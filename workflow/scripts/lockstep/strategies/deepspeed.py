@@ -9,7 +9,6 @@ Limits: the engine owns precision, clipping, accumulation and the backward pass,
 On a CPU: all stages work through gloo and agree with ddp to rounding; slower than it, so a test of function.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -25,9 +24,14 @@ from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import lean
 from lockstep.strategies import ddp
+from lockstep.strategies._deepspeed import (
+    load_collectives,
+    make_universal,
+    pickle_plainly,
+    scale_as_native_fp16,
+    values_only,
+)
 from lockstep.strategies._group import own_device
-
-SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Strategy(ddp.Strategy):
@@ -39,7 +43,7 @@ class Strategy(ddp.Strategy):
             import deepspeed
         self.deepspeed = deepspeed
         if self.hardware.device == "cpu":
-            self._load_collectives()
+            self.notes += load_collectives(deepspeed)
         local_rank = int(os.environ["LOCAL_RANK"])
         device = own_device(self.hardware, local_rank)
         deepspeed.init_distributed(
@@ -52,21 +56,6 @@ class Strategy(ddp.Strategy):
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
-
-    def _load_collectives(self) -> None:
-        """Load DeepSpeed's collectives through shared memory, which it compiles when first used; without: gloo's alone.
-
-        They are an acceleration only, and DeepSpeed asks that table whether to take them.
-        """
-        builder = self.deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
-        try:
-            builder.load()
-        except Exception:  # without compiler, headers or room on the disk; each says it in its own way
-            self.deepspeed.ops.__compatible_ops__[builder.NAME] = False
-            self.notes.append(
-                "DeepSpeed's collectives through shared memory could not be compiled, so gloo's were used instead"
-                " (on Debian: apt install g++ python3-dev)"
-            )
 
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
@@ -97,27 +86,7 @@ class Strategy(ddp.Strategy):
             model=model, optimizer=self.optimizer, config=settings, dist_init_required=False
         )
         if self.precision == "fp16" and self.options["stage"] and not self.options["native_precision"]:
-            self._scale_as_native_fp16()
-
-    def _scale_as_native_fp16(self) -> None:
-        """Give ZeRO the loss scaling that it has for `native_precision`, by the rules of PyTorch's GradScaler.
-
-        With `torch_autocast` DeepSpeed 0.19.8 takes a GradScaler itself, but it clips gradients that are still
-        multiplied by the scale, and leaves the scale as it was after a step that overflowed: all later ones do too.
-        """
-        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
-
-        zero = self.model.optimizer
-        zero.torch_autocast_gradscaler = None
-        zero.loss_scaler = DynamicLossScaler(
-            init_scale=2.0**16,
-            scale_window=2000,
-            min_scale=2.0**-24,
-            delayed_shift=1,
-            consecutive_hysteresis=False,
-            raise_error_at_min_scale=False,
-        )
-        zero.dynamic_loss_scale = True
+            scale_as_native_fp16(self.model)
 
     def loss_scale(self):
         without_zero = self.model.torch_autocast_z0_gradscaler
@@ -164,22 +133,16 @@ class Strategy(ddp.Strategy):
         return state | {name: safe_get_full_fp32_param(weight) for name, weight in self.module.named_parameters()}
 
     def save(self, folder):
-        self._pickle_plainly()
+        pickle_plainly()
         self.model.save_checkpoint(str(folder), tag="final")
 
-    def _pickle_plainly(self):
-        """Python 3.11.0 to 3.11.3 pickle an enum's member as a call of getattr, which is not let in when it is read."""
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-
-        ZeroStageEnum.__reduce_ex__ = lambda stage, _: (type(stage), (stage.value,))
-
     def save_state(self, folder):
-        self._pickle_plainly()
+        pickle_plainly()
         self.model.save_checkpoint(str(folder), tag="state")
 
     def load_state(self, folder):
         shards = len(list(folder.glob("state/*zero_pp_rank_*_optim_states.pt")))
-        with weights_only(), torch.serialization.safe_globals(its_classes()):
+        with values_only():
             if shards in (0, self.world.size):
                 self.model.load_checkpoint(str(folder), tag="state", load_lr_scheduler_states=False)
             else:
@@ -198,7 +161,7 @@ class Strategy(ddp.Strategy):
             )
         universal = Path(tempfile.gettempdir()) / "universal"
         if self.world.rank == 0:
-            _make_universal(folder / "state", universal / "state")
+            make_universal(folder / "state", universal / "state")
         dist.barrier()
         groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
@@ -216,8 +179,7 @@ class Strategy(ddp.Strategy):
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
             with (
-                weights_only(),
-                torch.serialization.safe_globals(its_classes()),
+                values_only(),
                 contextlib.redirect_stdout(io.StringIO()),  # it says what it does, in bars of progress too
                 contextlib.redirect_stderr(io.StringIO()),
             ):
@@ -270,35 +232,3 @@ REFUSED = [
     ),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
 ]
-
-
-def _make_universal(state: Path, universal: Path) -> None:
-    from deepspeed.checkpoint import ds_to_universal
-
-    arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
-    places = {"input_folder": str(state), "output_folder": str(universal)}
-    universal.mkdir(parents=True)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
-        ds_to_universal.main(argparse.Namespace(**arguments, **places, inject_missing_state=True))
-
-
-@contextlib.contextmanager
-def weights_only():
-    """DeepSpeed has PyTorch run what stands in a checkpoint's pickle; PyTorch's own switch forbids it."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
-
-
-def its_classes() -> list[type]:
-    """The classes of DeepSpeed's own that stand in its checkpoints. None of them does more than hold values."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]

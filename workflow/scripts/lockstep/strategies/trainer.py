@@ -1,6 +1,6 @@
 """trainer: transformers.Trainer over DistributedDataParallel, under torchrun. The loop is its own.
 
-`Strategy` sets it up; what it would do otherwise than the other rows is set there, each with its reason. Then Trainer
+`Strategy` sets it up: `asked_arguments` has what it would do otherwise than the other rows, with reasons. Then Trainer
 is in control: it asks `Replaying` for the data loader, which is `Batches`, and for each batch's loss; `Steps` is called
 back when training begins and after each step.
 
@@ -19,10 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.model import lean, models
 from lockstep.strategies import ddp
 
+with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
+    import transformers
+
 
 class Strategy(ddp.Strategy):
-    def wrap(self):  # which Trainer does when it trains, by these arguments
-        self.arguments = {
+    def wrap(self):
+        """Nothing: Trainer wraps the model when it trains."""
+
+    def asked_arguments(self) -> dict:
+        """What Trainer would do otherwise than the other rows."""
+        return {
             "use_cpu": self.world.device.type == "cpu",
             "ddp_backend": self.hardware.backend,
             "ddp_timeout": int(self.hardware.timeout),
@@ -44,12 +51,11 @@ class Strategy(ddp.Strategy):
         }
 
     def train(self, replay):
+        self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
             output_dir=str(replay.session.folder), max_steps=replay.steps, **self.arguments
         )
-        self.trainer = Replaying(self.module, arguments, optimizers=(self.optimizer, replay.schedule))
-        self.trainer.strategy, self.trainer.replay = self, replay
-        self.trainer.loss_is_scaled_for_ga = True  # our losses are parts of the global batch's mean already
+        self.trainer = Replaying(self, replay, arguments)
         self.trainer.accelerator.ddp_handler.gradient_as_bucket_view = self.options["gradient_as_bucket_view"]
         self.trainer.pop_callback(transformers.PrinterCallback)
         self.trainer.add_callback(Steps(self.trainer))
@@ -88,13 +94,13 @@ REFUSED = [
 ]
 
 
-with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
-    import transformers
-    from transformers import Trainer
-
-
-class Replaying(Trainer):
+class Replaying(transformers.Trainer):
     """Trains the plan's batches, whose losses are made as in every row."""
+
+    def __init__(self, strategy, replay, arguments):
+        super().__init__(strategy.module, arguments, optimizers=(strategy.optimizer, replay.schedule))
+        self.strategy, self.replay = strategy, replay
+        self.loss_is_scaled_for_ga = True  # our losses are parts of the global batch's mean already
 
     def get_train_dataloader(self):
         return Batches(self.replay)

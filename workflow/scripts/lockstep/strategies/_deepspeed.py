@@ -1,0 +1,93 @@
+"""What deepspeed's file needs of DeepSpeed besides training: ways around its faults, and reading its checkpoints."""
+
+import argparse
+import contextlib
+import io
+import os
+from pathlib import Path
+
+import torch
+
+SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+
+
+def load_collectives(deepspeed) -> list[str]:
+    """Load DeepSpeed's collectives through shared memory, which it compiles when first used; without: gloo's alone.
+
+    They are an acceleration only, and DeepSpeed asks that table whether to take them. Returns notes for the report.
+    """
+    builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
+    try:
+        builder.load()
+    except Exception:  # without compiler, headers or room on the disk; each says it in its own way
+        deepspeed.ops.__compatible_ops__[builder.NAME] = False
+        return [
+            "DeepSpeed's collectives through shared memory could not be compiled, so gloo's were used instead"
+            " (on Debian: apt install g++ python3-dev)"
+        ]
+    return []
+
+
+def scale_as_native_fp16(engine) -> None:
+    """Give ZeRO the loss scaling that it has for `native_precision`, by the rules of PyTorch's GradScaler.
+
+    With `torch_autocast` DeepSpeed 0.19.8 takes a GradScaler itself, but it clips gradients that are still multiplied
+    by the scale, and leaves the scale as it was after a step that overflowed: all later ones do too.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    zero = engine.optimizer
+    zero.torch_autocast_gradscaler = None
+    zero.loss_scaler = DynamicLossScaler(
+        init_scale=2.0**16,
+        scale_window=2000,
+        min_scale=2.0**-24,
+        delayed_shift=1,
+        consecutive_hysteresis=False,
+        raise_error_at_min_scale=False,
+    )
+    zero.dynamic_loss_scale = True
+
+
+def pickle_plainly() -> None:
+    """Let checkpoints be read that Python 3.11.0 to 3.11.3 write.
+
+    They pickle an enum's member as a call of getattr, which is not let in when it is read.
+    """
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    ZeroStageEnum.__reduce_ex__ = lambda stage, _: (type(stage), (stage.value,))
+
+
+def make_universal(state: Path, universal: Path) -> None:
+    """Write DeepSpeed's checkpoint `state` as a universal one, which any number of processes can read."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    folders = {"input_folder": str(state), "output_folder": str(universal)}
+    universal.mkdir(parents=True)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+        ds_to_universal.main(argparse.Namespace(**arguments, **folders, inject_missing_state=True))
+
+
+@contextlib.contextmanager
+def values_only():
+    """Let nothing run that stands in a checkpoint's pickle: DeepSpeed asks PyTorch to, whose own switch forbids it."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = "1"
+    try:
+        with torch.serialization.safe_globals(its_classes()):
+            yield
+    finally:
+        del os.environ[SWITCH]
+        if before is not None:
+            os.environ[SWITCH] = before
+
+
+def its_classes() -> list[type]:
+    """The classes of DeepSpeed's own that stand in its checkpoints. None of them does more than hold values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
