@@ -1,7 +1,7 @@
 """What Lockstep does on GPUs, tried on pretended ones (tests/pretended): from the launch to the report, and mistakes.
 
-All of it is slow, as C++ is compiled and whole runs are made. CI trains a row of each kind and makes every mistake; the
-other rows, the proofs and the whole pipeline are for `make test-slow`.
+All of it is slow, as C++ is compiled and whole runs are made. CI trains a row of each kind and makes each kind of
+mistake; the other rows, the proofs and the whole pipeline are for `make test-slow`.
 """
 
 import json
@@ -78,10 +78,45 @@ import torch
 from lockstep.strategies import _group, ddp
 _group.own_device = lambda hardware, local_rank: torch.device("cuda", local_rank)
 class Strategy(ddp.Strategy):
-    def to_device(self, arrays):
-        return {name: torch.from_numpy(array).to("cuda") for name, array in arrays.items()}
+    pass
 """,
-        "Expected all tensors to be on the same device",
+        "the current device is cuda:0",
+    ),
+    "sums_on_the_first_gpu": (
+        """
+import torch
+import torch.distributed as dist
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def step(self):
+        dist.all_reduce(torch.ones(1, device="cuda:0"))
+        super().step()
+""",
+        "Duplicate GPU detected",
+    ),
+    "gathers_on_the_first_gpu": (  # what has no device goes by the current one
+        """
+import torch
+import torch.distributed as dist
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def step(self):
+        with torch.cuda.device(0):
+            dist.all_gather_object([None] * self.world.size, 1)
+        super().step()
+""",
+        "Duplicate GPU detected",
+    ),
+    "waits_on_the_first_gpu": (
+        """
+import torch.distributed as dist
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def step(self):
+        dist.barrier(device_ids=[0])
+        super().step()
+""",
+        "Duplicate GPU detected",
     ),
     "batch_on_the_cpu": (
         """
@@ -113,6 +148,72 @@ class Strategy(dataparallel.Strategy):
 ONE_PROCESS_ON = ("cpu", "cuda")
 """,
         "world_size: 2 is asked for, and counts_devices_as_processes uses 1",
+    ),
+}
+MISTAKES_NOT_IN_CI = ("gathers_on_the_first_gpu", "waits_on_the_first_gpu")  # which are much like one that is
+# Each is refused with these words, as real GPUs refuse it; and what is honest and much like it is not.
+REFUSED = {
+    "time_of_untimed_events": (
+        """
+start, end, untimed = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))
+start.record(), end.record(), untimed.record()
+assert start.elapsed_time(end) >= 0
+start.elapsed_time(untimed)
+""",
+        "ValueError: Both events must be created with argument 'enable_timing=True'.",
+    ),
+    "time_of_an_event_that_never_was": (
+        """
+start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+start.record()
+start.elapsed_time(end)
+""",
+        "ValueError: Both events must be recorded before calculating elapsed time.",
+    ),
+    "pinned_memory_of_a_gpu": (
+        """
+torch.ones(1).pin_memory().cuda().pin_memory()
+""",
+        "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+    ),
+    "more_memory_than_there_is": (
+        """
+for _ in range(3):
+    torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda")  # each goes before the next one is there
+kept = torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda")
+torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda:1")
+try:
+    kept.new_empty(20 * 2**30)
+except torch.OutOfMemoryError:
+    assert torch.cuda.memory_allocated() == 5 * 2**30
+kept.new_empty(5 * 2**30)
+""",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+        " of which 3.00 GiB is free.",
+    ),
+    "use_after_a_fork": (
+        """
+def use():
+    torch.empty(1, device="cuda")
+fork = torch.multiprocessing.get_context("fork")
+first = fork.Process(target=use)  # nobody has used a GPU yet
+first.start(), first.join()
+assert first.exitcode == 0
+use()
+second = fork.Process(target=use)
+second.start(), second.join()
+assert second.exitcode == 1
+""",
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use"
+        " the 'spawn' start method",
+    ),
+    "a_gpu_that_it_does_not_see": (
+        """
+os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+torch.empty(1, device="cuda:0")
+torch.empty(1, device="cuda:1")
+""",
+        "CUDA error: invalid device ordinal",
     ),
 }
 # Each rank reads its state back onto the GPU that rank 0 had saved it from.
@@ -268,13 +369,44 @@ def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
     assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]
 
 
-@in_ci
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(name, marks=[] if name in MISTAKES_NOT_IN_CI else [in_ci]) for name in MISTAKES]
+)
 def test_a_mistake_that_a_cpu_forgives_is_named(two, mistake):
     code, said = MISTAKES[mistake]
     finished = two.launch(mistake, code)
     assert finished.returncode == 1
     assert said in finished.stderr
+
+
+@in_ci
+@pytest.mark.parametrize("asked", REFUSED)
+def test_pretended_gpus_refuse_what_real_ones_do(two, asked):
+    code, said = REFUSED[asked]
+    finished = two.place.run("python", "-c", f"import os, torch\n{code}", **two.variables)
+    assert (finished.returncode == 0) == (asked == "use_after_a_fork")  # where it is the child that fails
+    assert said in finished.stderr
+
+
+def test_a_run_that_wants_more_memory_than_its_gpu_has_says_so_and_leaves_nothing_behind(two):
+    code = """
+import torch
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def step(self):
+        torch.empty(20 * 2**30, dtype=torch.uint8, device=self.world.device)
+        super().step()
+"""
+    finished = two.launch("wants_too_much", code)
+    assert finished.returncode == 1
+    said = re.findall(r"^.*CUDA out of memory\. Tried to allocate 20\.00 GiB.*$", finished.stderr, re.MULTILINE)
+    assert len(said) == 1, finished.stderr
+    script = str(two.place.path("workflow/scripts"))
+    alive = [process.info for process in psutil.process_iter(["cmdline"])]
+    assert not [each for each in alive if any(word.startswith(script) for word in each["cmdline"] or ())]
+    folder = two.place.path("results/runs/wants_too_much/n2/rep1")
+    assert not (folder / "record.json").exists()
+    assert not list(folder.rglob("*.safetensors"))
 
 
 @in_ci
@@ -407,6 +539,20 @@ def test_the_gpus_that_are_asked_for_are_those_that_train(two, row, asked, visib
     assert machine["gpus"] == ["Pretended GPU 2", "Pretended GPU 3"]
     watched = two.read(f"runs/{row}/n2/rep3/record.json")["watch"]["gpus"]
     assert [gpu["gpu"] for gpu in watched] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "names", "numbers"),
+    [("ddp", "1,2", ["Fast GPU", "Fast GPU"], [1, 2]), pytest.param("single", "0", ["Slow GPU"], [0], marks=in_ci)],
+)
+def test_gpus_of_unlike_kinds_keep_the_numbers_of_nvidia_smi(two, row, chosen, names, numbers):
+    """CUDA by itself counts the fastest first: it would train on others than those that are named and watched."""
+    unlike = {"LOCKSTEP_PRETENDED_GPUS": "3", "LOCKSTEP_PRETENDED_KINDS": "Slow GPU,Fast GPU,Fast GPU"}
+    finished = two.script("launch", "--row", row, "--repeat=7", CUDA_VISIBLE_DEVICES=chosen, **unlike)
+    assert finished.returncode == 0, finished.stderr
+    assert two.read(f"runs/{row}/n*/rep7/env.json")["gpus"] == names
+    watched = two.read(f"runs/{row}/n*/rep7/record.json")["watch"]["gpus"]
+    assert [gpu["gpu"] for gpu in watched] == numbers
 
 
 IMAGES = """

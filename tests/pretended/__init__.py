@@ -4,18 +4,26 @@
 every process that a run starts, its launchers included; the product itself never loads it. There
 
 - gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the
-  CPU's operators, refused in PyTorch's words where tensors of two devices meet; and a process group that calls itself
-  nccl, sends by gloo, and refuses two ranks on one device;
+  CPU's operators, refused in PyTorch's words where tensors of two devices meet or a process wants more than 8 GiB of
+  a GPU; and a process group that calls itself nccl, sends by gloo, and refuses two ranks on one device;
 - torch_cuda.py answers what torch.cuda and torch.distributed are asked: count, names, memory, capability, streams,
-  events (which read the host's clock), random states;
+  events (which read the host's clock), random states; like CUDA it counts the fastest GPUs first, unless
+  CUDA_DEVICE_ORDER says otherwise, and refuses to be used in a process that was forked off one that used it;
 - pynvml.py answers for NVML.
+
+LOCKSTEP_PRETENDED_KINDS="Slow GPU,Fast GPU" names GPUs of unlike kinds, in the order of the bus.
 
 What they can't know: what kernels a real device would launch, in how much time and memory; whether NCCL, cuBLAS, CUDA
 graphs or a driver work; how a device rounds; that work goes on while the host does. Attention and SyncBatchNorm are
-computed by their formulas, pinned memory is ordinary memory, Horovod is its library for the CPU, and the profiler
-records the host only. All GPUs of a process draw from the host's one random generator. Operators that index, and those
-over lists of tensors, let a tensor of the host pass, so of such a mistake nothing is seen. Numbers that come of them
-are of no GPU, so they stay in the tests' folders.
+computed by their formulas, pinned memory is ordinary memory (and what pin_memory returns no copy), Horovod is its
+library for the CPU, and the profiler records the host only. All GPUs of a process draw from the host's one random
+generator. Each process has the whole memory of a GPU for itself, nothing of it goes to a CUDA context, a cache or
+fragments, and NVML and mem_get_info always tell that all is free. Operators that index, and those over lists of
+tensors, let a tensor of the host pass, so of such a mistake nothing is seen; nor of a forked child that computes with a
+GPU's tensor of its parent's, of a variable that is changed after CUDA has read it, or of a GPU that
+CUDA_VISIBLE_DEVICES names twice (one that it names by its UUID is not found). Where a rank sends from a GPU that
+another one of its group has sent from, real NCCL waits until its timeout, or even works if all ranks exchange their
+GPUs; here it is refused at once. Numbers that come of them are of no GPU, so they stay in the tests' folders.
 """
 
 import os

@@ -27,7 +27,9 @@ using c10::DeviceIndex;
 using torch::jit::Stack;
 
 constexpr int MOST = 16;
+std::atomic<int> visible{-1};  // how many this process sees, once torch_cuda.py has said it
 int count_of_devices() {
+  if (int count = visible.load(); count >= 0) return count;
   const char* given = std::getenv("LOCKSTEP_PRETENDED_GPUS");
   return given ? std::atoi(given) : 0;
 }
@@ -35,7 +37,24 @@ int count_of_devices() {
 thread_local DeviceIndex current = 0;
 std::atomic<int64_t> allocated[MOST], peak[MOST];
 
+std::string binary_size(int64_t bytes) {
+  const bool large = bytes >= 1 << 30;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %s", bytes / (large ? 1073741824.0 : 1048576.0), large ? "GiB" : "MiB");
+  return text;
+}
+
+// What this process asks for beyond a GPU's memory is refused, in the words of CUDACachingAllocator.cpp.
+void refuse_more(DeviceIndex device, int64_t bytes) {
+  const int64_t room = MEMORY_OF_A_GPU - allocated[device];
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, bytes <= room, "CUDA out of memory. Tried to allocate ", binary_size(bytes), ". GPU ",
+      int(device), " has a total capacity of ", binary_size(MEMORY_OF_A_GPU), " of which ", binary_size(room),
+      " is free.");
+}
+
 void count_bytes(DeviceIndex device, int64_t bytes) {
+  refuse_more(device, bytes);
   int64_t now = allocated[device] += bytes;
   int64_t before = peak[device].load();
   while (now > before && !peak[device].compare_exchange_weak(before, now)) {
@@ -100,6 +119,7 @@ c10::DataPtr on_device(c10::Storage storage, DeviceIndex device) {
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto* cpu = c10::GetAllocator(c10::kCPU);
+    refuse_more(current, static_cast<int64_t>(bytes));  // before the host is asked for it
     c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, cpu->allocate(bytes), cpu, false);
     return on_device(std::move(storage), current);
   }
@@ -372,6 +392,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 
 }  // namespace
 
+void pretended_see(int count) { visible = count; }
 int64_t pretended_allocated(int device) { return allocated[device].load(); }
 int64_t pretended_peak(int device) { return peak[device].load(); }
 void pretended_reset_peak(int device) { peak[device] = allocated[device].load(); }

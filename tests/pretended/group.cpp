@@ -5,8 +5,12 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/extension.h>
 
+#include <set>
+
+void pretended_see(int count);
 int64_t pretended_allocated(int device);
 int64_t pretended_peak(int device);
 void pretended_reset_peak(int device);
@@ -155,6 +159,10 @@ class Group final : public c10d::Backend {
     return done(outputs);
   }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
+    if (name_ == "nccl") {
+      std::vector<at::Tensor> one{at::zeros({1}, Device(c10::kCUDA, device_of_barrier(options)))};
+      return allreduce(one, {});
+    }
     c10d::BarrierOptions plain;
     gloo_->barrier(plain)->wait();
     return done({});
@@ -181,22 +189,40 @@ class Group final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
     return c10::make_intrusive<Done>(std::move(tensors));
   }
-  // At the first collective the ranks tell each other their devices: NCCL refuses two on one.
+  // NCCL's barrier is a sum over one number, on the device that ProcessGroupNCCL chooses: the one that is named, or
+  // that the group was made for, or the first in use, or else the rank's number. The current device does not matter.
+  DeviceIndex device_of_barrier(const c10d::BarrierOptions& options) {
+    if (!options.device_ids.empty()) return DeviceIndex(options.device_ids[0]);
+    if (getBoundDeviceId()) return getBoundDeviceId()->index();
+    if (!met_.empty()) return *met_.begin();
+    return DeviceIndex(getRank() % guard()->deviceCount());
+  }
+  // For each device that a rank uses NCCL makes a communicator, and refuses two ranks on one device.
   void meet(DeviceIndex device) {
-    if (met_) return;
-    met_ = true;
+    if (met_.count(device)) return;
     const std::string mine = std::to_string(int(device));
-    store_->set("pretended device " + std::to_string(getRank()), mine);
-    for (int rank = 0; rank < getSize(); ++rank)
-      TORCH_CHECK(
-          rank == getRank() || store_->get_to_str("pretended device " + std::to_string(rank)) != mine,
-          "ncclInvalidUsage: Duplicate GPU detected : rank ", getRank(), " and rank ", rank,
-          " both on CUDA device ", mine);
+    if (met_.empty()) {  // all ranks come here at their first collective, so each can say what is wrong
+      store_->set("pretended device of " + std::to_string(getRank()), mine);
+      for (int rank = 0; rank < getSize(); ++rank)
+        if (rank != getRank() && store_->get_to_str("pretended device of " + std::to_string(rank)) == mine)
+          refuse(device, rank);
+    }
+    // A later device is new to some of them only: real ranks wait there for each other in vain. Here a device stays
+    // with the rank that came first.
+    const std::string me = std::to_string(getRank());
+    const std::string holder = store_->compareSet("pretended holder of " + mine, std::string(), me);
+    if (holder != me) refuse(device, std::stoi(holder));
+    met_.insert(device);
+  }
+  void refuse(DeviceIndex device, int rank) {
+    TORCH_CHECK(
+        false, "ncclInvalidUsage: Duplicate GPU detected : rank ", getRank(), " and rank ", rank,
+        " both on CUDA device ", int(device));
   }
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
   const std::string name_;
-  bool met_ = false;
+  std::set<DeviceIndex> met_;  // the devices that this rank has used, in order
 };
 
 c10::intrusive_ptr<c10d::Backend> make_group(
@@ -210,6 +236,9 @@ c10::intrusive_ptr<c10d::Backend> make_group(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("current_device", [] { return int(guard()->getDevice().index()); });
   module.def("set_device", [](int device) { guard()->setDevice(Device(c10::kCUDA, DeviceIndex(device))); });
+  module.attr("memory_of_a_gpu") = MEMORY_OF_A_GPU;
+  module.def("see", &pretended_see);
+  module.def("ask_for_initialisation", [] { torch::utils::set_requires_device_init(c10::kCUDA, true); });
   module.def("memory_allocated", &pretended_allocated);
   module.def("max_memory_allocated", &pretended_peak);
   module.def("reset_peak", &pretended_reset_peak);

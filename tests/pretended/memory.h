@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int64_t MEMORY_OF_A_GPU = int64_t(8) << 30;  // as pynvml.py says too
+
 void free_alias(void* held) {
   delete static_cast<c10::Storage*>(held);
 }

@@ -1,6 +1,7 @@
 """NVML of pretended GPUs.
 
 LOCKSTEP_PRETENDED_PROCESSES names a file that says what computes on them, as lists of GPU, process id and MiB.
+LOCKSTEP_PRETENDED_KINDS gives their names, in the order of the bus, where they are not all of one kind.
 """
 
 import json
@@ -33,7 +34,8 @@ def nvmlDeviceGetHandleByIndex(number):
 
 
 def nvmlDeviceGetName(gpu):
-    return "Pretended GPU"
+    kinds = os.environ.get("LOCKSTEP_PRETENDED_KINDS")
+    return kinds.split(",")[gpu] if kinds else "Pretended GPU"
 
 
 def nvmlDeviceGetHandleByUUID(uuid):

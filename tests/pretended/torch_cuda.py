@@ -12,8 +12,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-MEMORY = 8 * 2**30
 AMD = os.environ.get("LOCKSTEP_PRETENDED_AMD")  # the GPUs are AMD's: where the kernel tells of them
+KINDS = os.environ.get("LOCKSTEP_PRETENDED_KINDS")  # the GPUs' names in the order of the bus, where they differ
+forked = False  # whether this process was forked off one that used GPUs already
 
 
 @functools.cache
@@ -26,12 +27,23 @@ def gpus():
     return module
 
 
+def in_order_of_cuda() -> list[int]:
+    """The numbers, by the bus, of the machine's GPUs: CUDA itself counts the fastest first, if not told otherwise.
+
+    A kind is fast whose name begins so.
+    """
+    there = list(range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"])))
+    if KINDS and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        there.sort(key=lambda number: not KINDS.split(",")[number].startswith("Fast"))
+    return there
+
+
 def visible() -> list[int]:
-    """The numbers of the machine's GPUs that this process sees."""
+    """The numbers, by the bus, of the GPUs that this process sees."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = [str(number) for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))]
+    there = {str(place): number for place, number in enumerate(in_order_of_cuda())}
     named = there if chosen is None else [name.strip() for name in chosen.split(",")]
-    return [int(name) for name in itertools.takewhile(there.__contains__, named)]  # no further, as CUDA does
+    return [there[name] for name in itertools.takewhile(there.__contains__, named)]  # no further, as CUDA does
 
 
 # ---- torch.cuda: what its Python asks of its compiled part ----
@@ -69,10 +81,12 @@ class Stream(Idle):
 
 class Event(Idle):
     def __new__(cls, enable_timing=False, **_):
-        return object.__new__(cls)
+        made = object.__new__(cls)
+        made.timed, made.at = enable_timing, None
+        return made
 
     def __init__(self, *arguments, **more):
-        self.at = None
+        pass
 
     def record(self, stream=None):
         self.at = time.perf_counter()
@@ -81,16 +95,20 @@ class Event(Idle):
         pass
 
     def elapsed_time(self, end):
+        if not (self.timed and end.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.at is None or end.at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         return 1000 * (end.at - self.at)
 
 
 def properties(number):
     number = visible()[number]
     return SimpleNamespace(
-        name=f"Pretended GPU {number}",
+        name=KINDS.split(",")[number] if KINDS else f"Pretended GPU {number}",
         major=9,
         minor=0,
-        total_memory=MEMORY,
+        total_memory=gpus().memory_of_a_gpu,
         multi_processor_count=1,
         uuid=str(uuid.UUID(int=number)),
         is_integrated=False,
@@ -117,17 +135,37 @@ def memory_stats(number):
     return dict.fromkeys(names, kinds) | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
+def set_device(number):
+    gpus().see(len(visible()))
+    gpus().set_device(number)
+
+
 def exchange_device(number):
     before = gpus().current_device()
     if number >= 0:
-        gpus().set_device(number)
+        set_device(number)
     return before
 
 
 def start():
     import torch
 
+    gpus().see(len(visible()))
     torch.cuda.default_generators = (torch.default_generator,) * len(visible())
+    os.register_at_fork(after_in_child=after_fork)
+
+
+def after_fork():
+    """CUDA does not outlive a fork: torch.cuda is asked to start it anew, and refuses that."""
+    global forked
+    forked = True
+    gpus().ask_for_initialisation()
+
+
+def pin_memory(tensor, device=None):
+    if tensor.device.type != "cpu" or tensor.is_sparse:
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+    return tensor
 
 
 def stream_of(number):
@@ -155,10 +193,10 @@ def before_torch_cuda():
         "_cuda_init": start,
         "_cuda_getDeviceCount": lambda: len(visible()),
         "_cuda_getDevice": gpus().current_device,
-        "_cuda_setDevice": gpus().set_device,
+        "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
         "_cuda_maybeExchangeDevice": exchange_device,
-        "_cuda_isInBadFork": lambda: False,
+        "_cuda_isInBadFork": lambda: forked,
         "_cuda_synchronize": nothing,
         "_cuda_getCurrentStream": stream_of,
         "_cuda_getDefaultStream": stream_of,
@@ -186,14 +224,15 @@ def before_torch_cuda():
 def after_torch_cuda(cuda):
     import torch
 
-    cuda._cudart = SimpleNamespace(cudaMemGetInfo=lambda number: (MEMORY, MEMORY), cudaError=None)
+    memory = gpus().memory_of_a_gpu
+    cuda._cudart = SimpleNamespace(cudaMemGetInfo=lambda number: (memory, memory), cudaError=None)
     cuda.cudart = lambda: cuda._cudart
     cuda.get_device_properties = lambda device=None: properties(cuda._utils._get_device_index(device, optional=True))
-    cuda.mem_get_info = lambda device=None: (MEMORY, MEMORY)
+    cuda.mem_get_info = lambda device=None: (memory, memory)
     cuda.is_bf16_supported = lambda including_emulation=True: True
     cuda.memory._host_allocator = None
     torch.version.cuda, torch.version.hip = (None, "7.0") if AMD else ("13.0", None)
-    torch.Tensor.pin_memory = lambda self, device=None: self
+    torch.Tensor.pin_memory = pin_memory
     torch.Tensor.record_stream = lambda self, stream: None  # which takes no stream but PyTorch's own
     torch.Tensor.is_pinned = lambda self, device=None: False
     resize = torch.UntypedStorage.resize_
