@@ -272,7 +272,7 @@ def two(tmp_path_factory, libraries):
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row in IN_CI else []) for row in ROWS])
 def test_each_rank_has_a_gpu_of_its_own(two, row):
     if row == "horovod" and not HOROVOD:
-        pytest.skip("horovod is not installed here")
+        pytest.skip("Horovod is not installed: `make horovod` builds it")
     finished = two.launch(row)
     assert finished.returncode == 0, finished.stderr
     made = two.read(f"runs/{row}/n*/rep1/record.json")
@@ -363,7 +363,7 @@ def made_longer(two, row: str, code: str = "") -> dict:
 def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
     """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
     if row == "horovod" and not HOROVOD:
-        pytest.skip("horovod is not installed here")
+        pytest.skip("Horovod is not installed: `make horovod` builds it")
     assert not [note for note in made_longer(two, row)["notes"] if "not its own" in note]
     ranks = [two.read(f"runs/{row}/n2/rep3/ranks/{rank}.json") for rank in (0, 1)]
     assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]

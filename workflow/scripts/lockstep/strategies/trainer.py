@@ -21,6 +21,7 @@ from lockstep.strategies import ddp
 
 with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
     import transformers
+    from transformers import Trainer
 
 
 class Strategy(ddp.Strategy):
@@ -94,7 +95,7 @@ REFUSED = [
 ]
 
 
-class Replaying(transformers.Trainer):
+class Replaying(Trainer):
     """Trains the plan's batches, whose losses are made as in every row."""
 
     def __init__(self, strategy, replay, arguments):
