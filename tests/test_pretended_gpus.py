@@ -731,7 +731,8 @@ def test_every_row_and_option_goes_from_the_launch_to_the_report(tmp_path_factor
             continue
         row = rows[name]
         assert (row["status"], row["device"]) == ("ok", "cuda"), row
-        assert row["proof"] == "equal" or (row["proof"] == "within-tolerance" and row["precision"] != "fp32"), row
+        exact = row["precision"] == "fp32" and name != "bf16_hook"  # which sends fp32's gradients in 16 bits
+        assert row["proof"] == ("equal" if exact else "within-tolerance"), row
         assert row["world_size"] == (1 if name == "single" else gpus)
         assert row["utilisation_by_gpu"] == " / ".join(str(50 + gpu) for gpu in range(row["world_size"]))
     assert not [line for line in summary["headline"] if "Partial" in line]
