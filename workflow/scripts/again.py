@@ -41,17 +41,17 @@ def main() -> int:
             print(f"repetition {repeat}: its runs are of several sessions, in which the machine need not be the same")
             blocks.add(repeat)
     rules = [f"train_{row}_{repeat}" for repeat in sorted(blocks) for row in runs[repeat]]
-    if rules and arguments.results.resolve() != wanted.results.resolve():
+    repeated = f"{len(blocks)} of {len(runs)} blocks are repeated, which are {len(rules)} of {len(folders)} runs"
+    if not rules:
+        print(repeated)
+        return 0
+    if arguments.results.resolve() != wanted.results.resolve():
         raise BadInput(f"--results {arguments.results}: the workflow trains into {wanted.results} here, nowhere else.")
     made, here = read_json(paths.manifest_file(arguments.results)).get("container"), containers.kind()
-    if rules and "docker" in (made, here) and made != here:
+    if "docker" in (made, here) and made != here:
         how = "docker compose run --rm again" if made == "docker" else "make again, outside of Docker"
         raise BadInput(f"{arguments.results}: was made {'in' if made == 'docker' else 'outside'} Docker, so: {how}")
-    print(
-        f"{len(blocks)} of {len(runs)} blocks are repeated, which are {len(rules)} of {len(folders)} runs", flush=True
-    )
-    if not rules:
-        return 0
+    print(repeated, flush=True)
     command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules]
     if made == "apptainer":
         command.append("--use-singularity")  # or all would be trained again, outside the images

@@ -44,6 +44,11 @@ COMPLETION = """_lockstep() {{
 complete -o default -F _lockstep lockstep"""
 
 
+def default_rows() -> list[str]:
+    """The names of the default configuration's rows."""
+    return list(reading.read([PROJECT / reading.DEFAULT]).rows)
+
+
 def snakemake(words: list[str]) -> list[str]:
     """Snakemake's command line for a target's name and what follows it. Raises BadInput where it is not complete."""
     name, *rest = words
@@ -52,7 +57,7 @@ def snakemake(words: list[str]) -> list[str]:
     options = {word.partition("=")[0] for word in rest}
     own = options & {"--configfile", "--configfiles"}
     if name == "row" and not own | options & {"--config", "-C"}:
-        rows = reading.read([PROJECT / reading.DEFAULT]).rows
+        rows = default_rows()
         if rest[0] not in rows:
             raise BadInput(f"{rest[0]}: no such row. The configuration has: {', '.join(rows)}.")
     # Targets come before options that take several words.
@@ -76,11 +81,7 @@ def main() -> None:
     if asked.command is None:
         parser.print_help()
     elif asked.command == "completion":
-        print(
-            COMPLETION.format(
-                commands=" ".join(COMMANDS), rows=" ".join(reading.read([PROJECT / reading.DEFAULT]).rows)
-            )
-        )
+        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(default_rows())))
     elif asked.command in TARGETS and {"-h", "--help"} & set(asked.arguments):
         (line,) = (
             line.strip() for line in __doc__.splitlines() if line.strip().startswith(f"lockstep {asked.command} ")
