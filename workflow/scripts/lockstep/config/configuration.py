@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.config import schema
 from lockstep.config.row import Row, read_row
-from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
+from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.files import hash_text
 from lockstep.paths import PARITY, PROFILED, QUICK, RESULTS, TUNE
 
@@ -93,8 +93,8 @@ class Config:
         """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
         if not self.vary_seed:
             return row
-        train, base = (replace(section, seed=section.seed + repeat - 1) for section in (row.train, row.base.train))
-        return replace(row, train=train, base=replace(row.base, train=base))
+        own, of_all = (replace(train, seed=train.seed + repeat - 1) for train in (row.train, row.shared.train))
+        return replace(row, train=own, shared=replace(row.shared, train=of_all))
 
     @property
     def order(self) -> list[tuple[Row, int]]:
@@ -119,7 +119,7 @@ class Config:
     def reference(self, precision: str) -> Row:
         """`single` in `precision`: the trial that those of all rows are held against."""
         train = replace(self.train, precision=precision, accumulation=1)
-        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.base)
+        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.shared)
         return replace(self._trial(row), variations={} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES)
 
     def trial(self, row: Row) -> Row:
@@ -166,13 +166,13 @@ class Config:
         train = replace(row.train, **NOTHING_BESIDES)
         return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
-    def tried(self, name: str, recipe: dict) -> Row:
-        """A row of the search for the fastest recipe: a few steps, without evaluation. `recipe` is as in `rows`."""
+    def tried(self, name: str, raw: dict) -> Row:
+        """A row of the search for the fastest recipe: a few steps, without evaluation. `raw` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
-        base = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
-        row = read_row(name, recipe, Base(self.task, base, replace(self.hardware, nodes=1)), "tune")
+        train = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
+        row = read_row(name, raw, Shared(self.task, train, replace(self.hardware, nodes=1)), "tune")
         return replace(row, kind=TUNE)
 
     @property
-    def base(self) -> Base:
-        return Base(self.task, self.train, self.hardware)
+    def shared(self) -> Shared:
+        return Shared(self.task, self.train, self.hardware)

@@ -9,10 +9,10 @@ from lockstep.config import registry
 
 def difference(name: str) -> str:
     """A diff of single's methods and those in the strategy's file; then what else the file defines."""
-    base, own = definitions("single")[0], definitions(name)[0]
+    single, own = definitions("single")[0], definitions(name)[0]
     lines = []
     for method, text in own.items():
-        changed = difflib.unified_diff(base.get(method, []), text, n=1000, lineterm="")
+        changed = difflib.unified_diff(single.get(method, []), text, n=1000, lineterm="")
         lines += [*list(changed)[3:], ""]
     for function in helpers(name):
         lines += [*(f"+{line}" for line in function), ""]
@@ -41,12 +41,12 @@ def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:
     (strategy,) = [
         node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Strategy"
     ]
-    base = ast.unparse(strategy.bases[0]).removesuffix(".Strategy") if strategy.bases else None
+    parent = ast.unparse(strategy.bases[0]).removesuffix(".Strategy") if strategy.bases else None
     methods = {node.name: _lines(source, node) for node in strategy.body if isinstance(node, ast.FunctionDef)}
-    if base and base.startswith("_"):  # no strategy by itself: what it defines stands with those that extend it
-        shared, base = definitions(base)
+    if parent and parent.startswith("_"):  # no strategy by itself: what it defines stands with those that extend it
+        shared, parent = definitions(parent)
         methods = shared | methods
-    return methods, base
+    return methods, parent
 
 
 def helpers(name: str) -> list[list[str]]:

@@ -11,7 +11,7 @@ from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import resolve, visible_gpus
 from lockstep.config.row import read_row, refuse_foreign, with_batch
-from lockstep.config.sections import AskedHardware, Base, Data, Model, Predict, Profile, Train, Tune
+from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.errors import BadInput
 
 DEFAULT, ON_GPUS = "config/config.yaml", "config/gpu.yaml"
@@ -87,24 +87,24 @@ def parse(raw: dict, where: str = "config") -> Config:
         )
     if not _order(values["rows"]):
         raise BadInput(f"{where}: rows: no row is left. Name one, as in rows: {{ddp: {{strategy: ddp}}}}.")
-    base = Base(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
+    shared = Shared(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
     known = schema.of_configuration()["properties"]["train"]["properties"]
     asked = {key: value for key, value in values["train"].items() if value != known[key]["default"]}
-    refuse_foreign(base.train, asked, f"{where}: train")
-    base = replace(
-        base, train=with_batch(base.train, values["train"], lambda: resolve(base.hardware), f"{where}: train")
+    refuse_foreign(shared.train, asked, f"{where}: train")
+    shared = replace(
+        shared, train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware), f"{where}: train")
     )
     return Config(
         task=values["task"],
         data=Data(**data),
         model=Model(**values["model"]),
-        train=base.train,
-        hardware=base.hardware,
+        train=shared.train,
+        hardware=shared.hardware,
         predict=Predict(**values["predict"]),
         profile=Profile(**values["profile"]),
         tune=Tune(**values["tune"]),
         containers=values["containers"],
-        rows={name: read_row(name, values["rows"][name], base, where) for name in _order(values["rows"])},
+        rows={name: read_row(name, values["rows"][name], shared, where) for name in _order(values["rows"])},
         repeats=values["repeats"],
         budget=values["budget"],
         retries=values["retries"],

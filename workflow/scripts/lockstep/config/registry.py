@@ -77,20 +77,20 @@ def literals(name: str) -> dict:
     _read_literals(statements, values)
     for statement in statements:
         if isinstance(statement, ast.ClassDef) and statement.name == "Strategy":
-            for base in statement.bases:  # class Strategy(ddp.Strategy)
-                _inherit(values, literals(ast.unparse(base).removesuffix(".Strategy")))
+            for parent in statement.bases:  # class Strategy(ddp.Strategy)
+                _inherit(values, literals(ast.unparse(parent).removesuffix(".Strategy")))
     for key, default in values["DEFAULTS"].items():
         values["OPTIONS"][key] = values["OPTIONS"][key] | {"default": default}
     return values | {"DIVISION": values["DIVISION"] or "closed"}
 
 
-def _inherit(values: dict, base: dict) -> None:
+def _inherit(values: dict, parent: dict) -> None:
     """Add to a strategy's literals what it takes over from those of a strategy that its class extends."""
-    kept = base["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
-    values["OPTIONS"] = {key: base["OPTIONS"][key] for key in kept if key in base["OPTIONS"]} | values["OPTIONS"]
-    values["NEEDS"] = base["NEEDS"] | values["NEEDS"]
-    values |= {name: base[name] + values[name] for name in ("REFUSED", "LOSSY", "OTHER_MODEL")}
-    values |= {name: values[name] or base[name] for name in ("DIVISION", "NO_FP64")}
+    kept = parent["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
+    values["OPTIONS"] = {key: parent["OPTIONS"][key] for key in kept if key in parent["OPTIONS"]} | values["OPTIONS"]
+    values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
+    values |= {name: parent[name] + values[name] for name in ("REFUSED", "LOSSY", "OTHER_MODEL")}
+    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64")}
 
 
 def needs(name: str) -> list[Need]:

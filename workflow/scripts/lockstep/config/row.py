@@ -8,7 +8,7 @@ from functools import cached_property
 from lockstep import paths, provenance
 from lockstep.config import accelerate_file, registry, schema, tracking
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
-from lockstep.config.sections import LAST_RATE, AskedHardware, Base, Train
+from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
 
@@ -50,7 +50,7 @@ class Row:
     options: dict
     train: Train
     asked: AskedHardware
-    base: Base
+    shared: Shared
     kind: str = paths.RUNS  # or PARITY, PROFILED, TUNE: each has its own folder of results
     # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Row:
         """
         asked = self.asked
         if asked.threads in ("auto", "all"):
-            asked = replace(asked, threads=resolve(self.base.hardware).threads)
+            asked = replace(asked, threads=resolve(self.shared.hardware).threads)
         resolved, literals = resolve(asked, self.name), registry.literals(self.strategy)
         devices = 1 if resolved.device in literals["ONE_DEVICE_ON"] else resolved.devices
         processes = devices
@@ -107,7 +107,7 @@ class Row:
         """
         of_strategy = registry.literals(self.strategy)["DIVISION"]
         decisive = [key.name for key in fields(Train) if key.name not in FREE_KEYS]
-        same = all(getattr(self.train, key) == getattr(self.base.train, key) for key in decisive)
+        same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in decisive)
         return of_strategy if same or of_strategy == "published" else "open"
 
     def folder(self, repeat: int) -> str:
@@ -117,7 +117,7 @@ class Row:
         """How this row trains; what is a run's own is not set."""
         return Settings(
             row=self.name,
-            task=self.base.task,
+            task=self.shared.task,
             strategy=self.strategy,
             options=self.options,
             division=self.division,
@@ -206,7 +206,7 @@ class Row:
     def other_model(self) -> str:
         """Why the row trains another model than `single`, by its nature and not by mistake; empty if it does not."""
         reasons = [reason for _, reason in self._matches("OTHER_MODEL")]
-        batch, table = self.train.global_batch, self.base.train.global_batch
+        batch, table = self.train.global_batch, self.shared.train.global_batch
         if self.division == "published" and batch != table:
             reasons.append(f"it trains {batch} samples a step, where the others train {table}")
         return "; ".join(reasons)
@@ -223,7 +223,7 @@ class Row:
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """Which of its strategy's REFUSED, LOSSY or OTHER_MODEL hold for this row: what was asked, and why."""
         has = self.options | asdict(self.train) | asdict(self.hardware)
-        has |= {"precision": self.precision, "task": self.base.task}
+        has |= {"precision": self.precision, "task": self.shared.task}
         return [
             (", ".join(f"{key}: {has[key]}" for key in values), reason)
             for values, reason in registry.literals(self.strategy)[literal]
@@ -236,7 +236,7 @@ def times_trained(options: dict, processes: int) -> int:
     return processes if options.get("no_sampler") else 1
 
 
-def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
+def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     """The row `name` of the configuration `where`. Raises BadInput where it says what no row, or no such one, can."""
     where = f"{where}: rows.{name}"
     if not isinstance(name, str):
@@ -258,19 +258,21 @@ def read_row(name: str, raw: dict, base: Base, where: str) -> Row:
     schema.check(given, allowed, where)
     known = registry.literals(strategy)["OPTIONS"].items()
     own = {key: option["default"] for key, option in known if "default" in option} | given
-    train = _override(base.train, own)
+    train = _override(shared.train, own)
     refuse_foreign(train, given, where)
     if train.checkpoint == "best" and not train.eval_every:
         raise BadInput(f"{where}: checkpoint: best needs eval_every above 0; set checkpoint to last, or eval_every.")
-    figures = (*registry.task_literals(base.task)["QUALITY"], "loss")
+    figures = (*registry.task_literals(shared.task)["QUALITY"], "loss")
     if train.checkpoint == "best" and train.best not in figures:
-        raise BadInput(f"{where}: train.best: {base.task} has no {train.best}. Set it to one of: {', '.join(figures)}.")
+        raise BadInput(
+            f"{where}: train.best: {shared.task} has no {train.best}. Set it to one of: {', '.join(figures)}."
+        )
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
     if options.get("config_file"):  # a run that was made with another content is not of this row
         options["config_file"] = os.path.expanduser(options["config_file"])
         options["config_file_sha256"] = accelerate_file.digest(options["config_file"])
-    row = Row(name, strategy, options, train, _override(base.hardware, own), base)
+    row = Row(name, strategy, options, train, _override(shared.hardware, own), shared)
     return replace(row, train=with_batch(train, given, lambda: row.hardware, where))
 
 

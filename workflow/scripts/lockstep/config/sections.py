@@ -138,7 +138,7 @@ class Tune:
 
 
 @dataclass(frozen=True)
-class Base:
+class Shared:
     """What rows share: the task; and what they override: the configuration's own `train` and `hardware` sections."""
 
     task: str

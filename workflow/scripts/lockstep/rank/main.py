@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
-        _write_reason(folder, files, error, int(progress.row[2]) if progress else 0)
+        _write_reason(folder, files, error, int(progress.steps) if progress else 0)
         print(f"rank {files.rank} failed:", file=sys.stderr)
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
@@ -171,7 +171,7 @@ def train(session: Session) -> None:
             "bytes_read": bytes_read(),
             "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
-            "settings": replay.settings | {"parameters": start["parameters"]},
+            "settings": replay.live_settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
             "gradient_norm": files.gradient_norm,

@@ -112,7 +112,7 @@ class Replay:
 
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
-        self.settings = readback.check(self.session.strategy, self.session.settings)
+        self.live_settings = readback.check(self.session.strategy, self.session.settings)
         if self.session.settings.saved:
             self.resumption.restore(Path(self.session.settings.saved))
         self._open()

@@ -148,8 +148,8 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     Where there is no single of as many steps, the losses themselves.
     """
     runs = {row["row"]: median_run(row, summary) for row in done}
-    base = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
-    alike = base is not None and {len(run["losses"]) for run in runs.values()} == {len(base)}
+    baseline = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
+    alike = baseline is not None and {len(run["losses"]) for run in runs.values()} == {len(baseline)}
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
     table, window, largest = [], 1, 0.0
     for position, (name, run) in enumerate(runs.items()):
@@ -160,12 +160,12 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)  # more than can be seen weighs much
         style = {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4}
         style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
-        shown = smooth - _smoothed(base, window) if alike else smooth
+        shown = smooth - _smoothed(baseline, window) if alike else smooth
         left.plot(steps[keep], shown[keep], label=name, **style)
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
         line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
         if alike:
-            difference = float(np.abs(np.subtract(run["losses"], base)).max())
+            difference = float(np.abs(np.subtract(run["losses"], baseline)).max())
             largest = max(largest, difference)
             line.append(f"{difference:.2g}")
         table.append(line)

@@ -69,33 +69,34 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     # A single closed row among open ones is what those are held against, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
     sentences = [] if alone else [say_fastest(best, done, summary)]
-    base = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
-    if base and best is not base and not alone and (ratio := summary.ratios.get(best["row"], {}).get(base["row"])):
-        sentences.append(_ratio(best, base, ratio))
-    sentences += _control(done, base, summary.ratios)
+    baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
+    if baseline and best is not baseline and not alone:
+        ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
+        sentences += [_ratio(best, baseline, ratio)] if ratio else []
+    sentences += _control(done, baseline, summary.ratios)
     if summary.ladder:
         sentences.append(_open(summary.ladder))
     return sentences
 
 
-def _control(done: list[dict], base: dict | None, ratios: dict) -> list[Text]:
+def _control(done: list[dict], baseline: dict | None, ratios: dict) -> list[Text]:
     """What two rows that are one program came to: on a CPU `nn.DataParallel` hands everything to the plain model."""
     alias = next((row for row in done if row["strategy"] == "dataparallel" and row["device"] == "cpu"), None)
-    ratio = ratios.get(alias["row"], {}).get(base["row"]) if alias and base else None
+    ratio = ratios.get(alias["row"], {}).get(baseline["row"]) if alias and baseline else None
     if not ratio or not ratio["kind"]:
         return []
     figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
     rounded = {name: f"{value:.3f}" for name, value in figures.items()}
-    return [say("control", row=alias["row"], base=base["row"], **rounded)]
+    return [say("control", row=alias["row"], baseline=baseline["row"], **rounded)]
 
 
 def _open(ladder: dict) -> Text:
     """Which row of the open division to take (lockstep/report/ladder.py)."""
     rung = next((rung for rung in ladder["rungs"] if rung["row"] == ladder["best"]), None)
     if rung is None:
-        return say("open_none", base=ladder["base"])
+        return say("open_none", baseline=ladder["baseline"])
     figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
-    return say("open", row=rung["row"], base=ladder["base"], **figures)
+    return say("open", row=rung["row"], baseline=ladder["baseline"], **figures)
 
 
 def warning(summary: Summary) -> Text | None:
@@ -173,16 +174,16 @@ def _slowest(last: dict, best: dict, summary: Summary) -> Text:
     return say("slowest", row=last["row"], ratio=f"{ratio:.2f}", because=reason)
 
 
-def _ratio(best: dict, base: dict, ratio: dict) -> Text:
+def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
     low, high = f"{ratio['low']:.3f}", f"{ratio['high']:.3f}"
     return say(
         "ratio",
         row=best["row"],
-        base=base["row"],
+        baseline=baseline["row"],
         ratio=f"{ratio['value']:.3f}",
         interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
         ours=f"{best['train_seconds']:.3g}",
-        theirs=f"{base['train_seconds']:.3g}",
+        theirs=f"{baseline['train_seconds']:.3g}",
         n=ratio["n"],
     )
 
@@ -224,12 +225,12 @@ def _conditions(summary: Summary) -> Text:
     def each(key):
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
-    base = next((row["row"] for row in done if row["strategy"] == BASELINE and row["device"] == "cpu"), None)
+    baseline = next((row["row"] for row in done if row["strategy"] == BASELINE and row["device"] == "cpu"), None)
     idle = same("")
-    if base:
-        busy = busy_cores(good_runs(summary.runs[base])[0]["asked"]["hardware"])
+    if baseline:
+        busy = busy_cores(good_runs(summary.runs[baseline])[0]["asked"]["hardware"])
         if busy < summary.environment["cores"]:
-            idle = say("one_share", row=base, n=busy, cores=summary.environment["cores"])
+            idle = say("one_share", row=baseline, n=busy, cores=summary.environment["cores"])
     without = [row["row"] for row in done if _without_nccl(summary.runs[row["row"]])]
     shown = resolution(statistics["resolution"]) if statistics else same("")
     return say(

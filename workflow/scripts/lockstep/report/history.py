@@ -11,7 +11,7 @@ from lockstep.errors import BadInput
 from lockstep.files import atomic_folder
 from lockstep.report import comparison, pictures, rendering
 from lockstep.report.charts import COLOURS, Drawing, plt
-from lockstep.report.summary import good_runs, trusted
+from lockstep.report.summary import good_runs, succeeded, trusted
 from lockstep.report.words import say
 
 # What makes a results folder large, and is in no report and no comparison.
@@ -104,7 +104,7 @@ def read(history: Path) -> tuple[list[Kept], list[str]]:
 
 def _kept(folder: Path) -> Kept:
     report = comparison.read_report(folder)
-    runs = [run for several in report["runs"].values() for run in several if run["status"] == "ok"]
+    runs = [run for several in report["runs"].values() for run in succeeded(several)]
     environments = [run["environment"] for run in runs]
     commits = list(dict.fromkeys((environment.get("commit") or "?")[:10] for environment in environments))
     changed = "+" if any(environment.get("changed") for environment in environments) else ""

@@ -2,7 +2,7 @@
 
 Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
 Quality is macro-F1 on the test split, or minus the loss of a language model (the logarithm of its perplexity), held
-against the base row's of the same repetition, which has the same seed. As good is a row of which it is shown, by a
+against the baseline row's of the same repetition, which has the same seed. As good is a row of which it is shown, by a
 one-sided t test, that it is not worse by MARGIN or more (a test for non-inferiority: Walker & Nowacki 2011,
 doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is of other seeds, not of other texts: all
 runs are tested on the same. That nothing was shown is no proof of quality, nor is it one that two models are alike
@@ -18,7 +18,7 @@ from lockstep import stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 
-BASE = "single"  # the strategy of the row that all others are held against
+BASELINE = "single"  # the strategy of the row that all others are held against
 MARGIN = 0.02  # of macro-F1; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
 ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
@@ -31,14 +31,14 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     None where there is no open row, or nothing to hold it against. runs: every row's runs that succeeded; timed: those
     of them whose time counts, as nothing disturbed them, which does no harm to quality.
     """
-    base = next((row["row"] for row in rows if row["strategy"] == BASE and row["division"] == "closed"), None)
+    baseline = next((row["row"] for row in rows if row["strategy"] == BASELINE and row["division"] == "closed"), None)
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
-    if base is None or not runs[base] or not names:
+    if baseline is None or not runs[baseline] or not names:
         return None
-    rungs, learnt = [], _learnt(runs[base])
+    rungs, learnt = [], _learnt(runs[baseline])
     for name in names:
-        rung = _rung(config, name, timed[name], timed[base])
-        judged = quality(*_paired(runs[name], runs[base]))
+        rung = _rung(config, name, timed[name], timed[baseline])
+        judged = quality(*_paired(runs[name], runs[baseline]))
         empty = not learnt and judged["quality"] != "too_few"
         rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
     choose(rungs)
@@ -47,7 +47,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     best = max(good, key=lambda rung: rung["gain"], default=None)
     figure = registry.task_literals(config.task)["QUALITY"][-1]
     return {
-        "base": base,
+        "baseline": baseline,
         "rungs": rungs,
         "best": best["row"] if best else None,
         "margin": MARGIN,
@@ -59,7 +59,8 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
 def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict:
     """What a row gains. Its times are None where no block holds runs of both that count.
 
-    disturbed: whether all of its runs, or of the base's, were; then times are of those, and no gain is to be relied on.
+    disturbed: whether all of its runs, or of the baseline's, were; then times are of those, and no gain is to be relied
+    on.
     """
     about = {
         "row": name,
@@ -70,7 +71,7 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
     if not (gain := stats.ratio(*warm)):
         return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
-    # Of the base's steps: so many fewer seconds each takes in this row.
+    # Of the baseline's steps: so many fewer seconds each takes in this row.
     step = theirs[0]["global_batch"] * float(np.median(list(warm[0].values()))) * (1 - 1 / gain.value)
     return about | {
         "gain": gain.value,
@@ -136,7 +137,7 @@ def choose(rungs: list[dict]) -> None:
 
 
 def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
-    """What a row's quality is above the base's in each repetition that both have, and over how many seeds that is."""
+    """What a row's quality is above the baseline's in each repetition of both, and over how many seeds that is."""
     bases = {run["repeat"]: _quality(run["test"]) for run in theirs}
     both = [run for run in ours if run["repeat"] in bases]
     differences = [_quality(run["test"]) - bases[run["repeat"]] for run in both]
@@ -173,8 +174,8 @@ def _cold(run: dict) -> float:
 
 def _changes(config: Config, name: str) -> str:
     """What the row asks for that the configuration's own rows do not."""
-    asked, base = config.source["rows"][name], {"processes": 1} | config.source["train"]
-    changed = {key: value for key, value in asked.items() if key != "strategy" and (key, value) not in base.items()}
+    asked, baseline = config.source["rows"][name], {"processes": 1} | config.source["train"]
+    changed = {key: value for key, value in asked.items() if key != "strategy" and (key, value) not in baseline.items()}
     return ", ".join(f"{key}: {_word(value)}" for key, value in changed.items()) or asked["strategy"]
 
 

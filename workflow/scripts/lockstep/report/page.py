@@ -11,7 +11,7 @@ from lockstep import paths
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
 from lockstep.report import headline, paper, pictures, rendering, take_home
-from lockstep.report.summary import COLUMNS, Summary, good_runs
+from lockstep.report.summary import COLUMNS, Summary, good_runs, succeeded
 from lockstep.report.words import Text, same, say
 
 # The table that people read: column, digits after the point (None: a word), and the columns of its range.
@@ -143,9 +143,10 @@ def notes(summary: Summary) -> list[tuple[str, Text]]:
     said += [(say("all_rows").en, same(what)) for what in summary.damaged]
     for name, runs in summary.runs.items():
         said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
-        done = [run for run in runs if run["status"] == "ok" and run["watch"]["disturbed"]]
         said += [
-            (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"]))) for run in done
+            (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"])))
+            for run in succeeded(runs)
+            if run["watch"]["disturbed"]
         ]
         said += [
             (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))

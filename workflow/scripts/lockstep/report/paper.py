@@ -174,8 +174,10 @@ def _repeated(summary: Summary) -> Text:
 def _left_out(summary: Summary) -> list[Text]:
     """What is in no figure, and why; and that nothing is left out, where nothing is."""
     said = []
-    every = [(row["row"], run) for row in summary.rows for run in summary.runs[row["row"]]]
-    disturbed = [f"{name} #{run['repeat']}" for name, run in every if run["status"] == "ok" and _disturbed(run)]
+    names = [row["row"] for row in summary.rows]
+    every = [(name, run) for name in names for run in summary.runs[name]]
+    finished = [(name, run) for name in names for run in succeeded(summary.runs[name])]
+    disturbed = [f"{name} #{run['repeat']}" for name, run in finished if _disturbed(run)]
     kept = [row["row"] for row in summary.finished_rows if all(map(_disturbed, good_runs(summary.runs[row["row"]])))]
     again = sum(len(run.get("disturbed_before", ())) for _, run in every)
     if disturbed:
@@ -185,9 +187,9 @@ def _left_out(summary: Summary) -> list[Text]:
     if again:
         said.append(say("methods_again", n=again))
     for status in ("failed", "stale", "unavailable", "skipped"):
-        if names := [f"{name} #{run['repeat']}" for name, run in every if run["status"] == status]:
-            said.append(say("methods_missing", status=say(f"status_{status}"), which=_some(names)))
-    resumed = [f"{name} #{run['repeat']}" for name, run in every if run["status"] == "ok" and run.get("resumed")]
+        if missing := [f"{name} #{run['repeat']}" for name, run in every if run["status"] == status]:
+            said.append(say("methods_missing", status=say(f"status_{status}"), which=_some(missing)))
+    resumed = [f"{name} #{run['repeat']}" for name, run in finished if run.get("resumed")]
     if resumed:
         said.append(say("methods_resumed", which=_some(resumed)))
     return said or [say("methods_nothing_left_out")]

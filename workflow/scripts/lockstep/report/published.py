@@ -35,8 +35,8 @@ def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdi
     """
     table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     by_name = {row["row"]: row for row in rows}
-    base = table["rows"][0]
-    lines = [_line(line, base, config, by_name, timed, verdicts) for line in table["rows"]]
+    baseline = table["rows"][0]
+    lines = [_line(line, baseline, config, by_name, timed, verdicts) for line in table["rows"]]
     by_published = {line["name"]: line for line in lines}
     return {
         "source": table["source"],
@@ -46,11 +46,14 @@ def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdi
     }
 
 
-def _line(line, base, config, by_name, timed, verdicts) -> dict:
+def _line(line, baseline, config, by_name, timed, verdicts) -> dict:
     ours = _row_of(line["ours"], by_name)
     columns = {key: line.get(key) for key in TOLD}
-    columns |= {"ratio": line["minutes"] / base["minutes"]}
-    for side, row, single in (("ours", ours, _row_of(base["ours"], by_name)), ("again", line["again"], base["again"])):
+    columns |= {"ratio": line["minutes"] / baseline["minutes"]}
+    for side, row, single in (
+        ("ours", ours, _row_of(baseline["ours"], by_name)),
+        ("again", line["again"], baseline["again"]),
+    ):
         columns[f"{side}_ratio"] = _ratio(row, single, timed)
         for name in ("accuracy", "macro_f1", "train_seconds", "steps"):
             columns[f"{side}_{name}"] = by_name[row][name] if row in by_name else None

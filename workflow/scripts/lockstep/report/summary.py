@@ -21,7 +21,7 @@ from lockstep.report import ladder, published
 from lockstep.run import blocks, record, staleness
 from lockstep.run.progress import WARMUP_STEPS
 
-BASELINE = ladder.BASE
+BASELINE = ladder.BASELINE
 LOG_LINES = 15
 MOST_STEPS = 100_000  # beyond which a window counts as one without end
 # What is read of files that others may have changed.
@@ -420,7 +420,7 @@ def _by_gpu(run: dict) -> dict[str, str | None]:
 def _figures(row: Row, run: dict, peak: dict | None) -> dict:
     """What one run measured, by column. None where a device does not tell."""
     seconds, work = run["clock"]["train_seconds"], run["work"]
-    devices, per_device = _peak(row, run, peak)
+    devices, per_device = peak_of(row, run, peak)
     return measured(run) | {
         "mfu": metrics.utilisation(work["flops"], seconds, devices, per_device),
         "mfu_padded": metrics.utilisation(work["padded_flops"], seconds, devices, per_device),
@@ -451,7 +451,7 @@ def measured(run: dict) -> dict:
     }
 
 
-def _peak(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
+def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
     """How many devices a run had, and the peak of each, in operations per second. On a CPU a device is a core."""
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
@@ -486,8 +486,8 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
     for members in kinds.values():
         sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
         fit = stats.Fit(sound)
-        base = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
-        closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, base)
+        baseline = next((name for name in members if by_name[name]["strategy"] == BASELINE), None)
+        closed = _together({name: sound[name] for name in sound if by_name[name]["division"] == "closed"}, baseline)
         ranked = closed.ranks()
         most = max(most, closed, key=lambda fit: len(fit.rows)) if most else closed
         for name in members:
@@ -498,22 +498,22 @@ def _compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> t
             alone = not any(against[other] for other in closed.rows or members if other != name)
             if alone and len(members) > 1 and name not in closed.rows:
                 apart.append(name)
-            if base and (ratio := against[base]):
+            if baseline and (ratio := against[baseline]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
-                row["efficiency"] = row["speedup"] * by_name[base]["devices"] / row["devices"]
+                row["efficiency"] = row["speedup"] * by_name[baseline]["devices"] / row["devices"]
     if not most or most.sigma is None:
         return ratios, None, apart
     names = ("sigma", "resolution", "unlike_spreads")
     return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
 
 
-def _together(seconds: dict[str, dict[stats.Block, float]], base: str | None) -> stats.Fit:
+def _together(seconds: dict[str, dict[stats.Block, float]], baseline: str | None) -> stats.Fit:
     """The fit of the most rows that blocks connect; of two groups as large, of the baseline's."""
     fit = stats.Fit(seconds)
     groups = fit.groups()
-    largest = max(groups, key=lambda group: (len(group), base in group), default=[])
+    largest = max(groups, key=lambda group: (len(group), baseline in group), default=[])
     return fit if len(groups) < 2 else stats.Fit({name: seconds[name] for name in largest})
 
 

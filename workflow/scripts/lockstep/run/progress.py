@@ -35,26 +35,30 @@ class Progress:
 
     def begin(self, rank: int) -> None:
         """Whatever starts ranks, those of a node follow one another; but c10d numbers the nodes as they come."""
-        self.row = self.table[rank % len(self.table)]
-        self.row[4] = rank
-        self.row[0] = os.getpid()
+        self.counters = self.table[rank % len(self.table)]
+        self.counters[4] = rank
+        self.counters[0] = os.getpid()
         self.alive()
 
     def alive(self) -> None:
-        self.row[1] += 1
+        self.counters[1] += 1
 
     def step(self) -> None:
-        self.row[1] += 1
-        self.row[2] += 1
+        self.counters[1] += 1
+        self.counters[2] += 1
 
     def reached(self, step: int) -> None:
         """So many steps are done, before this process began."""
-        self.row[2] = step
+        self.counters[2] = step
         self.alive()
 
     @property
+    def steps(self) -> int:
+        return int(self.counters[2])
+
+    @property
     def stop_after(self) -> int:
-        return int(self.row[3])
+        return int(self.counters[3])
 
 
 class RankFiles:

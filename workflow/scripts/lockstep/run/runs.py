@@ -185,7 +185,7 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
     if row.train.device_batch:
         size = f"{row.train.device_batch} x {row.hardware.devices} devices x {row.train.accumulation} micro-batches"
-        theirs = row.base.train.global_batch
+        theirs = row.shared.train.global_batch
         beside = "" if row.train.global_batch == theirs else f", where the table's is {theirs}"
         notes.append(f"its global batch is {row.train.global_batch}: {size}{beside}")
     return notes
