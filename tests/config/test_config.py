@@ -521,7 +521,10 @@ def accelerate_row(file, **changes):
         ({"gpu_ids": "2,3"}, "says gpu_ids: '2,3', and the row's GPUs are chosen by hardware.gpus"),
         ({"distributed_type": None}, "does not say distributed_type"),
         ({"distributed_type": ""}, "says distributed_type: '', and the row trains with Distributed"),
-        ({"deepspeed_config": {"training_script": "other.py"}}, "says deepspeed_config, of which a row has nothing"),
+        (
+            {"deepspeed_config": {"training_script": "other.py"}},
+            "sets deepspeed_config, which has no counterpart in a row",
+        ),
     ],
 )
 def test_an_accelerate_file_that_contradicts_its_row_is_refused(tmp_path, said, reason):

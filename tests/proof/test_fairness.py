@@ -185,7 +185,7 @@ def change_hash(folder, name):
         ),
         (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, and its records"),
         (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
-        (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not held against the reference"),
+        (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not compared with the reference"),
     ],
 )
 def test_every_breach_is_told(results, spoil, told):

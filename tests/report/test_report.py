@@ -213,7 +213,7 @@ def test_rows_are_compared_block_by_block(results):
     assert summary.ratios["fsdp"]["single"]["low"] < 1 < summary.ratios["fsdp"]["single"]["high"]
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     lines = first_lines(summary)
-    assert lines[0] == "On this machine (2 CPU processes), ddp trains fastest; fsdp takes 1.25 times as long."
+    assert lines[0] == "On this machine (2 CPU devices), ddp trains fastest; fsdp takes 1.25 times as long."
     assert lines[1] == "ddp takes 0.800 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
     assert "So many runs can show differences of 8.5 % and more between two rows." in lines[3]
 
@@ -226,7 +226,9 @@ def test_rows_that_are_alike_share_the_first_place(results):
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
-    first = "On this machine (2 CPU processes), ddp and fsdp are fastest; which of them is open."
+    first = (
+        "On this machine (2 CPU devices), ddp and fsdp are fastest, and these runs can't tell which of them is first."
+    )
     assert first_lines(summary)[0] == first
 
 
@@ -332,7 +334,7 @@ def test_results_of_other_settings_are_in_no_ratio_rank_or_sentence(mixed):
     for name, row in rows.items():
         assert (row["train_seconds"] is None, row["rank"] is None) == (name != "ddp", name != "ddp")
     assert rows["ddp"]["speedup"] is None  # its baseline is of other settings
-    assert first_lines(summary)[0].startswith("On this machine (2 CPU processes), ddp had the shortest time; one run")
+    assert first_lines(summary)[0].startswith("On this machine (2 CPU devices), ddp had the shortest time; one run")
 
 
 def test_a_proof_and_a_profile_of_other_settings_do_not_count(mixed):

@@ -156,5 +156,5 @@ def test_figures_are_of_the_steps_since_the_last_line(tmp_path):
 
 def test_figures_that_nobody_writes_are_refused():
     row = reading.parse({"train": {"log_to": ["tensorboard"]}, "rows": {"x": {"strategy": "single"}}}).rows["x"]
-    with pytest.raises(BadInput, match=r"rows.x.log_to: nothing goes there while log_every is 0"):
+    with pytest.raises(BadInput, match=r"rows.x.log_to: nothing is logged while log_every is 0"):
         row.refuse()

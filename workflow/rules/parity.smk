@@ -1,4 +1,4 @@
-# The proof: a few steps of every row, held against those of `single` in the same precision and in float64, which are the
+# The proof: a few steps of every row, compared with those of `single` in the same precision and in float64, which are the
 # references. `prove_<row>` makes a verdict, whatever it is; `parity_<row>` and `parity` show verdicts, and fail where one
 # says that a row is not proven.
 

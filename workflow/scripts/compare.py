@@ -16,7 +16,7 @@ TITLE = f"<title>{say('compare_title').en}</title>".encode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("A", type=Path, help="a results folder with a report")
-    parser.add_argument("B", type=Path, nargs="+", help="others, each of which is held against A")
+    parser.add_argument("B", type=Path, nargs="+", help="others, each of which is compared with A")
     parser.add_argument(
         "--across",
         action="append",

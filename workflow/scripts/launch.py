@@ -36,7 +36,9 @@ def main() -> None:
     several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # of which it is on one
     rank = coordination.node_rank(arguments.node_rank, max(row.asked.nodes, several_machines) if row else most)
     if row is None and not rank:
-        raise BadInput("--row: name a row. Only nodes other than the first serve whichever row that one trains.")
+        raise BadInput(
+            "--row: name a row. Only nodes other than node 0 may leave it out; they train the row that node 0 names."
+        )
     if rank and row and row.hardware.nodes == 1:
         raise BadInput(f"--node-rank {rank}: {row.name} trains on one machine, which is node 0.")
     if arguments.print:
@@ -52,7 +54,9 @@ def main() -> None:
         following.follow(config, arguments.results, rank, row)
         return
     if arguments.profile and not config.profile.steps:
-        raise BadInput("--profile: profile.steps is 0, which is none. Set it, as in --set profile.steps=8.")
+        raise BadInput(
+            "--profile: profile.steps is 0, so there is nothing to profile. Set it, as in --set profile.steps=8."
+        )
     if arguments.profile:
         print(runs.profile(config, row, arguments.results))
         return

@@ -16,7 +16,7 @@ SPARED = ("a mistake is times further", *parity.MEASURED[::-1], "times its floor
 def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "--row", action="append", help="a row of the configuration; reference: what all are held against"
+        "--row", action="append", help="a row of the configuration; reference: what all are compared with"
     )
     parser.add_argument("--show", action="store_true", help="print the verdicts that there are; train nothing")
     parser.add_argument("--exit-zero", action="store_true", help="exit with 0 where a row is unequal, too")

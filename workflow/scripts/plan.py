@@ -58,7 +58,7 @@ def main() -> None:
             write_json(plan_summary_file(arguments.results, name), summary)
             print(
                 f"{name}: {row_plan.steps} steps of {train.global_batch}, {len(row_plan.dropped)} samples dropped at"
-                f" the ends of epochs, {efficiency:.1%} of the padded tokens are real"
+                f" the ends of epochs, {efficiency:.1%} of the tokens in the padded batches are text"
             )
 
 

@@ -48,13 +48,14 @@ def configuration(arguments: argparse.Namespace, finished: bool = False) -> Conf
     """The configuration that was asked for; for a command on `finished` results, the one that they were made with.
 
     As with Snakemake's --configfile, files are read over the default one; where none is named and there are GPUs, that
-    is config/gpu.yaml. The one that results were made with holds
-    every key and row, and stands alone: whatever the default one says by now, it must not add to it.
+    is config/gpu.yaml. The one that results were made with holds every key and row, and stands alone: whatever the
+    default one says by now, it must not add to it.
     """
     made_with = paths.config_file(arguments.results)
     files = getattr(arguments, "config", [made_with] if finished and made_with.is_file() else [])
     if not files:
-        files = reading.for_gpus("cpu" if "hardware.device=cpu" in arguments.set else "auto")
+        overridden = {key: value for key, _, value in (override.partition("=") for override in arguments.set)}
+        files = reading.for_gpus(overridden.get("hardware.device", "auto"))
     files = list(map(Path, files))
     whole = bool(files) and made_with.is_file() and files[0].is_file() and files[0].samefile(made_with)
     return reading.read(files if whole else [Path(reading.DEFAULT), *files], arguments.set)

@@ -1,7 +1,7 @@
 """NVML, NVIDIA's library that tells what GPUs are and do: opened, asked and closed here, and nowhere else.
 
-A machine without GPUs, driver or library is a case, not an error: then there are no GPUs. Nor is a question that a GPU
-does not answer, or a driver, or not to this user: the answer is None.
+A machine without GPUs, driver or library is no error: it has no GPUs. If a GPU or a driver does not answer a question,
+or not for this user, the answer is None.
 """
 
 import atexit

@@ -34,7 +34,7 @@ def origin() -> str:
 
 
 def backend_built(backend: str) -> bool:
-    """Whether PyTorch was built with what processes may talk through."""
+    """Whether PyTorch was built with what processes may communicate through."""
     return _says_true(f"import torch.distributed as d; print(d.is_available() and d.is_backend_available({backend!r}))")
 
 

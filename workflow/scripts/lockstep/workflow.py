@@ -45,16 +45,17 @@ def configuration(raw: dict, files: list) -> Config:
         checked.trial(row).refuse()
     if checked.data.path and not Path(checked.data.path).exists():  # a file or a folder: `prepare` knows, by the task
         raise BadInput(
-            f"data.path: {checked.data.path} does not exist. Name what does." + containers.outside(checked.data.path)
+            f"data.path: {checked.data.path} does not exist. Name an existing file or folder."
+            + containers.outside(checked.data.path)
         )
     return checked
 
 
 @exit_on_bad_input()
 def require_place(workflow) -> None:
-    """End the program where Snakemake works in another folder than Lockstep's, unless for a workflow of another's.
+    """End the program if Snakemake was started outside Lockstep's folder.
 
-    Of that one Lockstep is a module: results lie in its folder, by their own names.
+    Unless another workflow uses Lockstep as a module: results then lie in that one's folder, under Lockstep's names.
     """
     if workflow.modifier.is_main_snakefile():
         if Path.cwd() != paths.PROJECT:

@@ -1,7 +1,7 @@
 """A configuration file of the user's own for `accelerate launch`, as `accelerate config` writes them.
 
 Much of what such a file may say would start programs elsewhere (SageMaker, TPU pods, mpirun), or let other devices
-train than the row's: that is refused before anything starts. How the ranks then train is held against the row by
+train than the row's: that is refused before anything starts. How the ranks then train is checked against the row by
 strategies/accelerate.py.
 """
 
@@ -37,7 +37,7 @@ def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
         raise BadInput(f"{where}: {file} holds no keys and values, as a file that `accelerate config` writes does.")
     held = _wanted(hardware, precision)
     if more := [str(key) for key, value in said.items() if value and key not in (*FREE, *held)]:
-        raise BadInput(f"{where}: {file} says {', '.join(more)}, of which a row has nothing. Leave it out.")
+        raise BadInput(f"{where}: {file} sets {', '.join(more)}, which has no counterpart in a row. Remove it.")
     for key, (wanted, why) in held.items():
         if said.get(key) not in (None, wanted):
             raise BadInput(f"{where}: {file} says {key}: {said[key]!r}, and {why}. Set it to {wanted!r}.")

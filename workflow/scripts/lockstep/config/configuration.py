@@ -111,13 +111,13 @@ class Config:
         return blocks
 
     def references(self, row: Row) -> list[str]:
-        """The precisions of the references that the row is held against: the first for rounding, fp64 for semantics."""
+        """The precisions of the references that the row is compared with: for rounding; and fp64, for semantics."""
         if row.lossy or row.precision == "fp32":
             return ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
         return [row.precision]
 
     def reference(self, precision: str) -> Row:
-        """`single` in `precision`: the trial that those of all rows are held against."""
+        """`single` in `precision`: the trial that those of all rows are compared with."""
         train = replace(self.train, precision=precision, accumulation=1)
         row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.shared)
         return replace(self._trial(row), variations={} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES)

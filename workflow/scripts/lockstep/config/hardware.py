@@ -84,9 +84,9 @@ def busy_cores(hardware: dict) -> int:
 
 
 def device_count(hardware: dict) -> int:
-    """On how many devices, of all nodes, a run on `hardware` (a Hardware as a dict) trains: GPUs, or CPU processes.
+    """The number of devices, over all nodes, that a run on `hardware` (a Hardware as a dict) trains on.
 
-    Several ranks may share a GPU.
+    These are GPUs, which several ranks may share, or on a CPU shares of its cores.
     """
     return hardware.get("gpu_count", 0) * hardware.get("nodes", 1) or hardware["devices"]
 

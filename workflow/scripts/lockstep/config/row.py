@@ -103,7 +103,7 @@ class Row:
     def division(self) -> str:
         """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms).
 
-        published: what others have published, made again with its flaws. It is never ranked.
+        published: what others have published, reproduced with its flaws. It is never ranked.
         """
         of_strategy = registry.literals(self.strategy)["DIVISION"]
         decisive = [key.name for key in fields(Train) if key.name not in FREE_KEYS]
@@ -141,7 +141,7 @@ class Row:
         return settings
 
     def refuse(self) -> None:
-        """Raises BadInput where the row's settings contradict each other, or what its strategy can do."""
+        """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
         if self.train.global_batch < self.hardware.devices * self.train.accumulation:
@@ -157,12 +157,12 @@ class Row:
             )
         if self.train.accumulation > 1 and self.options.get("static_graph"):
             raise BadInput(
-                f"rows.{self.name}.static_graph: DistributedDataParallel plans by the first backward pass, which"
-                " accumulation lets it not see. Set it to false, or accumulation to 1."
+                f"rows.{self.name}.static_graph: with accumulation, DistributedDataParallel does not see the first"
+                " backward pass, on which its static graph is based. Set static_graph to false, or accumulation to 1."
             )
         if self.train.log_to and not self.train.log_every:
             raise BadInput(
-                f"rows.{self.name}.log_to: nothing goes there while log_every is 0. Set that, to 20 perhaps."
+                f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
         if file := self.options.get("config_file"):
@@ -200,7 +200,7 @@ class Row:
     @property
     def lossy(self) -> str:
         """Why the row can't train exactly the same model, by its nature; empty if it can."""
-        return "; ".join(f"{reason} ({asked})" for asked, reason in self._matches("LOSSY"))
+        return "; ".join(f"{reason} ({asked})" if asked else reason for asked, reason in self._matches("LOSSY"))
 
     @property
     def other_model(self) -> str:
@@ -215,7 +215,7 @@ class Row:
     def no_fp64(self) -> str:
         """Why the trial is not trained in float64 too, where only a mistake makes a difference; empty if it is."""
         if self.lossy:
-            return "it trains another model by its nature"
+            return "one of its options can't give single's numbers, so only wide limits apply"
         if self.precision != "fp32":
             return f"it trains in {self.precision}"
         return registry.literals(self.strategy)["NO_FP64"]
@@ -237,7 +237,10 @@ def times_trained(options: dict, processes: int) -> int:
 
 
 def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
-    """The row `name` of the configuration `where`. Raises BadInput where it says what no row, or no such one, can."""
+    """Read the row `name` of the configuration `where`.
+
+    Raises BadInput if it has a setting that no row, or no row of its strategy, may have.
+    """
     where = f"{where}: rows.{name}"
     if not isinstance(name, str):
         raise BadInput(f"{where}: YAML reads this name as no text. Put it in quotes.")

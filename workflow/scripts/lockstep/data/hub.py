@@ -1,4 +1,4 @@
-"""What comes from the Hugging Face hub, or from a mirror of it (HF_ENDPOINT): held against its hash, refused in words.
+"""What comes from the Hugging Face hub, or from a mirror of it (HF_ENDPOINT), checked against its hash.
 
 The hub's own library fetches it, goes on where a connection was cut, and compares sizes. It compares no hashes, and a
 file with other bytes would stay in its cache for good: here such a file is removed.

@@ -167,7 +167,7 @@ def _grey(pixels: np.ndarray, data: Data) -> np.ndarray:
 
 
 def read_idx(file: Path, dimensions: int) -> np.ndarray:
-    """The unsigned bytes of an idx file (http://yann.lecun.com/exdb/mnist/), packed by gzip or not: uint8 [n, ...].
+    """The unsigned bytes of an idx file (http://yann.lecun.com/exdb/mnist/), gzip-compressed or not: uint8 [n, ...].
 
     It begins with 0, 0, the type of its numbers, how many dimensions it has, and the size of each, in four bytes that
     begin with the highest. Raises BadInput.

@@ -1,7 +1,7 @@
 """The plan: for each optimizer step, the samples of the global batch, in order, and the length they are padded to.
 
 It is fixed before any strategy runs. Rank r of n trains the r-th share of every global batch, so that every strategy
-does the same work in the same order at any world size, and the ledgers can be held against it.
+does the same work in the same order at any world size, and the ledgers can be checked against it.
 """
 
 import math
@@ -52,8 +52,8 @@ class Plan:
     def excerpt(self, warmup: int, count: int) -> "Plan":
         """The first `warmup` steps, and then twice the same `count` steps, whose widths stand for those of all steps.
 
-        A step of each of as many equal parts of the steps, from the narrowest to the widest; one that has fewer steps
-        than are asked for has them several times.
+        The `count` steps are one from each of `count` equal parts of the plan, ordered by width. If the plan has fewer
+        steps, some are repeated.
         """
         middles = (np.arange(count) + 0.5) * self.steps / count
         chosen = np.sort(np.argsort(self.widths, kind="stable")[middles.astype(int)])

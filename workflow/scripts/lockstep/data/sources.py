@@ -111,7 +111,7 @@ def _file(file: Path, data: Data, notes: list[str]) -> Iterator[tuple[int, objec
             f"data.format: can't tell it from {file.name}; set it to {', '.join(sorted({*ENDINGS.values()}))}."
         )
     if kind == "parquet" and packed(file):
-        raise BadInput(f"data.path: {file} is a packed Parquet file. Unpack it: gunzip --keep {file}")
+        raise BadInput(f"data.path: {file} is a gzip-compressed Parquet file. Decompress it: gunzip --keep {file}")
     reader = {"json": _json, "jsonl": _json_lines, "csv": _csv, "tsv": _csv, "parquet": _parquet, "text": _text}[kind]
     try:
         yield from reader(file, data, kind, notes)

@@ -121,8 +121,8 @@ def build(folder: Path) -> torch.nn.Module:
             raise BadInput(f"{folder / CODE} has changed since the model was stored. Prepare the data again.")
         if about["code_sha256"] not in _trusted():
             raise BadInput(
-                f"{folder / CODE} is code that this project was never told to run, so it is not. Read it; to trust it,"
-                f" put its sha256 into {TRUSTED}."
+                f"{folder / CODE} is code that this project was never told to run, so it was not run. Read it; to trust"
+                f" it, add its sha256 to {TRUSTED}."
             )
         cls = _class(folder / CODE, about["class"], str(folder))
     else:

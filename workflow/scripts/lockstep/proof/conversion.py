@@ -1,4 +1,4 @@
-"""From a strategy's own checkpoint to a model that stands by itself, held against the live weights at both ends."""
+"""From a strategy's own checkpoint to a model that stands by itself, checked against the live weights at both ends."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The rules of a fair run, held against everything that a results folder says of itself."""
+"""The rules of a fair run, checked against everything that a results folder says of itself."""
 
 import datetime
 import itertools
@@ -255,7 +255,7 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
     """Whether a row was found to train the same model, by the code and packages that it was timed with."""
     files = paths.run_files(results, paths.VERDICT, paths.PARITY, row)
     if not files and not paths.run_files(results, paths.FAILED, paths.PARITY, row):
-        yield "it was not held against the reference: snakemake --cores all parity"
+        yield "it was not compared with the reference: snakemake --cores all parity"
     elif not files:
         yield "its trial for the proof failed"
     for file in files:
@@ -302,7 +302,7 @@ def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     now = reading.read([asked])
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
         again = blocks.decide(now, results, block)
-        # Not held against it is what the next block would have taken: its runs may have been made since.
+        # Not checked against it is what the next block would have taken: its runs may have been made since.
         measured = None not in (decided["width"], again["width"])
         same_width = math.isclose(decided["width"], again["width"]) if measured else decided["width"] == again["width"]
         if decided["contending"] != again["contending"] or not same_width:

@@ -2,7 +2,7 @@
 
 Losses alone prove little. AdamW hides gradients that are summed instead of averaged, which the gradient's norm shows;
 and ranks that all train the whole global batch compute exactly what they should, which only the ledger shows (it is
-held against the plan after every run, see `runs`). So losses, gradient norm, update and ledger all are part of it.
+checked against the plan after every run, see `runs`). So losses, gradient norm, update and ledger all are part of it.
 
 Two questions are asked apart, as rounding would hide the answer to the first.
 
@@ -103,10 +103,11 @@ def _prove_reference(config: Config, trial: Row, precision: str, results: Path) 
 
 
 def prove(config: Config, row: Row, results: Path) -> dict:
-    """Run `row`'s trial, hold it against its references, and return the verdict, written into its folder.
+    """Run `row`'s trial, compare it with its references, and return the verdict, written into its folder.
 
-    proof is equal, within-tolerance (in reduced precision), or unequal. Raises BadInput where a reference is missing,
-    RunFailed where the trial fails: then there is nothing to hold against it, and failed.json has the reason.
+    proof is equal, within-tolerance (in reduced precision, or for a lossy row within wide limits), or unequal. Raises
+    BadInput where a reference is missing, RunFailed where the trial fails: then there is nothing to compare, and
+    failed.json has the reason.
     """
     references = {precision: _reference(config, precision, results) for precision in config.references(row)}
     trial = config.trial(row)

@@ -2,7 +2,7 @@
 
 A run has one checkpoint, its folder `native`. A flipped byte loads silently from every checkpoint format,
 so its manifest.json, written last, holds the sha256 of each file, and of the live weights that it was written from: the
-conversion (proof/conversion.py) is held against both, and sealed the same way.
+conversion (proof/conversion.py) is checked against both, and sealed the same way.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The main rank's losses on their way to a person's eyes, while it goes on to train.
+"""Rank 0's losses on their way to a person's eyes, while it goes on to train.
 
 On a GPU a loss is copied when the device comes to it, and noted at a later step, once it is there: nobody waits.
 """

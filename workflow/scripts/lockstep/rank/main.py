@@ -106,7 +106,7 @@ def _introduce(world: World) -> None:
 def _redirect(file: Path) -> None:
     """Have all that this process writes from now on, libraries in C++ included, go to a file of its own.
 
-    The main rank's stays in the run's log, where its launcher's is: there is one of it to read.
+    Rank 0's stays in the run's log, where its launcher's is: there is one of it to read.
     """
     with file.open("ab") as stream:
         for number in (1, 2):
@@ -114,9 +114,10 @@ def _redirect(file: Path) -> None:
 
 
 def _write_reason(folder: Path, files: RankFiles, error: BaseException, step: int) -> None:
-    """Write why this rank fails, also where it is a full disk: on that another rank may fill what was just freed.
+    """Write why this rank failed, even when the disk is full.
 
-    It then fails too, and frees it again; so this one tries for a while, in which its launcher ends nobody.
+    Another rank may first use the space that this one freed. That rank then fails and frees it too, so this one tries
+    again for five seconds, in which the launcher must not end it.
     """
     for _ in range(TRIES):
         try:

@@ -1,4 +1,4 @@
-"""What a run really trains with, read from the live objects, and held against what its row asks for.
+"""What a run really trains with, read from the live objects, and checked against what its row asks for.
 
 A framework that quietly uses another setting would otherwise be compared under a wrong name.
 """

@@ -323,7 +323,7 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
 
 
 def worth(line: dict) -> Drawing:
-    """A waterfall from a published row to the one that does what was meant, by what each flaw is worth in seconds."""
+    """A waterfall from a published row to the corrected one, by how many seconds each flaw accounts for."""
     decomposition = line["worth"]
     parts = [(part["flaw"], part) for part in decomposition["flaws"]]
     if decomposition["rest"]:

@@ -1,4 +1,4 @@
-"""Several reports side by side, as a page: what differs first, then each row held against the first folder's."""
+"""Several reports side by side, as a page: what differs first, then each row compared with the first folder's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class Time:
 
 
 def page(folders: list[Path], compared: list[Comparison]) -> str:
-    """compared: each folder but the first, held against the first (report/comparison.py)."""
+    """compared: each folder but the first, compared with the first (report/comparison.py)."""
     reports = [read_report(folder) for folder in folders]
     names = list(dict.fromkeys(row["row"] for report in reports for row in report["rows"]))
     by_row = [{line.row: line for line in comparison.lines} for comparison in compared]

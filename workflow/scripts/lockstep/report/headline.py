@@ -66,7 +66,7 @@ def lines(summary: Summary) -> list[Text]:
 def _times(done: list[dict], summary: Summary) -> list[Text]:
     """Which row is fastest, and by how much."""
     best = fastest(done)
-    # A single closed row among open ones is what those are held against, and is in no race.
+    # A single closed row among open ones is what those are compared with, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
     sentences = [] if alone else [say_fastest(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)

@@ -18,7 +18,7 @@ from lockstep import stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 
-BASELINE = "single"  # the strategy of the row that all others are held against
+BASELINE = "single"  # the strategy of the row that all others are compared with
 MARGIN = 0.02  # of macro-F1; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
 ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own

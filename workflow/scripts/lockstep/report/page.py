@@ -237,7 +237,7 @@ def _as_published(summary: Summary) -> dict | None:
 
 
 def claims(summary: Summary) -> list[Text]:
-    """Which of the published conclusions stand here; none where the published rows were not made again."""
+    """Which of the published conclusions stand here; none where the published rows were not reproduced."""
     return [_claim(claim) for claim in summary.published["claims"] if claim["again_speed"]]
 
 

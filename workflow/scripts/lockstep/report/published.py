@@ -176,7 +176,7 @@ def _keys(config: Config, name: str) -> dict:
 
 
 def _claim(key: str, line: dict) -> dict:
-    """Whether a published ratio stands here: that of the row that does what was meant, over its single.
+    """Whether a published ratio stands here: that of the corrected row, over its single.
 
     stands: True, False, or None where too little was measured.
     """

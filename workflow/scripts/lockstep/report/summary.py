@@ -1,4 +1,4 @@
-"""What all runs of a results folder come to: medians, ratios, ranks, and which runs they are made of.
+"""What all runs of a results folder come to: medians, ratios, places, and which runs they are made of.
 
 It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
 """
@@ -452,7 +452,7 @@ def measured(run: dict) -> dict:
 
 
 def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
-    """How many devices a run had, and the peak of each, in operations per second. On a CPU a device is a core."""
+    """How many GPUs or CPU cores a run had, and the peak of each in operations per second."""
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
         name = (run["environment"]["gpus"] or [""])[0]

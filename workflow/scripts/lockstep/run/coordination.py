@@ -59,7 +59,7 @@ class Rendezvous:
 
 
 def alone(row: Row) -> Rendezvous:
-    """On one machine ranks talk over loopback, whatever the host's name resolves to."""
+    """On one machine ranks communicate over loopback, whatever the host's name resolves to."""
     return Rendezvous(free_port(row.hardware.port))
 
 

@@ -1,4 +1,4 @@
-"""The ledger: which sample each rank trained in which step, held against the plan; and how long each step took."""
+"""The ledger: which sample each rank trained in which step, checked against the plan; and how long each step took."""
 
 from collections import Counter
 from pathlib import Path

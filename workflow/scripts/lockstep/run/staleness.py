@@ -21,14 +21,20 @@ def run(config: Config, row: Row, record: dict, results: Path) -> str:
 
 
 def folder(config: Config, row: Row, results: Path) -> str:
-    """The same of the row's first repetition, or its only one in the proof and profile, by its settings.json."""
+    """Why the row's first repetition, proof or profile is not of the row as it is now; empty if it is.
+
+    By its settings.json.
+    """
     files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
     settings, ended = map(_read, files)
     return _listed(differences(settings, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
 
 
 def written(config: Config, record: dict) -> str:
-    """The same of a record by what the configuration says, on any machine: `auto` and `all` may differ there."""
+    """Why a record is not of the row as the configuration has it, on any machine; empty if it is.
+
+    `auto` and `all` may differ between machines.
+    """
     row = config.repetition(config.rows[record["row"]], record["repeat"])
     left = (*NOT_DECIDING, "processes")  # which one device has one of, and a record's folder is named by
     hardware = {

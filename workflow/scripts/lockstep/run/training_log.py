@@ -1,6 +1,6 @@
 """What a person watches while a run trains: a line every `train.log_every` steps, and the same for TensorBoard, MLflow.
 
-The main rank notes them in memory that it shares with its supervisor (rank/losses.py), without a system call; all that
+Rank 0 notes them in memory that it shares with its supervisor (rank/losses.py), without a system call; all that
 takes time, the supervisor does.
 """
 
@@ -18,7 +18,7 @@ from lockstep.run.trackers import Trackers
 
 
 class Notes:
-    """Steps done, seconds trained, and loss, as the main rank noted them: float64 [n, 3], one by one.
+    """Steps done, seconds trained, and loss, as rank 0 noted them: float64 [n, 3], one by one.
 
     The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps.
     """

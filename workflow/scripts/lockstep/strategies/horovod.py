@@ -85,7 +85,7 @@ OPTIONS = {
     "controller": {
         "enum": ["gloo", "mpi"],
         "default": "gloo",
-        "description": "what the processes meet and, without NCCL, talk through",
+        "description": "what the processes meet and, without NCCL, communicate through",
     },
     "compression": {
         "enum": ["none", "fp16"],

@@ -4,8 +4,9 @@ In the first `local_after` steps they average gradients, as ddp does (post-local
 arXiv:1808.07217). With `within: node` the ranks of one machine average their gradients in every step, and only machines
 go apart.
 
-Advantages: talks once in `every` steps, so that a slow network costs little.
-Limits: trains another model than ddp, the more so the more seldom it talks; each rank's optimizer has its own state.
+Advantages: communicates once in `every` steps, so a slow network costs little.
+Limits: trains another model than ddp; the less often it communicates, the more the models differ. Each rank's optimizer
+has its own state.
 On a CPU: nothing differs.
 """
 
@@ -52,7 +53,7 @@ class Strategy(ddp.Strategy):
         apart = done - self.options["local_after"]
         settings = self.replay.session.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
-        if settings.kind == PROFILED:  # of which nothing is kept, and one talk more would count as every eighth step's
+        if settings.kind == PROFILED:  # nothing of it is kept, and one average more would count as every eighth step's
             used = False
         return apart > 0 and (used or apart % self.options["every"] == 0)
 
@@ -61,7 +62,7 @@ class Strategy(ddp.Strategy):
         average_parameters(self.module.parameters(), None)
 
     def gradient_norm(self):
-        """That of the mean over all ranks, which nobody steps along: what can be held against other strategies."""
+        """That of the mean over all ranks, which nobody steps along: what can be compared with other strategies."""
         parts = self.world.size * self.loss_scale()  # ranks may come to scale losses each by its own
         gradients = [parameter.grad / parts for parameter in self.module.parameters() if parameter.grad is not None]
         for gradient in gradients:
@@ -115,5 +116,5 @@ OTHER_MODEL = [
     ({}, "ranks take steps along gradients of their own"),
 ]
 LOSSY = [
-    ({"within": ["rank", "node"]}, "weights are averaged, every few steps, in place of gradients"),
+    ({}, "weights are averaged, every few steps, in place of gradients"),
 ]

@@ -110,7 +110,7 @@ class Strategy:
     def averaging(self, last: bool) -> contextlib.AbstractContextManager:
         """The context of a micro-batch, after which ranks average their gradients if it is the step's `last` one.
 
-        Its forward pass is in it too: DistributedDataParallel decides there whether the backward pass will talk.
+        Its forward pass is in it too: DistributedDataParallel decides there whether the backward pass will communicate.
         """
         return contextlib.nullcontext()
 
@@ -133,7 +133,7 @@ class Strategy:
         self.optimizer.zero_grad()
 
     def live(self) -> dict:
-        """Options and hardware keys as the live objects have them, which are held against what the row asks for."""
+        """Options and hardware keys as the live objects have them, which are checked against what the row asks for."""
         return {}
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
