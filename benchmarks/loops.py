@@ -24,7 +24,7 @@ from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.replay import Replay
-from lockstep.rank.session import open_session
+from lockstep.rank.training import set_up
 from lockstep.run.progress import Progress
 from lockstep.strategies import recipe, single
 
@@ -218,9 +218,9 @@ class PlannedLoop(Planned):
 
     def train(self, first: int, steps: int) -> float:
         plan = self.part(first, steps)
-        session = open_session(self.strategy, self.settings, self.results, self.progress)
-        self.strategy.train(Replay(session, plan, self.samples, DevSplit(session, plan, self.samples)))
-        return len(plan.ids) / session.clock.reading()["train_seconds"]
+        training = set_up(self.strategy, self.settings, self.results, self.progress)
+        self.strategy.train(Replay(training, plan, self.samples, DevSplit(training, plan, self.samples)))
+        return len(plan.ids) / training.clock.reading()["train_seconds"]
 
     def batching(self, first: int, steps: int) -> float:
         """The share of the time of these steps that it takes to put their batches together."""

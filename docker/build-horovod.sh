@@ -48,6 +48,8 @@ if ! ls "$cache"/*.whl > /dev/null 2>&1; then
     sed -i 's/^project(horovod CXX)/&\nset(CMAKE_SKIP_RPATH ON)/' "$work/horovod-$version/CMakeLists.txt"
     . "$here/toolkit.sh"
     PYTHONPATH=$compiler toolkit "$python" "$work/cuda"
+    # The driver's library has this name on every machine; without a number it has it only where it is developed for.
+    sed -i 's/"libcuda\.so"/"libcuda.so.1"/' "$work/horovod-$version/horovod/torch/cuda_util.cc"
     export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=$CUDA_HOME HOROVOD_NCCL_HOME=$NCCL_HOME HOROVOD_NCCL_LINK=SHARED
   fi
   # Without what a debugger reads, its library has 2 MB in place of 68.

@@ -20,7 +20,13 @@ esac
 # A driver that is stuck would let nvidia-smi wait for ever.
 listed=$(timeout 30 nvidia-smi -L 2> /dev/null | grep -c '^GPU ')
 devices=$(ls -d /dev/nvidia[0-9]* 2> /dev/null | wc -l)
-if [ "$listed" -gt 0 ]; then
+# PyTorch's build is for CUDA 13, which needs a driver of NVIDIA's branch 580 and GPUs of compute capability 7.5 (Turing).
+too_old=$(timeout 30 nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2> /dev/null | awk -F ', *' '
+  $1 ~ /^[0-9]/ && $1 + 0 < 580 { print "the driver of NVIDIA is " $1 ", and CUDA 13 needs 580 or newer"; exit }
+  $2 ~ /^[0-9]/ && $2 + 0 < 7.5 { print "a GPU has compute capability " $2 ", and CUDA 13 needs 7.5 or more"; exit }')
+if [ -n "$too_old" ]; then
+  echo "cpu as $too_old (TORCH=cuda takes the other)"
+elif [ "$listed" -gt 0 ]; then
   echo "cuda as nvidia-smi lists GPUs (TORCH=cpu takes the other)"
 elif [ "$devices" -gt 0 ]; then
   echo "cuda as there is an NVIDIA GPU in /dev (TORCH=cpu takes the other)"

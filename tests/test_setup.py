@@ -111,6 +111,11 @@ def test_the_readmes_name_what_it_looks_for():
             assert version in said
 
 
+def smi_of(driver_and_capability: str) -> str:
+    """An nvidia-smi that lists a GPU, and tells of its driver's version and its compute capability."""
+    return f"""case "$1" in -L) echo 'GPU 0: NVIDIA (UUID: GPU-a)' ;; *) echo '{driver_and_capability}' ;; esac"""
+
+
 @pytest.mark.parametrize(
     ("asked", "smi", "devices", "decided"),
     [
@@ -121,6 +126,10 @@ def test_the_readmes_name_what_it_looks_for():
         ("", None, 0, "cpu as no NVIDIA GPU is found"),
         ("cpu", TWO_GPUS, 2, "cpu as TORCH=cpu asks for it"),
         ("cuda", None, 0, "cuda as TORCH=cuda asks for it"),
+        ("", smi_of("580.65.06, 9.0"), 1, "cuda as nvidia-smi lists GPUs"),
+        ("", smi_of("535.183.01, 9.0"), 1, "cpu as the driver of NVIDIA is 535.183.01, and CUDA 13 needs 580 or newer"),
+        ("", smi_of("580.65.06, 7.0"), 1, "cpu as a GPU has compute capability 7.0, and CUDA 13 needs 7.5 or more"),
+        ("cuda", smi_of("535.183.01, 7.0"), 1, "cuda as TORCH=cuda asks for it"),
     ],
 )
 def test_where_gpus_are_cuda_s_build_is_taken_unless_told_otherwise(tmp_path, asked, smi, devices, decided):

@@ -96,7 +96,7 @@ def test_rows_for_slow_networks_are_for_one_machine_and_for_two():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "says"), [("ddp", "static_graph: Distr"), ("trainer", "static_graph: Distr"), ("single", "")]
+    ("strategy", "says"), [("ddp", "static_graph: with acc"), ("trainer", "static_graph: with acc"), ("single", "")]
 )
 def test_a_static_graph_and_accumulation_are_refused(strategy, says):
     options = {"static_graph": True} if says else {}

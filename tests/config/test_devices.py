@@ -4,6 +4,7 @@ No two GPUs are needed: `visible_gpus` says so, real launchers start the ranks, 
 trains its share on paper. tests/strategies/test_strategies.py trains with one process over two shares of a CPU.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -320,6 +321,31 @@ def test_gpus_that_the_environment_names_in_vain_are_told(monkeypatch, chosen, s
 def test_gpus_that_the_environment_may_name(monkeypatch, chosen):
     named_by_environment(monkeypatch, chosen)
     assert parse(one={"strategy": "single"}).rows["one"].hardware.device == "cuda"
+
+
+def test_of_parts_of_gpus_a_process_has_one_and_deepspeed_s_launcher_can_t_choose_it(monkeypatch):
+    named_by_environment(monkeypatch, "MIG-aaaa,MIG-bbbb")
+    own, torchrun = {"strategy": "deepspeed"}, {"strategy": "deepspeed", "launcher": "torchrun"}
+    rows = parse(own=own, torchrun=torchrun).rows
+    assert [row.hardware.devices for row in rows.values()] == [1, 1]
+    assert rows["own"].unavailable == "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+    assert rows["torchrun"].unavailable == ""
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cuda", True), ("cpu", False)])
+def test_cuda_graphs_and_accumulation_are_refused(monkeypatch, device, refused):
+    named_by_environment(monkeypatch, "0" if device == "cuda" else "")
+    row = parse(one={"strategy": "recipe", "compile": "static", "accumulation": 2}).rows["one"]
+    with pytest.raises(BadInput, match="compile: static: CUDA graphs") if refused else contextlib.nullcontext():
+        row.refuse()
+
+
+def test_without_a_compiler_a_compiled_row_is_unavailable(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    rows = parse(one={"strategy": "recipe", "compile": "dynamic", "device": "cpu"}, other={"strategy": "recipe"}).rows
+    assert rows["one"].unavailable == "torch.compile needs a compiler; to install one (Debian): apt install g++"
+    assert rows["other"].unavailable == ""
 
 
 def test_an_environment_without_gpus_leaves_the_cpu(monkeypatch):

@@ -23,9 +23,9 @@ def step_done(done):
     @functools.wraps(done)
     def and_then(replay, step):
         done(replay, step)
-        world = replay.session.strategy.world
+        world = replay.training.strategy.world
         if replay.done == FAULT.get("after") and world.rank == world.size - 1:
-            _wait(replay.session.progress)
+            _wait(replay.training.progress)
             DEEDS[FAULT.get("do", "nothing")](replay)
 
     return and_then
@@ -83,7 +83,7 @@ def explodes(replay):
     import torch
 
     with torch.no_grad():
-        next(iter(replay.session.strategy.module.parameters())).fill_(float("nan"))
+        next(iter(replay.training.strategy.module.parameters())).fill_(float("nan"))
 
 
 DEEDS = {deed.__name__: deed for deed in (nothing, raises, allocates, leaves, exits, aborts, segfaults, explodes)}

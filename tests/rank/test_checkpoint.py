@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lockstep.rank import checkpoint
 
@@ -27,16 +28,25 @@ SCORES = {
 def test_the_weights_that_are_asked_for_are_kept(tmp_path, monkeypatch, asked, best, written):
     saved, events = [], []
     monkeypatch.setattr(checkpoint, "save", lambda strategy, folder, about: saved.append(about))
-    session = SimpleNamespace(
+    training = SimpleNamespace(
         train=SimpleNamespace(checkpoint=asked, best=best),
         strategy=None,
         folder=tmp_path,
         files=SimpleNamespace(event=lambda key, value: events.append((key, value["step"]))),
         progress=SimpleNamespace(alive=lambda: None),
     )
-    kept = checkpoint.Kept(session, SimpleNamespace(hash="abc"))
+    kept = checkpoint.Kept(training, SimpleNamespace(hash="abc"))
     for step, scores in SCORES.items():
         kept.evaluated(step, scores)
     kept.trained(16)
     assert saved == [{"step": step, "plan": "abc"} for step in written]  # the last of them is the one that stays
     assert events == [("checkpoint", step) for step in written]
+
+
+def test_a_barrier_brings_what_it_gathered_to_the_host():
+    """A collective of NCCL's only has the GPU wait: the host would go on, and save before the folder is there."""
+    brought = []
+    gathered = SimpleNamespace(cpu=lambda: brought.append(True))
+    strategy = SimpleNamespace(all_gather=lambda tensor: gathered, world=SimpleNamespace(device=torch.device("cpu")))
+    checkpoint.barrier(strategy)
+    assert brought == [True]

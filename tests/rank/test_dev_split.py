@@ -54,7 +54,7 @@ class Echo(torch.nn.Module):
         return torch.stack([input_ids[:, 0], attention_mask.sum(dim=1)], dim=1).float()
 
 
-def session(now, batch: int = 4) -> SimpleNamespace:
+def training(now, batch: int = 4) -> SimpleNamespace:
     """One of one rank, by a clock of its own, which goes on by a second with each batch, and 5 while others are met."""
     clock = Clock(lambda: now[0])
 
@@ -87,14 +87,14 @@ def session(now, batch: int = 4) -> SimpleNamespace:
 
 def test_of_a_choice_each_result_is_gathered_once_and_in_order():
     some = Chosen(split(30), np.array([3, 9, 10, 28]))
-    results = gather_results(session([0.0], batch=3), some)
+    results = gather_results(training([0.0], batch=3), some)
     assert results.tolist() == [[3, 4], [9, 3], [10, 4], [28, 1]]
 
 
 @pytest.mark.parametrize(("most", "support", "batches"), [(None, 30, 8), (10, 10, 3)])
 def test_evaluation_is_timed_by_itself(capsys, most, support, batches):
     now = [100.0]
-    made = session(now)
+    made = training(now)
     made.train.eval_samples = most
     dev_split = DevSplit(made, SimpleNamespace(steps=4), split(30))
     assert [step for step in range(1, 5) if dev_split.due(step)] == [2]
@@ -118,7 +118,7 @@ def on_ranks(world_size: int, samples: Tokens) -> list[torch.Tensor]:
             together.wait(60)
             return gathered
 
-        made = session([0.0], batch=100)
+        made = training([0.0], batch=100)
         made.strategy.all_gather = all_gather
         made.strategy.world = SimpleNamespace(rank=number, size=world_size, device=torch.device("cpu"))
         return gather_results(made, samples)

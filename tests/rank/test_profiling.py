@@ -47,8 +47,8 @@ def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
         *MARKS,
         mark("step", 60),
         event("cudaLaunchKernel", 4, 4.1, "cuda_runtime", 1),
-        event("cudaLaunchKernel", 11, 11.1, "cuda_runtime", 2),
-        event("cudaLaunchKernel", 12, 12.1, "cuda_runtime", 3),
+        event("cuLaunchKernel", 11, 11.1, "cuda_driver", 2),
+        event("cuLaunchKernelEx", 12, 12.1, "cuda_driver", 3),
         event("cudaLaunchKernel", 31, 31.1, "cuda_runtime", 4),
         event("aten::linear", 3, 9),  # the host's time does not count
         event("gemm", 5, 15, "kernel", 1),

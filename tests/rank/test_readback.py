@@ -62,6 +62,13 @@ def test_another_optimizer_setting(prepared, name, value, message):
         readback.check(strategy, asked)
 
 
+def test_convolutions_in_fewer_bits(prepared):
+    strategy, asked = prepared
+    torch.backends.cudnn.allow_tf32 = True
+    with pytest.raises(RunFailed, match="tf32_convolutions: False is asked for, and single uses True"):
+        readback.check(strategy, asked)
+
+
 def test_another_optimizer(prepared):
     strategy, asked = prepared
     asked_groups = copy.copy(strategy.optimizer.param_groups)

@@ -349,11 +349,11 @@ FORGETTING = {
     "the position in the plan": (
         "single",
         """
-reached = replay.session.progress.reached
+reached = replay.training.progress.reached
 def from_the_start(step):
     replay.done = 0
     reached(0)
-replay.session.progress.reached = from_the_start""",
+replay.training.progress.reached = from_the_start""",
         "",
     ),
     "that each rank has random states of its own": (
@@ -382,7 +382,7 @@ def of_main_rank(tensor):
     torch.distributed.broadcast(sent, 0)
     return sent
 def forgetting(self, folder):
-    names = {"replay": self.replay, "strategy": self.session.strategy, "torch": torch, "of_main_rank": of_main_rank}
+    names = {"replay": self.replay, "strategy": self.training.strategy, "torch": torch, "of_main_rank": of_main_rank}
     exec(BEFORE, names)
     restore(self, folder)
     exec(AFTER, names)

@@ -23,7 +23,7 @@ from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import main, memory
 from lockstep.rank.clock import Clock
-from lockstep.rank.session import Session, open_session
+from lockstep.rank.training import Training, set_up
 from lockstep.run.progress import Progress
 from lockstep.run.training_log import Notes
 
@@ -91,7 +91,7 @@ def on_gpu(value) -> bool:
 
 
 @contextlib.contextmanager
-def about_to_train(row: Row, data: Path, folder: Path) -> Iterator[Session]:
+def about_to_train(row: Row, data: Path, folder: Path) -> Iterator[Training]:
     """A row of one process, about to train its plan in this process; `folder` has a folder `ranks`."""
     files = {"data": str(data), "plan_file": str(data / "plan" / f"{row.plan_name}.npz")}
     settings = replace(row.settings(), dropout=0, **files)
@@ -101,38 +101,38 @@ def about_to_train(row: Row, data: Path, folder: Path) -> Iterator[Session]:
     strategy.start()
     progress = Progress(folder, ranks=1)
     progress.begin(0)
-    yield open_session(strategy, settings, folder, progress)
+    yield set_up(strategy, settings, folder, progress)
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def session(benchmark, tmp_path) -> Iterator[Session]:
+def training(benchmark, tmp_path) -> Iterator[Training]:
     """`single`, about to train the small benchmark's plan in this process."""
     (tmp_path / "ranks").mkdir()
     row = reading.read([benchmark.path("results/config.yaml")]).rows["single"]
-    with about_to_train(row, benchmark.path("results/data"), tmp_path) as session:
-        yield session
+    with about_to_train(row, benchmark.path("results/data"), tmp_path) as training:
+        yield training
 
 
 @pytest.mark.parametrize("log_every", [0, 1])
-def test_nothing_in_the_window_synchronises_prints_or_reduces(session, monkeypatch, log_every):
-    session.settings = replace(session.settings, train=replace(session.train, log_every=log_every))
-    Notes(session.folder, rows=20)
-    with Counting(session.clock, monkeypatch) as counting:
-        main.train(session)
+def test_nothing_in_the_window_synchronises_prints_or_reduces(training, monkeypatch, log_every):
+    training.settings = replace(training.settings, train=replace(training.train, log_every=log_every))
+    Notes(training.folder, rows=20)
+    with Counting(training.clock, monkeypatch) as counting:
+        main.train(training)
     assert counting.steps == 9
     assert counting.noted == []
-    assert len(Notes(session.folder).new()) == (10 if log_every else 0)
+    assert len(Notes(training.folder).new()) == (10 if log_every else 0)
 
 
-def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(session, monkeypatch):
+def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(training, monkeypatch):
     """Each operation costs the host the time of a launch; on a GPU small models wait for no more than that."""
-    with Counting(session.clock, monkeypatch) as counting:
-        main.train(session)
-    plan, data = Plan.load(Path(session.settings.plan_file)), Path(session.settings.data)
+    with Counting(training.clock, monkeypatch) as counting:
+        main.train(training)
+    plan, data = Plan.load(Path(training.settings.plan_file)), Path(training.settings.data)
     model = models.load(data / "weights", 0).train()
-    optimizer = make_optimizer(model, session.train)
-    schedule = make_schedule(optimizer, session.train, plan.steps)
+    optimizer = make_optimizer(model, training.train)
+    schedule = make_schedule(optimizer, training.train, plan.steps)
     clock = Clock()
     with Counting(clock, monkeypatch) as least:
         clock.open(lambda: None)
@@ -142,24 +142,24 @@ def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(session, monkeypat
 
 
 @pytest.mark.parametrize("what", ["item", "print"])
-def test_the_count_sees_what_it_must(session, monkeypatch, what):
-    step = session.strategy.step
+def test_the_count_sees_what_it_must(training, monkeypatch, what):
+    step = training.strategy.step
 
     def careless():
         step()
-        value = session.strategy.optimizer.param_groups[0]["params"][0].sum()
+        value = training.strategy.optimizer.param_groups[0]["params"][0].sum()
         if what == "print":
             print("loss")
         else:
             value.item()
 
-    monkeypatch.setattr(session.strategy, "step", careless)
-    with Counting(session.clock, monkeypatch) as counting:
-        main.train(session)
+    monkeypatch.setattr(training.strategy, "step", careless)
+    with Counting(training.clock, monkeypatch) as counting:
+        main.train(training)
     assert len(counting.noted) >= 9
 
 
-def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
+def test_known_sleeps_are_measured_to_within_two_percent(training, monkeypatch):
     """A strategy that sleeps in each step for a known time; it evaluates and waits for others for long, untimed."""
     slept, evaluate = [], main.DevSplit.evaluate
 
@@ -181,11 +181,11 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
         time.sleep(0.2)
         return tensor[None]
 
-    monkeypatch.setattr(session.strategy, "all_gather", wait_for_others)
-    monkeypatch.setattr(session.strategy, "train", train)
+    monkeypatch.setattr(training.strategy, "all_gather", wait_for_others)
+    monkeypatch.setattr(training.strategy, "train", train)
     monkeypatch.setattr(main.DevSplit, "evaluate", slow)
-    main.train(session)
-    clock = json.loads((session.folder / "ranks" / "0.json").read_text())["clock"]
+    main.train(training)
+    clock = json.loads((training.folder / "ranks" / "0.json").read_text())["clock"]
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
@@ -193,9 +193,9 @@ def test_known_sleeps_are_measured_to_within_two_percent(session, monkeypatch):
     assert clock["setup"]["check"] > 0.2
 
 
-def test_a_schedule_that_is_stepped_too_often_ends_the_run(session, monkeypatch):
+def test_a_schedule_that_is_stepped_too_often_ends_the_run(training, monkeypatch):
     """By each rank for all of them, as Accelerate's own schedules are."""
-    step = session.strategy.step
+    step = training.strategy.step
 
     def twice():
         step()
@@ -206,20 +206,20 @@ def test_a_schedule_that_is_stepped_too_often_ends_the_run(session, monkeypatch)
         schedule = replay.schedule
         trained(replay)
 
-    schedule, trained = None, session.strategy.train
-    monkeypatch.setattr(session.strategy, "step", twice)
-    monkeypatch.setattr(session.strategy, "train", train)
+    schedule, trained = None, training.strategy.train
+    monkeypatch.setattr(training.strategy, "step", twice)
+    monkeypatch.setattr(training.strategy, "train", train)
     with pytest.raises(RunFailed, match=r"learning rate after 4 steps: .* is asked for \(schedule: linear\)"):
-        main.train(session)
+        main.train(training)
 
 
-def test_memory_is_that_of_the_window(session, monkeypatch):
+def test_memory_is_that_of_the_window(training, monkeypatch):
     """What was freed before the first step, and what is gathered after the last, is in no peak."""
 
     def take(megabytes: int) -> None:
         torch.ones(megabytes * 2**18).sum()  # float32, freed at once
 
-    step, state_dict = session.strategy.step, session.strategy.state_dict
+    step, state_dict = training.strategy.step, training.strategy.state_dict
 
     def stepping():
         take(100)
@@ -229,11 +229,11 @@ def test_memory_is_that_of_the_window(session, monkeypatch):
         take(900)
         return state_dict()
 
-    monkeypatch.setattr(session.strategy, "step", stepping)
-    monkeypatch.setattr(session.strategy, "state_dict", gathering)
+    monkeypatch.setattr(training.strategy, "step", stepping)
+    monkeypatch.setattr(training.strategy, "state_dict", gathering)
     take(900)
-    main.train(session)
-    memory_mb = json.loads((session.folder / "ranks" / "0.json").read_text())["memory"]
+    main.train(training)
+    memory_mb = json.loads((training.folder / "ranks" / "0.json").read_text())["memory"]
     assert 95 < memory_mb["peak_mb"] - memory_mb["before_mb"] < 500
     assert memory_mb["proportional_mb"] <= memory_mb["peak_mb"]
 

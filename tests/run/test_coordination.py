@@ -419,6 +419,18 @@ def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
         assert any("10.0.0.1" in word or "a:2,b:2,c:2" in word or "rendezvous" in word for word in said)
 
 
+def test_deepspeed_trains_on_the_chosen_gpus_of_each_machine(monkeypatch, tmp_path):
+    """It takes the first ones unless it is told, and knows of no more than the slots that its file of hosts has."""
+    monkeypatch.setattr(launchers, "training_gpus", lambda hardware: [6, 7])
+    row = reading.parse({"rows": {"x": {"strategy": "deepspeed", "device": "cpu", "nodes": 2, "oversubscribe": True}}})
+    rendezvous = coordination.Rendezvous(29400, "10.0.0.1", 1, "10.0.0.2", "eth0", ("a", "b"), "run")
+    file = paths.node_folder(tmp_path, 1)
+    file.mkdir(parents=True, exist_ok=True)
+    command = launchers.command(row.rows["x"].settings(), Path("train.py"), tmp_path, rendezvous)
+    assert command[command.index("--include") + 1] == "a:6,7@b:6,7"
+    assert Path(command[command.index("--hostfile") + 1]).read_text() == "a slots=8\nb slots=8\n"
+
+
 @pytest.mark.parametrize("name", ["single", "dataparallel"])
 def test_a_row_of_one_process_stays_on_one_machine(name):
     asked = {"nodes": 2, "processes": 2, "oversubscribe": True, "device": "cpu"}

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from dataclasses import replace
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -81,6 +82,29 @@ def test_static_widths_are_few():
     made.module.config = type("Config", (), {"max_position_embeddings": 40})
     widths = [made.batch(tokens(), np.array([0, 2]), width)["input_ids"].shape[1] for width in (4, 16, 17, 39)]
     assert widths == [16, 16, 32, 40]
+
+
+@pytest.mark.parametrize("compiled", ["dynamic", "static"])
+def test_reading_the_precision_leaves_a_compiled_model_whole(monkeypatch, compiled):
+    """A hook that takes itself away would break the graph into pieces, which stay."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_by, backend))
+    made, asked = prepared(compile=compiled), row(compile=compiled).settings()
+    make_schedule(made.optimizer, asked.train, 10)
+    live = readback.check(made, asked, lambda: {"input_ids": torch.ones(1, 12, dtype=torch.int64)})
+    assert (live["computes_in"], graphs) == ("float32", [])
+    for _ in range(2):
+        step(made)
+    assert len(graphs) == 1
+
+
+def compile_by(module, backend, dynamic, mode="default"):
+    module._compiled_call_impl = torch.compile(module._call_impl, dynamic=dynamic, backend=backend)
 
 
 LORAS = [

@@ -22,7 +22,7 @@ from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.proof import fairness
 from lockstep.rank import dev_split
-from lockstep.rank.session import Session
+from lockstep.rank.training import Training
 from lockstep.report import evaluation, summary
 from lockstep.strategies import single
 from lockstep.tasks._classification import probabilities
@@ -149,9 +149,9 @@ def test_gathered_predictions_that_hold_a_sample_twice_are_refused():
         def alive(self):
             pass
 
-    session = Session(strategy, registry.load_task(settings.task)(), settings, None, None, None, Quiet())
+    training = Training(strategy, registry.load_task(settings.task)(), settings, None, None, None, Quiet())
     with pytest.raises(RunFailed, match="do not hold each sample of the split exactly once"):
-        dev_split.gather_results(session, tokens)
+        dev_split.gather_results(training, tokens)
 
 
 def blocks(language: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -41,6 +42,12 @@ def backend_built(backend: str) -> bool:
 @cache
 def horovod_has_mpi() -> bool:
     return _says_true("import horovod.torch; print(bool(horovod.torch.mpi_built()))")
+
+
+def has_compiler(device: str) -> bool:
+    """Whether there is what torch.compile calls: for a CPU's programs C++, for what launches those of a GPU C."""
+    variable, *names = ("CC", "cc", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
+    return any(shutil.which(name) for name in (os.environ.get(variable), *names) if name)
 
 
 def _says_true(program: str) -> bool:

@@ -156,6 +156,8 @@ def visible_gpus() -> int:
         return 0
     if built_for_amd():
         return _amd_gpus()
+    if any(name.startswith("MIG-") for name in chosen or ()):
+        return 1  # CUDA shows a process one part of a GPU, however many are named
     return min(nvml.count(), len(chosen)) if chosen else nvml.count()
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from lockstep import paths, provenance
 from lockstep.config import accelerate_file, registry, schema, tracking
-from lockstep.config.hardware import Hardware, cpu_cores, resolve
+from lockstep.config.hardware import Hardware, cpu_cores, resolve, training_gpus
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
@@ -160,6 +160,12 @@ class Row:
                 f"rows.{self.name}.static_graph: with accumulation, DistributedDataParallel does not see the first"
                 " backward pass, on which its static graph is based. Set static_graph to false, or accumulation to 1."
             )
+        replayed = self.options.get("compile") == "static" and self.hardware.device == "cuda"
+        if replayed and self.train.accumulation > 1:
+            raise BadInput(
+                f"rows.{self.name}.compile: static: CUDA graphs, as which it is replayed, overwrite the gradients that"
+                " accumulation adds to. Set compile to dynamic, or accumulation to 1."
+            )
         if self.train.log_to and not self.train.log_every:
             raise BadInput(
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
@@ -191,8 +197,13 @@ class Row:
                 return f"{need.package} is {need.installed} here, and {tested}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
-        if self.options.get("launcher") == "deepspeed" and self.hardware.devices > self.hardware.gpu_count > 0:
+        by_deepspeed = self.options.get("launcher") == "deepspeed" and self.hardware.device == "cuda"
+        if by_deepspeed and self.hardware.devices > self.hardware.gpu_count:
             return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
+        if by_deepspeed and not training_gpus(self.hardware):
+            return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+        if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
+            return "torch.compile needs a compiler; to install one (Debian): apt install g++"
         if self.options.get("controller") == "mpi" and not provenance.horovod_has_mpi():
             return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""

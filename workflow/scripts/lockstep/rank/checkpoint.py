@@ -13,7 +13,7 @@ from lockstep.data.plan import Plan
 from lockstep.files import named_when_full, seal
 from lockstep.model import models
 from lockstep.paths import CHECKPOINT
-from lockstep.rank.session import Session
+from lockstep.rank.training import Training
 
 LOWER_IS_BETTER = ("loss", "perplexity")  # of the figures that `train.best` may name
 
@@ -21,12 +21,12 @@ LOWER_IS_BETTER = ("loss", "perplexity")  # of the figures that `train.best` may
 class Kept:
     """The checkpoint that a run keeps, by `train.checkpoint`: of the best weights by `train.best`, or of the last."""
 
-    def __init__(self, session: Session, plan: Plan):
-        self.session, self.plan, self.best = session, plan, -math.inf
+    def __init__(self, training: Training, plan: Plan):
+        self.training, self.plan, self.best = training, plan, -math.inf
 
     def evaluated(self, step: int, scores: dict[str, float]) -> None:
         """The weights after `step` steps came to these on the dev split. Every rank knows them, so all decide alike."""
-        train = self.session.train
+        train = self.training.train
         if train.checkpoint == "best":
             value = -scores[train.best] if train.best in LOWER_IS_BETTER else scores[train.best]
             if value > self.best:
@@ -35,13 +35,13 @@ class Kept:
 
     def trained(self, step: int) -> None:
         """The last of `step` steps is done."""
-        if self.session.train.checkpoint == "last":
+        if self.training.train.checkpoint == "last":
             self._save(step)
 
     def _save(self, step: int) -> None:
-        save(self.session.strategy, self.session.folder, {"step": step, "plan": self.plan.hash})
-        self.session.files.event("checkpoint", {"step": step})
-        self.session.progress.alive()
+        save(self.training.strategy, self.training.folder, {"step": step, "plan": self.plan.hash})
+        self.training.files.event("checkpoint", {"step": step})
+        self.training.progress.alive()
 
 
 def save(strategy, folder: Path, about: dict) -> None:
@@ -68,6 +68,10 @@ def save(strategy, folder: Path, about: dict) -> None:
 
 
 def barrier(strategy) -> None:
+    """Wait until every rank is here.
+
+    The numbers are brought to the host, because NCCL's collectives only have the GPU wait for each other.
+    """
     import torch
 
-    strategy.all_gather(torch.zeros(1, device=strategy.world.device))
+    strategy.all_gather(torch.zeros(1, device=strategy.world.device)).cpu()

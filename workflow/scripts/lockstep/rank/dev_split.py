@@ -8,7 +8,7 @@ import torch
 from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.rank import checkpoint
-from lockstep.rank.session import Session
+from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
 
 SEED = 0  # of the choice of `eval_samples`
@@ -17,10 +17,10 @@ SEED = 0  # of the choice of `eval_samples`
 class DevSplit:
     """When the dev split is evaluated, and what came of it."""
 
-    def __init__(self, session: Session, plan: Plan, samples: Samples):
-        self.session, self.plan = session, plan
-        self.samples = chosen(samples, session.train.eval_samples)
-        self.every, self.kept = session.train.eval_every, checkpoint.Kept(session, plan)
+    def __init__(self, training: Training, plan: Plan, samples: Samples):
+        self.training, self.plan = training, plan
+        self.samples = chosen(samples, training.train.eval_samples)
+        self.every, self.kept = training.train.eval_every, checkpoint.Kept(training, plan)
         self.history: list[dict] = []
 
     def due(self, step: int) -> bool:
@@ -33,16 +33,16 @@ class DevSplit:
         self.kept.trained(self.plan.steps)
 
     def evaluate(self, step: int) -> None:
-        clock = self.session.clock
-        checkpoint.barrier(self.session.strategy)  # no rank's waiting for another one is evaluation
+        clock = self.training.clock
+        checkpoint.barrier(self.training.strategy)  # no rank's waiting for another one is evaluation
         began = clock.now()
-        results = gather_results(self.session, self.samples)
-        figures = self.session.task.scores(results, self.samples)
+        results = gather_results(self.training, self.samples)
+        figures = self.training.task.scores(results, self.samples)
         clock.evaluation += clock.now() - began
         scores = {"step": step, "support": len(results)} | figures
         self.history.append(scores)
-        self.session.files.event("eval", scores)
-        if self.session.strategy.world.rank == 0:
+        self.training.files.event("eval", scores)
+        if self.training.strategy.world.rank == 0:
             numbers = ", ".join(f"dev {name} {figure:.4f}" for name, figure in figures.items())
             print(f"step {step}/{self.plan.steps}: {numbers}", flush=True)
         self.kept.evaluated(step, figures)
@@ -72,17 +72,17 @@ def chosen(samples: Samples, most: int | None) -> Samples:
     return Chosen(samples, np.sort(np.random.default_rng(SEED).permutation(len(samples))[:most]))
 
 
-def gather_results(session: Session, samples: Samples) -> torch.Tensor:
+def gather_results(training: Training, samples: Samples) -> torch.Tensor:
     """The task's results of every sample of a split, each once, in order, on every rank: float32 on the CPU, [n, any].
 
     All ranks run the same number of equally large batches, as collectives inside a forward pass need. What fills up a
     share is marked by the id -1, and dropped again.
     """
-    strategy, world = session.strategy, session.strategy.world
+    strategy, world = training.strategy, training.strategy.world
     all_ids, all_results = [], []
     strategy.model.eval()
     with torch.no_grad():
-        for ids in samples.batches(session.train.global_batch):
+        for ids in samples.batches(training.train.global_batch):
             padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
             padded[: len(ids)] = ids
             mine = share(padded, world.rank, world.size)
@@ -92,8 +92,9 @@ def gather_results(session: Session, samples: Samples) -> torch.Tensor:
             with strategy.autocast():
                 outputs = strategy.model(**inputs)
             all_ids.append(torch.from_numpy(mine).to(world.device))
-            all_results.append(session.task.results(outputs, labels))
-            session.progress.alive()
+            # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
+            all_results.append(training.task.results(outputs, labels).clone())
+            training.progress.alive()
     strategy.model.train()
     ids = strategy.all_gather(torch.cat(all_ids)).flatten().cpu()
     results = strategy.all_gather(torch.cat(all_results)).flatten(0, 1).cpu()[ids >= 0]

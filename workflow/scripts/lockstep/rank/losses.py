@@ -17,11 +17,11 @@ class Losses:
     """
 
     def __init__(self, replay):
-        session = replay.session
-        self.replay, self.clock = replay, session.clock
-        self.every = session.train.log_every if session.strategy.world.rank == 0 else 0
+        training = replay.training
+        self.replay, self.clock = replay, training.clock
+        self.every = training.train.log_every if training.strategy.world.rank == 0 else 0
         if self.every:
-            self.notes = Notes(session.folder)
+            self.notes = Notes(training.folder)
             self.waiting: deque = deque()  # (step, seconds, loss in pinned memory, event)
 
     def begin(self) -> None:

@@ -30,7 +30,7 @@ from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.energy import Meter
 from lockstep.rank.replay import Replay
 from lockstep.rank.resumption import derived_seed
-from lockstep.rank.session import Session, open_session
+from lockstep.rank.training import Training, set_up
 from lockstep.run import lifetime
 from lockstep.run.processes import die_with_parent
 from lockstep.run.progress import NODE, Progress, RankFiles
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         progress = Progress(folder, files.node)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
-        train(open_session(copy.copy(strategy), settings, folder, progress, clock, files))
+        train(set_up(copy.copy(strategy), settings, folder, progress, clock, files))
         for name, changes in settings.variations.items():
             gc.collect()
             _vary(strategy, settings, folder / name, progress, changes)
@@ -134,43 +134,43 @@ def _end(number, frame):
     raise RunFailed("was ended by SIGTERM")
 
 
-def train(session: Session) -> None:
+def train(training: Training) -> None:
     """The run itself, of which everything is measured and kept."""
-    strategy, settings, clock, files = session.strategy, session.settings, session.clock, session.files
-    replay, start = _prepare(session)
+    strategy, settings, clock, files = training.strategy, training.settings, training.clock, training.files
+    replay, start = _prepare(training)
     if strategy.world.rank == 0:
         about = {"config_hash": settings.config_hash} | provenance.commit()
-        write_json(session.folder / paths.ENVIRONMENT, environment.describe() | about)
+        write_json(training.folder / paths.ENVIRONMENT, environment.describe() | about)
         for name, content in strategy.files.items():
-            write_json(session.folder / name, content)
+            write_json(training.folder / name, content)
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
-        session.meter = Meter()
-    session.gauge = memory.Gauge(strategy.world.device)
+        training.meter = Meter()
+    training.gauge = memory.Gauge(strategy.world.device)
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
     if settings.kind == paths.PROFILED:
         from lockstep.rank.profiling import Profiler
 
-        session.profiler = Profiler(session, replay.steps, settings.profile.steps)
+        training.profiler = Profiler(training, replay.steps, settings.profile.steps)
     _train_steps(replay)
     files.event("run_stop")
-    if session.profiler:
-        session.profiler.write(replay, settings.profile.trace)
+    if training.profiler:
+        training.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
-    if session.train.checkpoint_every:  # from which a longer run goes on
+    if training.train.checkpoint_every:  # from which a longer run goes on
         replay.resumption.save(replay.steps)
     files.write(
         {
             "clock": clock.reading(),
-            "memory": session.gauge.usage,
-            "memory_by_gpu": session.gauge.by_gpu,
-            "reserved_by_gpu": session.gauge.reserved_by_gpu,
+            "memory": training.gauge.usage,
+            "memory_by_gpu": training.gauge.by_gpu,
+            "reserved_by_gpu": training.gauge.reserved_by_gpu,
             "local_rank": strategy.world.local_rank,
             "node": files.node,
             "bytes_read": bytes_read(),
-            "energy": session.meter.joules | {"counters": session.meter.counters} if session.meter else None,
+            "energy": training.meter.joules | {"counters": training.meter.counters} if training.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
             "settings": replay.live_settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
@@ -195,27 +195,27 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     settings = settings.varied(changes)
     strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
     (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
-    session = open_session(strategy, settings, folder, progress)
-    replay, _ = _prepare(session)
+    training = set_up(strategy, settings, folder, progress)
+    replay, _ = _prepare(training)
     _train_steps(replay)
     # Called on every rank, as each may have a share only.
     weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
     if strategy.world.rank == 0:
         whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
         save_file(whole, folder / paths.FINAL_WEIGHTS)
-    summary = {"losses": replay.mean_losses(), "gradient_norm": session.files.gradient_norm}
-    session.files.write(summary, session.clock.step_seconds())
+    summary = {"losses": replay.mean_losses(), "gradient_norm": training.files.gradient_norm}
+    training.files.write(summary, training.clock.step_seconds())
 
 
-def _prepare(session: Session) -> tuple[Replay, dict]:
+def _prepare(training: Training) -> tuple[Replay, dict]:
     """The plan, ready to be trained by the wrapped model; and the hash and size that the model had before."""
-    strategy, settings, clock = session.strategy, session.settings, session.clock
+    strategy, settings, clock = training.strategy, training.settings, training.clock
     world, data = strategy.world, Path(settings.data)
     # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
     # memory of which warnings were shown already.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
     # Dropout must differ from rank to rank.
-    torch.manual_seed(derived_seed(session.train.seed, world.rank))
+    torch.manual_seed(derived_seed(training.train.seed, world.rank))
     models.keep_masks()
     model = models.load(data / paths.WEIGHTS, settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
@@ -225,18 +225,18 @@ def _prepare(session: Session) -> tuple[Replay, dict]:
         with torch.no_grad():
             torch._foreach_mul_(list(model.parameters()), settings.weights_times)
     clock.part("model")
-    plan, samples = Plan.load(Path(settings.plan_file)), session.task.load(paths.split_folder(data, "train"))
+    plan, samples = Plan.load(Path(settings.plan_file)), training.task.load(paths.split_folder(data, "train"))
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
-    session.wrap(strategy.synchronised(model))
+    training.wrap(strategy.synchronised(model))
     if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient
         scale = strategy.loss_scale() * settings.loss_times
         strategy.scaler = torch.amp.GradScaler(world.device.type, init_scale=scale)
     clock.part("wrap")
-    dev_split = DevSplit(session, plan, session.task.load(paths.split_folder(data, "dev")))
-    return Replay(session, plan, samples, dev_split), start
+    dev_split = DevSplit(training, plan, training.task.load(paths.split_folder(data, "dev")))
+    return Replay(training, plan, samples, dev_split), start
 
 
 def _train_steps(replay: Replay) -> None:
-    strategy = replay.session.strategy
+    strategy = replay.training.strategy
     with models.kept_wide() if strategy.precision == "fp64" else contextlib.nullcontext():
         strategy.train(replay)

@@ -22,7 +22,7 @@ from lockstep import paths
 from lockstep.files import write_json
 from lockstep.model import models
 from lockstep.rank.replay import Replay
-from lockstep.rank.session import Session, open_session
+from lockstep.rank.training import Training, set_up
 from lockstep.run.progress import WARMUP_STEPS
 from lockstep.strategies import single
 
@@ -31,6 +31,7 @@ MARK = "lockstep:"
 # Ranges that only wait: what the profiler calls the collectives of torch.distributed, and what strategies name so.
 COMMUNICATION = ("gloo:", "nccl:", "nccl", "communication")
 COMPUTE = "aten::"
+LAUNCHES = ("cuda_runtime", "cuda_driver")  # what launches kernels: Triton's are launched by the driver's functions
 
 Interval = tuple[float, float]
 
@@ -38,13 +39,13 @@ Interval = tuple[float, float]
 class Profiler:
     """Records the last `steps` steps of a run; each part of a step is marked where it begins."""
 
-    def __init__(self, session: Session, total: int, steps: int):
-        self.session, self.steps, self.begin = session, steps, total - steps
+    def __init__(self, training: Training, total: int, steps: int):
+        self.training, self.steps, self.begin = training, steps, total - steps
         activities = [ProfilerActivity.CPU]
-        if session.strategy.world.device.type == "cuda":
+        if training.strategy.world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self.profile = profile(activities=activities)
-        module = session.strategy.module
+        module = training.strategy.module
         module.register_forward_pre_hook(lambda *_: self.mark("forward"))
         module.register_forward_hook(lambda *_: self.mark("backward"))
         register_optimizer_step_pre_hook(lambda *_: self.mark("optimizer"))
@@ -56,24 +57,26 @@ class Profiler:
 
     def step_done(self, step: int) -> None:
         if step + 1 == self.begin:
-            self.session.clock.synchronize()
+            self.training.clock.synchronize()
             self.profile.start()
+        last = step + 1 == self.begin + self.steps
+        if last:
+            self.training.clock.synchronize()  # before the mark: a GPU is behind the host, and is waited for
         if step + 1 >= self.begin:
             self.mark("step")
-        if step + 1 == self.begin + self.steps:
-            self.session.clock.synchronize()
+        if last:
             self.profile.stop()
 
     def write(self, replay: Replay, keep_trace: bool) -> None:
         """Write profile.json: what the ranks found, and their mean. Every rank calls this."""
-        own = replay.session.clock.step_seconds()[WARMUP_STEPS : self.begin]
+        own = replay.training.clock.step_seconds()[WARMUP_STEPS : self.begin]
         alone = _alone(replay)[WARMUP_STEPS : self.begin]
-        world = self.session.strategy.world
-        file = paths.rank_trace(self.session.folder, world.rank)
+        world = self.training.strategy.world
+        file = paths.rank_trace(self.training.folder, world.rank)
         self.profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
         if keep_trace and world.rank == 0:
-            with gzip.open(self.session.folder / paths.TRACE, "wt", encoding="utf-8") as stream:
+            with gzip.open(self.training.folder / paths.TRACE, "wt", encoding="utf-8") as stream:
                 stream.write(file.read_text(encoding="utf-8"))
         file.unlink()
         numbers = split(trace) | {
@@ -82,23 +85,23 @@ class Profiler:
             "exposed_by_difference": float(np.median(own - alone)),
         }
         values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=world.device)
-        ranks = [dict(zip(numbers, line, strict=True)) for line in self.session.strategy.all_gather(values).tolist()]
+        ranks = [dict(zip(numbers, line, strict=True)) for line in self.training.strategy.all_gather(values).tolist()]
         if world.rank == 0:
             mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in numbers}
             parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
-            file = self.session.folder / paths.PROFILE
+            file = self.training.folder / paths.PROFILE
             write_json(file, {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks})
 
 
 def _alone(replay: Replay) -> np.ndarray:
     """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
-    session = replay.session
-    devices = session.settings.hardware.devices
-    settings = replace(session.settings, hardware=replace(session.settings.hardware, processes=devices))
+    training = replay.training
+    devices = training.settings.hardware.devices
+    settings = replace(training.settings, hardware=replace(training.settings.hardware, processes=devices))
     plain = single.Strategy(settings)
-    plain.world = replace(session.strategy.world, size=devices)
-    silent = SimpleNamespace(step=session.progress.alive, alive=session.progress.alive)
-    alone = open_session(plain, settings, session.folder, silent)
+    plain.world = replace(training.strategy.world, size=devices)
+    silent = SimpleNamespace(step=training.progress.alive, alive=training.progress.alive)
+    alone = set_up(plain, settings, training.folder, silent)
     alone.wrap(models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train())
     plain.train(Replay(alone, replay.plan, replay.samples, replay.dev_split))
     return alone.clock.step_seconds()
@@ -121,9 +124,7 @@ def split(trace: list[dict]) -> dict[str, float]:
     begin, end = steps[0], steps[-1]
     kernels = [event for event in complete if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     if kernels:
-        launched = {
-            event["args"]["correlation"]: event["ts"] for event in complete if event.get("cat") == "cuda_runtime"
-        }
+        launched = {event["args"]["correlation"]: event["ts"] for event in complete if event.get("cat") in LAUNCHES}
         work = [(event, launched.get(event["args"].get("correlation"), event["ts"])) for event in kernels]
         busy = [(event, at) for event, at in work if not event["name"].startswith(COMMUNICATION)]
         talking = [event for event, _ in work if event["name"].startswith(COMMUNICATION)]

@@ -20,10 +20,11 @@ SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "weight_decay")
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check(strategy: Strategy, asked: Settings) -> dict:
+def check(strategy: Strategy, asked: Settings, inputs: Callable[[], dict] | None = None) -> dict:
     """The live settings of a prepared strategy. Raises RunFailed if they differ.
 
-    The precision shows in the first forward pass only: this leaves a hook there, which raises then.
+    The precision shows in a forward pass only. This leaves a hook in the first one, which raises then. In a compiled
+    model a hook breaks the graph, for good: there a pass over `inputs()`, a batch, is made that is not compiled.
     """
     live = read(strategy)
     wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads}
@@ -32,6 +33,8 @@ def check(strategy: Strategy, asked: Settings) -> dict:
     actual |= {"optimizer": live["optimizer"].lower(), "device": strategy.world.device.type}
     if asked.dropout is not None:
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
+    wanted["tf32_convolutions"] = asked.options.get("tf32", False)
+    actual["tf32_convolutions"] = live["tf32_convolutions"]
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
         expected = {"initial_lr": asked.train.learning_rate} | hyperparameters(asked.train)
@@ -52,6 +55,11 @@ def check(strategy: Strategy, asked: Settings) -> dict:
         if actual[key] != value:
             raise RunFailed(f"{key}: {value} is asked for, and {asked.strategy} uses {actual[key]}")
     _check_precision(strategy, asked.precision, live)
+    if asked.options.get("compile", "off") != "off":
+        strategy.model.eval()  # so that no random number is drawn
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), strategy.autocast():
+            strategy.model(**inputs())
+        strategy.model.train()
     return live
 
 
@@ -74,6 +82,7 @@ def read(strategy: Strategy) -> dict:
         ],
         "precision": strategy.precision,
         "matmul": torch.get_float32_matmul_precision(),
+        "tf32_convolutions": torch.backends.cudnn.allow_tf32,
         "loss_scaling": strategy.loss_scale() != 1.0,
         "world_size": world.size,
         "device": str(world.device),

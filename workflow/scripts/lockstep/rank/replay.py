@@ -20,7 +20,7 @@ from lockstep.rank import checkpoint, readback
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
-from lockstep.rank.session import Session
+from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
 
 
@@ -41,32 +41,32 @@ class Replay:
     The loop calls `begin`; in each step `batches`, `loss`, `trained`, `gradients_ready` and `step_done`; and `end`.
     """
 
-    def __init__(self, session: Session, plan: Plan, samples: Samples, dev_split: DevSplit):
-        self.session, self.plan, self.samples, self.dev_split = session, plan, samples, dev_split
-        self.weights = session.task.weights(samples)  # what each sample counts in the mean loss
+    def __init__(self, training: Training, plan: Plan, samples: Samples, dev_split: DevSplit):
+        self.training, self.plan, self.samples, self.dev_split = training, plan, samples, dev_split
+        self.weights = training.task.weights(samples)  # what each sample counts in the mean loss
         self.steps = plan.steps
         self.done = 0  # steps, those before an interruption included
-        self.schedule = make_schedule(session.strategy.optimizer, session.train, plan.steps, plan.epochs)
+        self.schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
-        dtype = torch.float64 if session.strategy.precision == "fp64" else torch.float32
+        dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
-        self.losses = torch.zeros(plan.steps, dtype=dtype, device=session.strategy.world.device)
+        self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
         self.loss_log = Losses(self)
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
-        part, of = self.session.strategy.share()
-        parts = self.plan.micro_batches(step, part, of, self.session.train.accumulation)
+        part, of = self.training.strategy.share()
+        parts = self.plan.micro_batches(step, part, of, self.training.train.accumulation)
         for number, ids in enumerate(map(self._ordered, parts), 1):
-            if self.session.profiler:
-                self.session.profiler.mark("data")
-            tensors = self.session.strategy.batch(self.samples, ids, self.plan.widths[step])
+            if self.training.profiler:
+                self.training.profiler.mark("data")
+            tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
             labels = tensors.pop("labels")
             yield Batch(step, ids, tensors, labels, last=number == len(parts))
 
     def _ordered(self, ids: np.ndarray) -> np.ndarray:
         """The samples of a batch in the order in which the proof's reference wants them; as they are otherwise."""
-        order = self.session.settings.order
+        order = self.training.settings.order
         if order == "reversed":
             return ids[::-1].copy()
         if order == "rotated":
@@ -79,22 +79,22 @@ class Replay:
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
         this rank's losses * how many ranks share them / what all samples of the global batch count.
         """
-        strategy, global_batch = self.session.strategy, self.plan.step_ids(batch.step)
-        total = self.session.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
+        strategy, global_batch = self.training.strategy, self.plan.step_ids(batch.step)
+        total = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
         _, of = strategy.share()
         return total * (of / self.weights[global_batch].sum())
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""
         self.losses[batch.step] += loss.detach()
-        self.session.files.consume(batch.step, batch.ids)
+        self.training.files.consume(batch.step, batch.ids)
 
     def mean_losses(self) -> list[float]:
         """The mean loss over each step's global batch. Called on every rank.
 
         Raises RunFailed where one is not a number.
         """
-        losses = self.session.strategy.all_gather(self.losses).mean(dim=0).tolist()
+        losses = self.training.strategy.all_gather(self.losses).mean(dim=0).tolist()
         wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
         if wrong:
             failure = f"the loss is {losses[wrong - 1]} in step {wrong}"
@@ -107,25 +107,27 @@ class Replay:
         Every strategy's loop calls this once a step, so whatever is to be noted of gradients belongs here. It may not
         synchronise in a run that is timed: the norm is that of a trial's first step.
         """
-        if self.session.settings.kind == PARITY and step == 0:
-            self.session.files.gradient_norm = self.session.strategy.gradient_norm().item()
+        if self.training.settings.kind == PARITY and step == 0:
+            self.training.files.gradient_norm = self.training.strategy.gradient_norm().item()
 
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
-        self.live_settings = readback.check(self.session.strategy, self.session.settings)
-        if self.session.settings.saved:
-            self.resumption.restore(Path(self.session.settings.saved))
+        self.live_settings = readback.check(
+            self.training.strategy, self.training.settings, lambda: next(self.batches(self.done)).inputs
+        )
+        if self.training.settings.saved:
+            self.resumption.restore(Path(self.training.settings.saved))
         self._open()
         self.loss_log.begin()
 
     def step_done(self, step: int) -> None:
         """Weights and learning rate are updated: the clock ticks; evaluates, and saves, where that is due."""
-        self.session.clock.tick()
+        self.training.clock.tick()
         self.done += 1
-        self.session.progress.step()
+        self.training.progress.step()
         self.loss_log.step_done()
-        if self.session.profiler:
-            self.session.profiler.step_done(step)
+        if self.training.profiler:
+            self.training.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
         if evaluated or saved:
             self.end()
@@ -137,19 +139,19 @@ class Replay:
 
     def end(self) -> None:
         """The timed window closes. Raises RunFailed where the learning rate is not that of the schedule."""
-        self.session.clock.close()
+        self.training.clock.close()
         self.loss_log.hand_over()
-        if self.session.meter:
-            self.session.meter.stop()
-        if self.session.gauge:
-            self.session.gauge.stop()
-        share = lr_factor(self.session.train, self.steps, self.plan.epochs)
-        readback.check_rate(self.session.strategy, self.session.settings, share, self.done)
+        if self.training.meter:
+            self.training.meter.stop()
+        if self.training.gauge:
+            self.training.gauge.stop()
+        share = lr_factor(self.training.train, self.steps, self.plan.epochs)
+        readback.check_rate(self.training.strategy, self.training.settings, share, self.done)
 
     def _open(self) -> None:
-        strategy = self.session.strategy
-        if self.session.gauge:
-            self.session.gauge.start()
-        if self.session.meter:
-            self.session.meter.start()
-        self.session.clock.open(lambda: checkpoint.barrier(strategy))
+        strategy = self.training.strategy
+        if self.training.gauge:
+            self.training.gauge.start()
+        if self.training.meter:
+            self.training.meter.start()
+        self.training.clock.open(lambda: checkpoint.barrier(strategy))

@@ -30,8 +30,8 @@ class Resumption:
     """What a run saves, and goes on from. `replay` is the rank's part of the plan (rank/replay.py)."""
 
     def __init__(self, replay):
-        self.replay, self.session = replay, replay.session
-        self.every, self.keep = self.session.train.checkpoint_every, self.session.train.keep
+        self.replay, self.training = replay, replay.training
+        self.every, self.keep = self.training.train.checkpoint_every, self.training.train.keep
         self.began_at: list[int] = []  # after how many steps the run went on, each time that it did
         self.cost = {"count": 0, "seconds": 0.0, "bytes": 0}
 
@@ -39,7 +39,7 @@ class Resumption:
         """Whether the state after so many steps is to be saved: every so often, and where the run is asked to stop."""
         if not self.every or step == self.replay.steps:
             return False
-        return step % self.every == 0 or step == self.session.progress.stop_after
+        return step % self.every == 0 or step == self.training.progress.stop_after
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps. Called on every rank, outside of the timed window.
@@ -48,9 +48,9 @@ class Resumption:
         number.
         """
         self.replay.mean_losses()  # raises where weights are no numbers: from such a state no run goes on
-        strategy, clock = self.session.strategy, self.session.clock
+        strategy, clock = self.training.strategy, self.training.clock
         began, main = clock.now(), strategy.world.rank == 0
-        final = paths.saved_state(self.session.folder, step)
+        final = paths.saved_state(self.training.folder, step)
         temporary = final.with_name(f".{final.name}.tmp")
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -61,18 +61,18 @@ class Resumption:
             self._save_rank(temporary)
         checkpoint.barrier(strategy)
         if main:
-            best = self.session.folder / paths.CHECKPOINT
+            best = self.training.folder / paths.CHECKPOINT
             if best.is_dir():
                 shutil.copytree(best, temporary / BEST, copy_function=_link)
-            seal(temporary, saved.describe(self.session.settings, self.replay.plan, step))
+            seal(temporary, saved.describe(self.training.settings, self.replay.plan, step))
             _replace(temporary, final)
             self._count(final, clock.now() - began)
-            for older in paths.saved_states(self.session.folder)[self.keep :]:
+            for older in paths.saved_states(self.training.folder)[self.keep :]:
                 shutil.rmtree(older)
         checkpoint.barrier(strategy)
-        self.session.files.event("saved", {"step": step})
-        self.session.progress.alive()
-        if step == self.session.progress.stop_after and step < self.replay.steps:
+        self.training.files.event("saved", {"step": step})
+        self.training.progress.alive()
+        if step == self.training.progress.stop_after and step < self.replay.steps:
             raise RunStopped(f"it was asked to stop, and its state after step {step} is saved")
 
     def restore(self, folder: Path) -> None:
@@ -81,13 +81,13 @@ class Resumption:
         Another number of ranks may have saved it. Then all that was noted is shared out anew, and random numbers are
         others than those of an uninterrupted run.
         """
-        strategy = self.session.strategy
+        strategy = self.training.strategy
         strategy.load_state(folder / OWN)
         self._load_rank(folder)
         self.began_at.append(self.replay.done)
-        self.session.progress.reached(self.replay.done)
+        self.training.progress.reached(self.replay.done)
         if strategy.world.rank == 0 and (folder / BEST).is_dir():
-            shutil.copytree(folder / BEST, self.session.folder / paths.CHECKPOINT, copy_function=_link)
+            shutil.copytree(folder / BEST, self.training.folder / paths.CHECKPOINT, copy_function=_link)
         checkpoint.barrier(strategy)
 
     def _count(self, folder: Path, seconds: float) -> None:
@@ -100,8 +100,8 @@ class Resumption:
 
     def _save_rank(self, folder: Path) -> None:
         """What each rank has of its own, in two files: tensors, and all that JSON holds."""
-        session, replay = self.session, self.replay
-        files, clock, dev_split = session.files, session.clock, replay.dev_split
+        training, replay = self.training, self.replay
+        files, clock, dev_split = training.files, training.clock, replay.dev_split
         steps, ids = files.ledger()
         tensors = {
             "losses": replay.losses,
@@ -110,11 +110,11 @@ class Resumption:
             "seconds": torch.from_numpy(clock.step_seconds()),
             "random": torch.get_rng_state(),
         }
-        if session.strategy.world.device.type == "cuda":
-            tensors["random_cuda"] = torch.cuda.get_rng_state(session.strategy.world.device)
-        tensors |= {f"buffer.{name}": buffer for name, buffer in session.strategy.trained_module().named_buffers()}
+        if training.strategy.world.device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(training.strategy.world.device)
+        tensors |= {f"buffer.{name}": buffer for name, buffer in training.strategy.trained_module().named_buffers()}
         contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(contiguous, _tensors_file(folder, session.strategy.world.rank))
+        save_file(contiguous, _tensors_file(folder, training.strategy.world.rank))
         _, numbers, *rest = np.random.get_state()
         plain = {
             "step": replay.done,
@@ -123,16 +123,16 @@ class Resumption:
             "train_seconds": clock.seconds,
             "evaluation_seconds": clock.evaluation,
             "events": files.events,
-            "joules": session.meter.joules if session.meter else {},
+            "joules": training.meter.joules if training.meter else {},
             "dev": dev_split.history,
             "best": dev_split.kept.best if np.isfinite(dev_split.kept.best) else None,
             "began_at": self.began_at,
             "cost": self.cost,
         }
-        write_json(_plain_file(folder, session.strategy.world.rank), plain)
+        write_json(_plain_file(folder, training.strategy.world.rank), plain)
 
     def _load_rank(self, folder: Path) -> None:
-        session, replay, world = self.session, self.replay, self.session.strategy.world
+        training, replay, world = self.training, self.replay, self.training.strategy.world
         savers = ranks_of(folder)
         as_it_was = savers == world.size
         rank = world.rank if as_it_was else 0
@@ -142,27 +142,27 @@ class Resumption:
         # The mean over ranks is the loss of the global batch, also where all have that mean.
         losses = torch.stack([theirs["losses"] for theirs in everyone]).mean(dim=0)
         replay.losses.copy_(_as_long_as(losses, len(replay.losses)))
-        groups = session.strategy.optimizer.param_groups
+        groups = training.strategy.optimizer.param_groups
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
             group["lr"] = rate  # not every optimizer's state holds it
         ledgers = everyone if as_it_was else everyone[world.rank :: world.size]
         for ledger in ledgers:
-            session.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
-        session.files.events = plain["events"] + session.files.events
-        if session.meter:
-            session.meter.joules |= plain["joules"]
-        session.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
+            training.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
+        training.files.events = plain["events"] + training.files.events
+        if training.meter:
+            training.meter.joules |= plain["joules"]
+        training.clock.restore(tensors["seconds"].numpy(), plain["train_seconds"], plain["evaluation_seconds"])
         replay.dev_split.history = plain["dev"]
         if plain["best"] is not None:
             replay.dev_split.kept.best = plain["best"]
         self.began_at, self.cost = plain["began_at"], plain["cost"]
         self.cost["count"] += 1  # itself, which could not be counted in it
-        for name, buffer in session.strategy.trained_module().named_buffers():
+        for name, buffer in training.strategy.trained_module().named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
         if not as_it_was:
-            session.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
-            torch.manual_seed(derived_seed(session.train.seed, world.rank, replay.done))
+            training.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
+            torch.manual_seed(derived_seed(training.train.seed, world.rank, replay.done))
             return
         # Random states last: what is done before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]

@@ -100,8 +100,12 @@ def deepspeed(settings, script, folder, rendezvous):
     gpus = training_gpus(hardware)
     if hardware.nodes > 1:
         file = node_folder(folder, rendezvous.node) / HOSTS
-        write_text(file, "".join(f"{host} slots={hardware.processes_per_node}\n" for host in rendezvous.hosts))
+        slots = max(gpus) + 1 if gpus else hardware.processes_per_node
+        write_text(file, "".join(f"{host} slots={slots}\n" for host in rendezvous.hosts))
         devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(rendezvous.node)]
+        if gpus:
+            numbers = ",".join(map(str, gpus))
+            devices += ["--include", "@".join(f"{host}:{numbers}" for host in rendezvous.hosts)]
     elif gpus:
         devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
     else:

@@ -98,7 +98,8 @@ def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
     }
     # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
     environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-    environment |= selection(row.hardware.gpus)
+    # The GPUs that it trains on, and no others: what is read of a process's GPUs, energy among it, is then of those.
+    environment |= selection(training_gpus(row.hardware) or None)
     environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
     for name in list(environment):
         if name in OF_OUTSIDE or name.startswith(OF_SCHEDULERS):

@@ -21,8 +21,25 @@ class Strategy(single.Strategy):
         on_gpus = self.world.device.type == "cuda"
         devices = list(range(self.hardware.devices)) if on_gpus else None
         self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices)
+        for number in self.others():  # else all would drop the same units: torch.manual_seed seeds every GPU alike
+            with torch.cuda.device(number):
+                torch.cuda.manual_seed(torch.initial_seed() + number)
         if not on_gpus:
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
+
+    def others(self) -> list[int]:
+        """The devices that it trains on besides this process's own."""
+        return self.model.device_ids[1:]
+
+    def save_state(self, folder):
+        super().save_state(folder)
+        torch.save([torch.cuda.get_rng_state(number) for number in self.others()], folder / "random.pt")
+
+    def load_state(self, folder):
+        super().load_state(folder)
+        states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
+        for number, state in zip(self.others(), states, strict=False):  # another number of devices may have saved it
+            torch.cuda.set_rng_state(state, number)
 
     def live(self):
         return {"devices": max(1, len(self.model.device_ids))}

@@ -34,19 +34,24 @@ class Strategy(single.Strategy):
     def synchronised(self, model):
         if not self.options["sync_batchnorm"]:
             return model
-        convert = own_batch_norm if self.world.device.type == "cuda" else batch_norm.shared(sum_over_ranks)
-        return batch_norm.synchronised(model, convert)
+        # Not Horovod's SyncBatchNorm: it trains on GPUs only, and counts in fp32, which the kernels refuse beside fp64.
+        return batch_norm.synchronised(model, batch_norm.shared(sum_over_ranks))
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         # Parameters only. Sending the state of a fresh AdamW would make it take a step on gradients of zero first.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        own = self.optimizer
         self.optimizer = hvd.DistributedOptimizer(
-            self.optimizer,
+            own,
             named_parameters=model.named_parameters(),
             compression=getattr(hvd.Compression, self.options["compression"]),
             backward_passes_per_step=self.accumulation,
         )
+        # A fused optimizer unscales gradients (fp16) by itself. Horovod's class of it forgets that it can, and
+        # PyTorch's GradScaler would wait for the device in each step.
+        if getattr(own, "_step_supports_amp_scaling", False):
+            self.optimizer._step_supports_amp_scaling = True
 
     def gradient_norm(self):
         self.optimizer.synchronize()
@@ -95,8 +100,7 @@ OPTIONS = {
     "sync_batchnorm": {
         "type": "boolean",
         "default": False,
-        "description": "batch normalisation takes its statistics over all ranks: Horovod's SyncBatchNorm on GPUs,"
-        " Lockstep's own on a CPU",
+        "description": "batch normalisation takes its statistics over all ranks, by Lockstep's own",
     },
 }
 NEEDS = {"horovod": ("0.28.1", "make horovod")}
@@ -108,9 +112,3 @@ LOSSY = [
 def sum_over_ranks(tensor):
     """The sum of all ranks' tensors, on each; gradients are summed likewise."""
     return hvd.allreduce(tensor, op=hvd.Sum)
-
-
-def own_batch_norm(old):
-    """Horovod's SyncBatchNorm in place of PyTorch's batch normalisation `old`."""
-    new = hvd.SyncBatchNorm(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
-    return batch_norm.take_over(old, new)

@@ -51,7 +51,7 @@ class Strategy(ddp.Strategy):
     def is_due(self, done: int) -> bool:
         """Whether weights are averaged after `done` steps: every so often, and where the model is tested or kept."""
         apart = done - self.options["local_after"]
-        settings = self.replay.session.settings
+        settings = self.replay.training.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
         if settings.kind == PROFILED:  # nothing of it is kept, and one average more would count as every eighth step's
             used = False

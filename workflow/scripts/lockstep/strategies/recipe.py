@@ -8,7 +8,7 @@ compile     torch.compile: dynamic, one program for all shapes; or static, one f
             batches are rounded up (on GPUs replayed as CUDA graphs; model/compiling.py)
 weights     bf16: the model computes and communicates in bf16 throughout, the optimizer keeps weights in fp32 and trains
             those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
-tf32        fp32 matrices are multiplied in TensorFloat-32, with 10 bits of precision
+tf32        fp32 matrices are multiplied, and convolutions made, in TensorFloat-32, with 10 bits of precision
 resident    all token ids lie on the device from the start, and batches are put together there (data/resident.py)
 lora        queries and values are changed by products of two thin matrices; those and a classifier's head are trained,
             the rest keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft (model/lora.py)
@@ -200,5 +200,6 @@ REFUSED = [
 LOSSY = [
     ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),
     ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
+    ({"tf32": [True]}, "fp32 matrices are multiplied with 10 bits of precision"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]

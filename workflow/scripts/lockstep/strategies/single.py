@@ -32,6 +32,8 @@ class Strategy:
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
         self.sample: dict[str, np.ndarray] = {}  # one of the training split, as its `batch` returns it
         self.notes: list[str] = []  # what a reader of the table must know about this row
+        # By default cuDNN's convolutions in fp32 have 10 bits of precision.
+        torch.backends.cudnn.allow_tf32 = settings.options.get("tf32", False)
         self.files: dict[str, dict] = {}  # what its framework was configured with, kept as JSON beside the record
 
     def start(self) -> World:

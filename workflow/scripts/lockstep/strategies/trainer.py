@@ -54,7 +54,7 @@ class Strategy(ddp.Strategy):
     def train(self, replay):
         self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
-            output_dir=str(replay.session.folder), max_steps=replay.steps, **self.arguments
+            output_dir=str(replay.training.folder), max_steps=replay.steps, **self.arguments
         )
         self.trainer = Replaying(self, replay, arguments)
         self.trainer.accelerator.ddp_handler.gradient_as_bucket_view = self.options["gradient_as_bucket_view"]
@@ -128,7 +128,7 @@ class Batches:
         self.replay = replay
 
     def __len__(self):
-        return self.replay.steps * self.replay.session.train.accumulation
+        return self.replay.steps * self.replay.training.train.accumulation
 
     def __iter__(self):
         for step in range(self.replay.done, self.replay.steps):

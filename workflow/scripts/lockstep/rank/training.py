@@ -18,7 +18,7 @@ from lockstep.tasks._task import Task
 
 
 @dataclass
-class Session:
+class Training:
     strategy: Strategy
     task: Task
     settings: Settings
@@ -39,19 +39,19 @@ class Session:
         self.strategy.prepare(model, lambda prepared: make_optimizer(prepared, self.train))
 
 
-def open_session(
+def set_up(
     strategy: Strategy,
     settings: Settings,
     folder: Path,
     progress: Progress,
     clock: Clock | None = None,
     files: RankFiles | None = None,
-) -> Session:
-    """The session in which a rank, whose strategy has started, trains by `settings`; what it leaves goes to `folder`.
+) -> Training:
+    """What a rank, whose strategy has started, trains with by `settings`; its files go to `folder`.
 
-    Its model is wrapped later: a run, a trial's variation and a profile each begin with another one.
+    The model is wrapped later: a run, a trial's variation and a profile each begin with another one.
     """
     task = registry.load_task(settings.task)(settings.train)
     clock, files = clock or Clock(), files or RankFiles(folder, strategy.world.rank)
     clock.device = strategy.world.device
-    return Session(strategy, task, settings, folder, clock, files, progress)
+    return Training(strategy, task, settings, folder, clock, files, progress)
