@@ -19,9 +19,8 @@ class Strategy(trainer.Strategy):
     def joins_group(self):
         return False
 
-    def wrap(self):
-        super().wrap()
-        self.arguments = {key: value for key, value in self.arguments.items() if not key.startswith("ddp_")}
+    def asked_arguments(self):
+        return {key: value for key, value in super().asked_arguments().items() if not key.startswith("ddp_")}
 
     def autocast(self):
         # Trainer used to compute in fp16 under nn.DataParallel; today's leaves that to Accelerate, which is not asked.
