@@ -202,6 +202,13 @@ def test_a_pipe_is_told_that_there_is_nothing_to_do(lines, capsys):
     assert capsys.readouterr().err.startswith("Nothing to be done")
 
 
+def test_a_job_that_begins_is_drawn(handler):
+    handler.console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
+    handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="prepare", rule_msg="prepare: the texts", log=[]))
+    handler.live.refresh()
+    assert "prepare: the texts" in handler.console.file.getvalue()
+
+
 def test_a_terminal_that_became_narrower_is_erased_whole(handler, monkeypatch):
     """What was drawn at 80 columns is folded at 30, and takes more lines than were written."""
     handler.live = SimpleNamespace(_live_render=SimpleNamespace(_shape=None), stop=lambda: None)
@@ -275,7 +282,7 @@ rows:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("columns", "fails"), [(80, True), (140, False)])
+@pytest.mark.parametrize(("columns", "fails"), [pytest.param(80, True, marks=pytest.mark.ci), (140, False)])
 def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     """Trainings, of which one may fail: the view, the failure, then the report's table, in a terminal of its own."""
     place = copy_project(tmp_path / "project")

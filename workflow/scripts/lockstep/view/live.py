@@ -84,7 +84,7 @@ class LogHandler(Follower):
     def _start(self) -> None:
         self.table, self.drawn = self.rows_now(), None
         self.live = Live(
-            get_renderable=self._draw,
+            get_renderable=self.draw,
             console=self.console,
             refresh_per_second=1 / SECONDS,
             transient=True,
