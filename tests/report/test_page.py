@@ -152,7 +152,7 @@ def test_the_language_switch(visit, report):
     assert "用时最短" in page.locator("header").inner_text()
     assert "had the shortest time" not in page.locator("header").inner_text()
     assert page.locator("svg tspan.zh", has_text="训练时间").first.is_visible()
-    assert page.locator("h2:visible", has_text="所有配置").count() == 1
+    assert page.locator("h2:visible", has_text="所有行").count() == 1
     page.reload()
     assert page.evaluate("document.documentElement.lang") == "zh"
     page.get_by_role("button", name="English").click()
