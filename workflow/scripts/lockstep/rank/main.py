@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
-        _write_reason(folder, files, error, int(progress.steps) if progress else 0)
+        _write_reason(folder, files, error, progress.steps if progress else 0)
         print(f"rank {files.rank} failed:", file=sys.stderr)
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
