@@ -27,10 +27,12 @@ sys.path.insert(0, str(HERE / "workflow" / "scripts"))
 
 from lockstep import paths, trust
 from lockstep import workflow as lockstep
+from lockstep.config import containers, reading
+from lockstep.run import decision, lifetime
 from lockstep.view.jobs import Follower
 
 lockstep.require_place(workflow)
-DEFAULTS = str(paths.of_project(lockstep.reading.DEFAULT))
+DEFAULTS = str(paths.of_project(reading.DEFAULT))
 # The profile has looked at those of the command line, unless it was left out: then this says what has happened.
 trust.check_files([DEFAULTS, *workflow.configfiles])
 
@@ -39,8 +41,8 @@ configfile: DEFAULTS
 
 
 if workflow.modifier.is_main_snakefile() and not workflow.overwrite_configfiles:
-    FOR_GPUS = lockstep.reading.for_gpus(config["hardware"]["device"])
-    os.environ[lockstep.reading.DECIDED] = "yes" if FOR_GPUS else "no"
+    FOR_GPUS = reading.for_gpus(config["hardware"]["device"])
+    os.environ[reading.DECIDED] = "yes" if FOR_GPUS else "no"
     for file in FOR_GPUS:
 
         configfile: file

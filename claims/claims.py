@@ -48,7 +48,7 @@ def faster(ours: str, theirs: str, more_than: float = 1.0) -> Callable[[Runs], t
 
 
 def _memory_by_gpu(done: Runs) -> list[int]:
-    """Of DataParallel's row; none on a CPU."""
+    """The memory of each GPU in DataParallel's row; none on a CPU."""
     return done.records["dataparallel"][1]["memory_by_gpu"] or []
 
 

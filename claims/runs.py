@@ -67,5 +67,5 @@ def proof(folder: Path, row: str, options: dict) -> str:
     results = prepared(folder, keys, files)
     words = [*(f"--config={file}" for file in files), "--exit-zero", "--row", "reference", "--row", row]
     subprocess.run(command("parity", results, keys, *words), cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
-    (verdict,) = results.glob(f"parity/{row}/n*/rep1/{paths.VERDICT}")
+    (verdict,) = paths.run_files(results, paths.VERDICT, paths.PARITY, row)
     return json.loads(verdict.read_text())["proof"]

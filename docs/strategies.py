@@ -8,6 +8,7 @@ import re
 import tempfile
 from pathlib import Path
 
+from lockstep import paths
 from lockstep.config import reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.run import launchers
@@ -56,7 +57,7 @@ def command(name: str) -> str:
     row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
     with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
         words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Rendezvous("PORT"))
-    text = " ".join(words).replace(folder, f"results/{row.folder(1)}")
+    text = " ".join(words).replace(folder, str(paths.RESULTS / row.folder(1)))
     return without_folders(text)
 
 

@@ -77,9 +77,6 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-    real = folder.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
-    real.parent.mkdir(parents=True)
-    real.write_text('[["好", 0]]', encoding="utf-8")
     shutil.copytree(place.path("results"), place.path("other"))
     return place
 

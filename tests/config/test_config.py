@@ -672,8 +672,8 @@ def test_labels_may_be_numbers(labels):
         (f"repeats: {'9' * 5000}", "c.yaml: not valid YAML: Exceeds the limit"),
         ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: data is there twice"),
         ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: strategy is there twice"),
-        ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML reads this name as no text. Put it in quotes."),
-        ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML reads this name as no text."),
+        ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML does not read this name as text. Put it in quotes."),
+        ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML does not read this name as text."),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):

@@ -42,6 +42,12 @@ def test_what_is_not_alike_is_a_break_and_never_a_change(tmp_path, other):
     assert findings(kept(tmp_path, {"rows": {"ddp": BEFORE}}, {"rows": {"ddp": FASTER}} | other)) == ["first", "break"]
 
 
+def test_settings_that_decide_no_time_are_no_break(tmp_path):
+    asked = [{"train": {"epochs": 1, "log_every": n}, "hardware": {"port": 29500 + n}} for n in (0, 5)]
+    looks = [{"rows": {"ddp": seconds}, "asked": each} for seconds, each in zip((BEFORE, SAME), asked, strict=True)]
+    assert findings(kept(tmp_path, *looks)) == ["first", "open"]
+
+
 @pytest.mark.parametrize(
     ("rows", "other", "finding"),
     [({"ddp": [1.5]}, {}, "once"), ({"ddp": FASTER}, {"watch": {"disturbed": ["others"]}}, "disturbed")],

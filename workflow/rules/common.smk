@@ -1,12 +1,11 @@
 # What all rules use: the checked configuration, and which code each rule depends on.
 lockstep.use_this_python()
-lockstep.lifetime.name_starter(
-    workflow.remote_exec
-)  # a training ends with it, also where it can't say so
+# A training ends with its starter, also where that can't say so.
+lifetime.name_starter(workflow.remote_exec)
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
-IMAGES = lockstep.containers.images(CONFIG)
+IMAGES = containers.images(CONFIG)
 RESULTS = CONFIG.results
 Follower.config, Follower.local = CONFIG, workflow.local_exec  # where a view is shown
 CORES = CONFIG.hardware.node_cores or workflow.cores  # of a machine that trains
@@ -26,7 +25,7 @@ wildcard_constraints:
     n=r"\d+",
     rep=r"\d+",
     plan=r"[\w-]+",
-    block="|".join(map(str, lockstep.decision.AFTER)),
+    block="|".join(map(str, decision.AFTER)),
 
 
 def python(script):
@@ -61,7 +60,7 @@ def training_code(script, row):
 
 def image(row):
     """The image of the row's strategy, for --use-singularity."""
-    return IMAGES[lockstep.containers.family(row.strategy)]
+    return IMAGES[containers.family(row.strategy)]
 
 
 def run_files(row, file):

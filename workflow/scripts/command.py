@@ -27,6 +27,7 @@ from pathlib import Path
 
 from lockstep import cli
 from lockstep.config import reading
+from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
@@ -44,9 +45,9 @@ COMPLETION = """_lockstep() {{
 complete -o default -F _lockstep lockstep"""
 
 
-def default_rows() -> list[str]:
-    """The names of the default configuration's rows."""
-    return list(reading.read([PROJECT / reading.DEFAULT]).rows)
+def default() -> Config:
+    """The default configuration."""
+    return reading.read([PROJECT / reading.DEFAULT])
 
 
 def snakemake(words: list[str]) -> list[str]:
@@ -57,9 +58,7 @@ def snakemake(words: list[str]) -> list[str]:
     options = {word.partition("=")[0] for word in rest}
     own = options & {"--configfile", "--configfiles"}
     if name == "row" and not own | options & {"--config", "-C"}:
-        rows = default_rows()
-        if rest[0] not in rows:
-            raise BadInput(f"{rest[0]}: no such row. The configuration has: {', '.join(rows)}.")
+        default().require_row(rest[0], rest[0])
     # Targets come before options that take several words.
     target, rest = ([rest[0]], rest[1:]) if name == "row" else (TARGETS[name], rest)
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
@@ -81,7 +80,7 @@ def main() -> None:
     if asked.command is None:
         parser.print_help()
     elif asked.command == "completion":
-        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(default_rows())))
+        print(COMPLETION.format(commands=" ".join(COMMANDS), rows=" ".join(default().rows)))
     elif asked.command in TARGETS and {"-h", "--help"} & set(asked.arguments):
         (line,) = (
             line.strip() for line in __doc__.splitlines() if line.strip().startswith(f"lockstep {asked.command} ")

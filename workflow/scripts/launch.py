@@ -29,8 +29,8 @@ def main() -> None:
     several.add_argument("--print", action="store_true", help="show what would be started on this machine, and end")
     arguments = parser.parse_args()
     config = _configuration(arguments)
-    if arguments.row not in (None, *config.rows):
-        raise BadInput(f"--row {arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
+    if arguments.row is not None:
+        config.require_row(arguments.row, f"--row {arguments.row}")
     row = config.rows[arguments.row] if arguments.row else None
     most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
     several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # of which it is on one

@@ -4,7 +4,7 @@ Exit code 1 where a row is not proven: it is unequal, though not by its nature, 
 """
 
 from lockstep import cli
-from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.errors import RunFailed, RunStopped
 from lockstep.proof import parity
 from lockstep.terminal import print_table
 
@@ -28,9 +28,8 @@ def main() -> int:
     names = arguments.row or ([*config.rows] if arguments.show else ["reference", *able])
     names = [each for name in names for each in (references if name == "reference" else [name])]
     for name in names:
-        if name not in (*references, *config.rows):
-            choices = ", ".join(["reference", *config.rows])
-            raise BadInput(f"--row {name}: no such row. The configuration has: {choices}.")
+        if name not in references:
+            config.require_row(name, f"--row {name}", besides=("reference",))
     verdicts = {}
     for name in names:
         if name in references:

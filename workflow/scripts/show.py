@@ -24,8 +24,7 @@ def main() -> None:
             f"{arguments.row}: is a strategy, and no row of this configuration. To see one that would be:"
             f" --set 'rows.{arguments.row}={{strategy: {arguments.row}}}'"
         )
-    if arguments.row not in config.rows:
-        raise BadInput(f"{arguments.row}: no such row. The configuration has: {', '.join(config.rows)}.")
+    config.require_row(arguments.row, arguments.row)
     row = config.rows[arguments.row]
     file = registry.path(row.strategy)
     print(f"# {row.name}: {row.strategy}, in {file.relative_to(STRATEGIES.parents[3])}")

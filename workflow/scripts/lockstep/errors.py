@@ -31,11 +31,11 @@ class RunStopped(RunFailed):
 
 
 class RunSaved(RunStopped):
-    """The same, after it saved its state: the same command goes on from there. Exit code 143, as after a SIGTERM."""
+    """A run was stopped after it saved its state: the same command goes on from there. Exit code 143, as of SIGTERM."""
 
 
 def printable(text: str) -> str:
-    """In one line, and without control characters, which would command the terminal."""
+    """`text` in one line, without control characters, which would command the terminal."""
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
 
 

@@ -31,5 +31,5 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
 
 
 def _one_line(cell: str) -> Text:
-    """As Text, because "[泪]" is not markup."""
+    """A cell as Text, because "[泪]" is not markup."""
     return Text(printable(cell).strip())

@@ -31,7 +31,7 @@ LITTLE = 2**20  # bytes: no room for a model or a page
 
 
 def stamps(results: Path) -> list[Path]:
-    """Left by the rules predict and report."""
+    """Files that the rules predict and report leave when they are done."""
     folders = (paths.predictions_file(results).parent, paths.report_folder(results))
     return [folder / paths.COMPLETE for folder in folders]
 

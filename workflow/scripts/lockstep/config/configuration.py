@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.config import schema
 from lockstep.config.row import Row, read_row
 from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
+from lockstep.errors import BadInput
 from lockstep.files import hash_text
 from lockstep.paths import PARITY, PROFILED, QUICK, RESULTS, TUNE
 
@@ -86,7 +87,7 @@ class Config:
 
     @property
     def first_repetitions(self) -> range:
-        """Those that every row has; with `repeats: auto` some get more."""
+        """The repetitions that every row has; with `repeats: auto` some get more."""
         return range(1, FIRST_BLOCKS + 1) if self.repeats == "auto" else self.repetitions
 
     def repetition(self, row: Row, repeat: int) -> Row:
@@ -172,6 +173,12 @@ class Config:
         train = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
         row = read_row(name, raw, Shared(self.task, train, replace(self.hardware, nodes=1)), "tune")
         return replace(row, kind=TUNE)
+
+    def require_row(self, name: str, where: str, besides: tuple[str, ...] = ()) -> None:
+        """Raises BadInput if this is not a row's name. The message begins with `where`, and names `besides` too."""
+        if name not in self.rows:
+            choices = ", ".join([*besides, *self.rows])
+            raise BadInput(f"{where}: no such row. The configuration has: {choices}.")
 
     @property
     def shared(self) -> Shared:

@@ -170,7 +170,7 @@ def _named_in(variable: str) -> list[str] | None:
 
 
 def _amd_gpus() -> int:
-    """As many as the kernel has and each of the variables leaves; HIP reads CUDA_VISIBLE_DEVICES too."""
+    """How many AMD GPUs the kernel has and the variables leave; HIP reads CUDA_VISIBLE_DEVICES too."""
     properties = [node / "properties" for node in KFD.glob("*")]
     # CPUs are nodes as well, and have no SIMD units.
     there = sum(bool(re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE)) for file in properties)

@@ -254,7 +254,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     """
     where = f"{where}: rows.{name}"
     if not isinstance(name, str):
-        raise BadInput(f"{where}: YAML reads this name as no text. Put it in quotes.")
+        raise BadInput(f"{where}: YAML does not read this name as text. Put it in quotes.")
     if name in RESERVED or name.startswith(RESERVED_PREFIXES):
         raise BadInput(f"{where}: a rule of the workflow has this name; choose another.")
     strategy = raw.get("strategy")

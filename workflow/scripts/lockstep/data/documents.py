@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config.sections import Data
-from lockstep.data import mapped, sources
-from lockstep.errors import BadInput, brief
+from lockstep.data import mapped, prepared, sources
+from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split, require
 
@@ -47,7 +47,7 @@ class Sequences:
         try:
             arrays = [mapped.array(folder / f"{name}.npy") for name in (*ARRAYS, TARGETS)]
         except (OSError, ValueError) as error:
-            raise BadInput(f"{folder}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None
+            raise prepared.damaged(folder, error) from None
         lengths, targets = map(np.array, arrays[3:])
         return Sequences(*arrays[:3], lengths, read_json(about_split(folder))["pad_id"], targets)
 
@@ -251,7 +251,7 @@ def trigram_perplexity(train: Sequences, test: Sequences, vocabulary: int) -> fl
 
 
 def _trigrams(sequences: Sequences, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each target: the two tokens before it, as one number, and itself. int64 [targets]."""
+    """The two tokens before each target, as one number, and the targets themselves. int64 [targets] each."""
     tokens = np.asarray(sequences.input_ids, dtype=np.int64)
     before = np.append(vocabulary, tokens[:-1])
     before[np.asarray(sequences.positions) == 0] = vocabulary  # no token

@@ -128,7 +128,7 @@ def why(error: BaseException) -> str:
 
 
 def why_no_rows(error: BaseException, name: str, revision: str) -> str:
-    """The same of a data set. Of what the hub has said, datasets says little: it is asked again."""
+    """What stands between here and a data set. The datasets library hides what the hub said, so it is asked again."""
     reason = _known(error)
     if not reason and not Path(name).is_dir():
         try:

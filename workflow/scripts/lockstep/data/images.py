@@ -19,7 +19,7 @@ import numpy as np
 
 from lockstep.config import containers
 from lockstep.config.sections import Data
-from lockstep.data import mapped, sources
+from lockstep.data import mapped, prepared, sources
 from lockstep.errors import BadInput, brief
 from lockstep.files import hash_arrays, read_json, write_json
 from lockstep.paths import require
@@ -60,7 +60,7 @@ class Images:
             pixels = mapped.array(split / PIXELS)
             labels = np.load(split / LABELS, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{split}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None
+            raise prepared.damaged(split, error) from None
         return Images(pixels, labels, about["mean"], about["std"])
 
     def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
@@ -182,7 +182,7 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
     header = 4 + 4 * dimensions
     if content[:4] != bytes((0, 0, IDX_BYTE, dimensions)):
         raise BadInput(
-            f"{file}: is not an idx file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}: it begins"
+            f"{file}: is not an idx file of bytes (dimensions: {dimensions}): it begins"
             f" with {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
         )
     if len(content) < header:
@@ -299,7 +299,7 @@ class Written:
 
 
 def _size(shape: tuple[int, ...]) -> str:
-    return f"{shape[2]} x {shape[1]} pixels in {shape[0]} channel{'s' if shape[0] > 1 else ''}"
+    return f"{shape[2]} x {shape[1]} pixels (channels: {shape[0]})"
 
 
 def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], data: Data, folder: Path) -> dict:

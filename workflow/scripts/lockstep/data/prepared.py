@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, brief
 from lockstep.files import lacking, read_json
 
 MAKE_DATA = "Remove it: Snakemake makes it again, or by hand prepare.py and plan.py with the same configuration."
@@ -18,8 +18,13 @@ def require(results: Path) -> dict:
     return about
 
 
+def damaged(split: Path, error: Exception) -> BadInput:
+    """What to raise where a split's files can't be read."""
+    return BadInput(f"{split}: is damaged ({brief(error)}). Remove it, and prepare the data again.")
+
+
 def stamps(results: Path) -> dict[Path, tuple[int, int] | None]:
-    """Of each file of prepared data its size and when it was last written to; None of one that is gone."""
+    """The size of each file of prepared data, and when it was last written to; None for one that is gone."""
     about = paths.data_file(results)
     names = read_json(about).get("files", {}) if about.is_file() else {}
     return {file: _stamp(file) for file in (about, *(paths.data_folder(results) / name for name in names))}

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from lockstep.data import prepared
 from lockstep.data.mapped import advise
-from lockstep.errors import BadInput, brief
 from lockstep.files import read_json
 from lockstep.paths import about_split, require
 
@@ -66,7 +66,7 @@ class Tokens:
         try:
             columns = pa.ipc.open_stream(file).read_all()
         except (pa.ArrowInvalid, OSError) as error:
-            raise BadInput(f"{folder}: is damaged ({brief(error)}). Remove it, and prepare the data again.") from None
+            raise prepared.damaged(folder, error) from None
         lists = columns.column("input_ids").chunks
         number = lists[0].values.type.to_pandas_dtype()
         size = np.dtype(number).itemsize

@@ -133,8 +133,8 @@ def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length
         kept_apart = False
     if not kept_apart:
         raise BadInput(
-            f"model.name: {model.name}: documents that share a sequence can't be kept apart in it, as it does not heed"
-            " a mask of [sequences, 1, tokens, tokens] and position_ids. Name another model."
+            f"model.name: {model.name}: it ignores an attention_mask of [sequences, 1, tokens, tokens] or"
+            " position_ids, so documents that share a sequence would see each other. Name another model."
         )
     decoder.train()
 

@@ -41,6 +41,13 @@ def _load_transformers(folder: Path, dropout: float | None) -> torch.nn.Module:
     return cls.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
 
 
+def tokenizer(folder: Path):
+    """The tokenizer stored in a folder of transformers'. Never downloads."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, **LOCAL)
+
+
 def _architecture(folder: Path):
     """The configuration in a folder of transformers', and the class that its model was saved as."""
     import transformers

@@ -38,12 +38,12 @@ class Meter:
             self.counters += [f"{package.name} (RAPL)" for package in self.packages]
 
     def _gpus(self) -> list[tuple[float, float]] | None:
-        """Of each GPU: joules since the driver was loaded, and infinity, at which they begin anew."""
+        """The joules of each GPU since its driver was loaded, and at how many the counter begins anew: never."""
         joules = [nvml.joules(gpu) for gpu in self.gpus]
         return [(each, float("inf")) for each in joules] if joules and None not in joules else None
 
     def _packages(self) -> list[tuple[float, float]] | None:
-        """Of each CPU package: joules, and at how many the counter begins anew."""
+        """The joules of each CPU package, and at how many the counter begins anew."""
         try:
             return [
                 tuple(int((package / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))

@@ -33,7 +33,7 @@ def page(folders: list[Path], compared: list[Comparison]) -> str:
     across = sorted({kind for comparison in compared for line in comparison.lines for kind in line.differs})
     context = {
         "folders": [str(folder) for folder in folders],
-        "headline": [_verdict(folders[0], *pair) for pair in zip(folders[1:], compared, strict=True)],
+        "headline": [_headline(folders[0], *pair) for pair in zip(folders[1:], compared, strict=True)],
         "across": join([say(f"compare_kind_{kind}") for kind in across], say("comma")) if across else None,
         "differing": beside(reports),
         "times": {name: of for name, of in times.items() if any(time.seconds for time in of)},
@@ -55,10 +55,10 @@ def _time(report: dict, name: str, line: Line | None) -> Time:
     return Time(stats.spread(seconds).median, told, len(seconds), line)
 
 
-def _verdict(first: Path, other: Path, compared: Comparison) -> Text:
+def _headline(first: Path, other: Path, compared: Comparison) -> Text:
     """How many rows take another time, and which changed most."""
     distinct = [line for line in compared.lines if line.ratio.distinct]
-    said = say("compare_verdict", first=first, other=other, n=len(distinct), all=len(compared.lines))
+    said = say("compare_headline", first=first, other=other, n=len(distinct), all=len(compared.lines))
     if not distinct:
         return said
     most = max(distinct, key=lambda line: max(line.ratio.value, 1 / line.ratio.value))

@@ -279,8 +279,8 @@ def _span_of(numbers: list[int]) -> Text:
 def _warnings(summary: Summary) -> list[Text]:
     rows, done = summary.rows, summary.finished_rows
 
-    def named(key: str, names: list[str]) -> list[Text]:
-        return [say(key, rows=some(names))] if names else []
+    def named(key: str, names: list[str], **figures: int) -> list[Text]:
+        return [say(key, rows=some(names), **figures)] if names else []
 
     lost = [row["row"] for row in done if not trusted(summary.runs[row["row"]])]
     disturbed = sum(row["disturbed"] for row in done if row["row"] not in lost)
@@ -310,7 +310,8 @@ def _warnings(summary: Summary) -> list[Text]:
         warnings.append(say("warn_seed"))
     asked = {name: len(several) for name, several in summary.runs.items()}
     needed = {name: blocks.needed(summary.blocks, name, count) for name, count in asked.items()}
-    warnings += named("warn_repeats", [row["row"] for row in done if row["repeats"] < needed[row["row"]]])
+    few = [row["row"] for row in done if row["repeats"] < needed[row["row"]]]
+    warnings += named("warn_repeats", few, enough=blocks.ENOUGH_REPETITIONS)
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
     if any(row["division"] == "open" for row in done):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import paths, stats
+from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder
 from lockstep.report import comparison, pictures, rendering
@@ -20,7 +21,8 @@ OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.TENSORBOARD, paths
 RUN_KINDS = (paths.RUNS, paths.PARITY, paths.PROFILED, paths.TUNE)
 RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-NO_RESULT = ("hardware.port", "hardware.timeout")  # settings that decide no time
+# Settings that decide no time, as `asked_otherwise` names them.
+NOT_MEASURED = {f"hardware.{key}" for key in NOT_DECIDING} | {f"train.{key}" for key in NOT_DECIDING_OF_TRAIN}
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] 
     """Why two times are no look at the same: as what, no ratio, and what differs."""
     runs = [good_runs(look.report["runs"][row])[0] for look in (before, after)]
     differing = [f"{kind}: {values}" for kind, values in comparison.differences(*runs).items()]
-    differing += [each for each in comparison.asked_otherwise(*runs) if each.split(":")[0] not in NO_RESULT]
+    differing += [each for each in comparison.asked_otherwise(*runs) if each.split(":")[0] not in NOT_MEASURED]
     if differing:
         return "break", None, "; ".join(differing)
     lost = [look.name for look in (before, after) if not trusted(look.report["runs"][row])]
@@ -163,7 +165,7 @@ def page(kept: list[Kept]) -> str:
         (before, after, comparison.beside([before.report, after.report])) for before, after in itertools.pairwise(kept)
     ]
     context = {
-        "verdict": say("history_verdict", kept=len(kept), rows=len(points_by_row), changes=len(changes)),
+        "headline": say("history_headline", kept=len(kept), rows=len(points_by_row), changes=len(changes)),
         "changes": changes,
         "rows": [(_picture(name, points), points) for name, points in points_by_row.items()],
         "between": [(before, after, lines) for before, after, lines in between if lines],

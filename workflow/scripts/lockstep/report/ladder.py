@@ -51,6 +51,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         "rungs": rungs,
         "best": best["row"] if best else None,
         "margin": MARGIN,
+        "enough_seeds": ENOUGH_SEEDS,
         "figure": figure,
         "figure_of": "log_perplexity" if figure == "perplexity" else figure,
     }
@@ -85,14 +86,14 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
 
 
 def quality(differences: list[float], seeds: int) -> dict:
-    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and the verdict on a row's paired differences.
+    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and `quality`: what a row's paired differences show.
 
     Of a language model they are of minus its loss; their names stay, as users script against them.
     """
     paired = np.array(differences)
     mean = float(paired.mean()) if differences else None
     spread = float(paired.std(ddof=1)) if len(paired) > 1 else 0.0
-    verdict = {
+    known = {
         "macro_f1_difference": mean,
         "macro_f1_bound": None,
         "chance": None,
@@ -100,12 +101,12 @@ def quality(differences: list[float], seeds: int) -> dict:
         "seeds_needed": None,
     }
     if len(paired) < ENOUGH_SEEDS or seeds < ENOUGH_SEEDS:
-        return verdict | {"quality": "too_few"}
+        return known | {"quality": "too_few"}
     error = spread / np.sqrt(len(paired))
     half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
     judged = "as_good" if mean - half > -MARGIN else "worse" if mean + half < -MARGIN else "not_shown"
     above = mean + MARGIN
-    return verdict | {
+    return known | {
         "macro_f1_bound": mean - half,
         "chance": float(stdtr(len(paired) - 1, -above / error)) if error else float(above <= 0),
         "quality": judged,

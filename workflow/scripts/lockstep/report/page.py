@@ -248,7 +248,7 @@ def _claim(claim: dict) -> Text:
     interval = same("")
     if claim["ours_low"] is not None:
         interval = same(f" ({claim['ours_low']:.2f} – {claim['ours_high']:.2f})")
-    verdict = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
+    outcome = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
     return say(
         "claim",
         name=claim["name"],
@@ -257,7 +257,7 @@ def _claim(claim: dict) -> Text:
         honest=told["ours"],
         again=told["again"],
         interval=interval,
-        verdict=say(verdict),
+        outcome=say(outcome),
     )
 
 

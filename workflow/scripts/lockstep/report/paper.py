@@ -59,7 +59,7 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
 
 
 def _which_runs(summary: Summary) -> str:
-    """Of which runs the table's figures are, for its caption."""
+    """Which runs the table's figures are of, for its caption."""
     first_look = "A first look, which is no measurement. " if summary.config.get("quick") else ""
     if not any(trusted(summary.runs[row["row"]]) for row in summary.finished_rows):
         return f"{first_look}Medians; every run was disturbed. "

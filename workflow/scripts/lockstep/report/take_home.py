@@ -14,7 +14,7 @@ OWN_FILES = (paths.ACCELERATE, paths.DEEPSPEED)
 
 @dataclass(frozen=True)
 class TakeHome:
-    """Of one row: `difference` is a diff against single, `files` are those of the run's folder, by name."""
+    """What a reader can take along of a row: a diff against single, and files of the run's folder, by name."""
 
     row: str
     strategy: str
@@ -24,7 +24,7 @@ class TakeHome:
 
 
 def gather(summary: Summary, rows: list[dict], results: Path) -> list[TakeHome]:
-    """Of all finished rows, in the order of `rows`; `results` is where their runs lie."""
+    """What can be taken along of all finished rows, in the order of `rows`; their runs lie in `results`."""
     finished = {row["row"] for row in summary.finished_rows}
     return [_of(row, good_runs(summary.runs[row["row"]])[0], results) for row in rows if row["row"] in finished]
 

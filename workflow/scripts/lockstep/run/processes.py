@@ -43,7 +43,7 @@ def die_with_parent() -> None:
 
 
 def _die_with_parent_deaf() -> None:
-    """The same, of processes that SIGTERM does not reach, nor those that they start.
+    """Call `die_with_parent`, and keep SIGTERM from this process and from those that it starts.
 
     Slurm sends it to all processes of a job's step at once. Where the run's state is to be saved first, it is for the
     supervisor alone.
@@ -81,7 +81,7 @@ class Interrupted(Exception):
 
 
 class Saved(Interrupted):
-    """It has ended after SIGTERM came, and its state is saved."""
+    """A run has ended after SIGTERM came, and its state is saved."""
 
 
 class StopRequest:

@@ -34,7 +34,7 @@ class Progress:
             self.table[:, 4] = node * ranks + np.arange(ranks)
 
     def begin(self, rank: int) -> None:
-        """Whatever starts ranks, those of a node follow one another; but c10d numbers the nodes as they come."""
+        """Note that this rank has begun. Ranks of a node are consecutive, but c10d numbers the nodes as they come."""
         self.counters = self.table[rank % len(self.table)]
         self.counters[4] = rank
         self.counters[0] = os.getpid()

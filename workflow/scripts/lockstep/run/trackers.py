@@ -14,7 +14,7 @@ from lockstep.errors import brief
 
 
 class Trackers:
-    """Those of `train.log_to`, as one. `say` is told where one fails."""
+    """All trackers of `train.log_to`, used as one. `say` is told where one fails."""
 
     def __init__(self, folder: Path, settings: Settings, say: Callable[[str], None]):
         self.say, self.open = say, {}

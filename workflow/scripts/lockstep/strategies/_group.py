@@ -23,7 +23,7 @@ class Strategy(single.Strategy):
         if not self.joins_group():
             return super().start()
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware, local_rank)
+        device = take_device(self.hardware, local_rank)
         timeout = timedelta(seconds=self.hardware.timeout)
         dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
@@ -48,8 +48,8 @@ class Strategy(single.Strategy):
             dist.destroy_process_group()
 
 
-def own_device(hardware: Hardware, local_rank: int) -> torch.device:
-    """The device of this rank; a GPU becomes the one that its process uses.
+def take_device(hardware: Hardware, local_rank: int) -> torch.device:
+    """Make this rank's device the current one, and return it.
 
     Frameworks take LOCAL_RANK for the number of their GPU, so it becomes that.
     """

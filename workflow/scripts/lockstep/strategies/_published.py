@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from lockstep.data.tokens import table
+from lockstep.model import models
 from lockstep.paths import TOKENIZER, split_folder
 from lockstep.strategies import single
 
@@ -25,10 +26,8 @@ class Strategy(single.Strategy):
     def train(self, replay):
         self.replay = replay
         if self.options["tokenise_late"]:
-            from transformers import AutoTokenizer  # slow to import, and only this option needs it
-
             self.texts = table(split_folder(self.data, "train")).column("text")
-            self.tokenizer = AutoTokenizer.from_pretrained(self.data / TOKENIZER, local_files_only=True)
+            self.tokenizer = models.tokenizer(self.data / TOKENIZER)
         super().train(replay)
 
     def batch(self, samples, ids, width):

@@ -22,7 +22,7 @@ from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.strategies import ddp
-from lockstep.strategies._group import own_device
+from lockstep.strategies._group import take_device
 
 
 class Strategy(ddp.Strategy):
@@ -30,7 +30,7 @@ class Strategy(ddp.Strategy):
         names = ("gradient_as_bucket_view", "find_unused_parameters")
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
         local_rank = int(os.environ["LOCAL_RANK"])
-        own_device(self.hardware, local_rank)
+        take_device(self.hardware, local_rank)
         precision = "no" if self.precision == "fp32" else self.precision
         self.accelerator = Accelerator(
             cpu=self.hardware.device == "cpu",
@@ -40,20 +40,19 @@ class Strategy(ddp.Strategy):
                 InitProcessGroupKwargs(self.hardware.backend, timeout=timedelta(seconds=self.hardware.timeout)),
             ],
         )
-        accelerator = self.accelerator
-        self._check(accelerator, precision)
-        backend = torch.distributed.get_backend()
+        self._check(precision)
         self.world = World(
-            accelerator.process_index,
+            self.accelerator.process_index,
             local_rank,
-            accelerator.num_processes,
-            accelerator.device,
-            backend,
+            self.accelerator.num_processes,
+            self.accelerator.device,
+            torch.distributed.get_backend(),
         )
         return self.world
 
-    def _check(self, accelerator, precision):
+    def _check(self, precision):
         """Hold what the environment and a file of the user's own have made of the Accelerator against the row."""
+        accelerator = self.accelerator
         wanted = {
             "num_processes": self.processes,
             "mixed_precision": precision,

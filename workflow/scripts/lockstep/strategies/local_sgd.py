@@ -62,7 +62,7 @@ class Strategy(ddp.Strategy):
         average_parameters(self.module.parameters(), None)
 
     def gradient_norm(self):
-        """That of the mean over all ranks, which nobody steps along: what can be compared with other strategies."""
+        """The norm of the gradients' mean over all ranks. No rank steps by it; other strategies have it too."""
         parts = self.world.size * self.loss_scale()  # ranks may come to scale losses each by its own
         gradients = [parameter.grad / parts for parameter in self.module.parameters() if parameter.grad is not None]
         for gradient in gradients:

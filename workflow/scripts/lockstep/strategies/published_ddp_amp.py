@@ -3,7 +3,7 @@
 Gradients are also clipped while they are still multiplied by the loss scale. That makes them so small that AdamW's
 epsilon (1e-8) counts beside them, and another model is trained. That they are never cleared is hidden by the loss
 scale: before each update the scaler divides by it what is left of all earlier steps once more, and 65,536 times smaller
-nothing is seen of that. Without a scaler the same mistake trains another model (tests/test_published.py).
+nothing is seen of that. Without a scaler the same mistake trains another model (tests/test_published_rows.py).
 
 Advantages: none; it shows what a missing line does.
 Limits: without a loss scale it trains another model.

@@ -39,6 +39,10 @@ from lockstep.strategies._hooks import average_in_fp32
 class Strategy(ddp.Strategy):
     resident: ResidentTokens | None = None  # made for the first batch
 
+    @property
+    def weights_in_bf16(self) -> bool:
+        return self.options["weights"] == "bf16"
+
     def joins_group(self):
         return self.processes > 1  # DDP would copy the gradients of one process for nothing
 
@@ -49,12 +53,12 @@ class Strategy(ddp.Strategy):
             self.adapted = lora.adapted(model, self.options["lora"])
             model = self.adapted.get_base_model()
         super().prepare(model, lambda _: make_optimizer(self.trained))
-        if self.options["weights"] == "bf16":
+        if self.weights_in_bf16:
             self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
 
     def wrap(self):
         self.trained = self.module  # what the optimizer updates; the module is what computes
-        if self.options["weights"] == "bf16":
+        if self.weights_in_bf16:
             self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
         if self.options["packed"]:
             self.model = packing.Packed(self.module)
@@ -69,7 +73,7 @@ class Strategy(ddp.Strategy):
             compiling.compile_static(self.model, self.world.device)
         if self.joins_group():
             super().wrap()
-            if self.options["weights"] == "bf16":
+            if self.weights_in_bf16:
                 self.model.register_comm_hook(None, average_in_fp32)
 
     def batch(self, samples, ids, width):
@@ -95,7 +99,7 @@ class Strategy(ddp.Strategy):
         return super().averaging(last) if self.joins_group() else contextlib.nullcontext()
 
     def step(self):
-        if self.options["weights"] == "bf16":
+        if self.weights_in_bf16:
             self.optimizer.step()  # which clips too, in fp32
             self.optimizer.zero_grad()
         else:
@@ -123,7 +127,7 @@ class Strategy(ddp.Strategy):
 
     def load_state(self, folder):
         super().load_state(folder)
-        if self.options["weights"] == "bf16":
+        if self.weights_in_bf16:
             self.optimizer.round()
 
     @staticmethod

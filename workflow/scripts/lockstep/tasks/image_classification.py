@@ -95,7 +95,10 @@ class Task(_classification.Task):
 
     def choose(self, wanted, data):
         if wanted.texts or wanted.file:
-            raise BadInput("predict.texts, predict.file: this task predicts images. Leave them out: held-out ones are.")
+            raise BadInput(
+                "predict.texts, predict.file: this task predicts images, not texts. Leave both out: then it predicts"
+                " held-out images."
+            )
         split = paths.split_folder(data, "test")
         samples, names = self.load(split), self.columns(split)["image"]
         chosen = self.held_out(wanted, samples.labels, data)

@@ -89,17 +89,13 @@ class Task(_task.Task):
         return {"loss": lost / targets, "perplexity": perplexity(lost / targets)}
 
     def convert(self, state, data, folder):
-        from transformers import AutoTokenizer
-
         super().convert(state, data, folder)
-        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(folder)
+        models.tokenizer(data / paths.TOKENIZER).save_pretrained(folder)
 
     def given(self, inputs):
         return [(text, "", text) for text in inputs]
 
     def choose(self, wanted, data):
-        from transformers import AutoTokenizer
-
         from lockstep.tasks.text_classification import lines_of
 
         if wanted.label is not None:
@@ -108,7 +104,7 @@ class Task(_task.Task):
             return [(text, "", text) for text in lines_of(Path(wanted.file))]
         if wanted.texts:
             return [(text, "", text) for text in wanted.texts]
-        tokenizer = AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL)
+        tokenizer = models.tokenizer(data / paths.TOKENIZER)
         test = self.load(paths.split_folder(data, "test"))
         pieces = [
             (begin, middle, end) for begin, end in test.pieces() if (middle := _middle(test, begin, end)) is not None
@@ -126,9 +122,7 @@ class Task(_task.Task):
 
     def predict(self, folder, model, inputs):
         """Each text's most likely continuation, token by token, until its end or CONTINUED tokens."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, **models.LOCAL)
+        tokenizer = models.tokenizer(folder)
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         config = getattr(model, "config", None)  # a model of one's own has none
         longest = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
@@ -146,8 +140,6 @@ class Task(_task.Task):
         return continuations
 
     def test(self, model, data, folder):
-        from transformers import AutoTokenizer
-
         samples = self.load(paths.split_folder(data, "test"))
         results, device = np.zeros((len(samples), 2)), next(model.parameters()).device
         with torch.inference_mode():
@@ -173,7 +165,7 @@ class Task(_task.Task):
         table = "".join(f"{name:<16}{loss:>12.4f}{each:>14.2f}\n" for name, loss, each in lines)
         heading = f"{'':<16}{'loss (nats)':>12}{'perplexity':>14}\n"
         write_text(folder / paths.TEST_TEXT, f"{heading}{table}\nover {int(targets):,} tokens of the test split\n")
-        tokenizer = AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL)
+        tokenizer = models.tokenizer(data / paths.TOKENIZER)
         write_csv(
             folder / paths.TEST_PREDICTIONS,
             ["sequence", "tokens", "loss", "perplexity", "text"],

@@ -56,10 +56,8 @@ class Task(_classification.Task):
         return {name: columns[name].to_pylist() for name in ("row", "text")}
 
     def convert(self, state, data, folder):
-        from transformers import AutoTokenizer
-
         super().convert(state, data, folder)
-        AutoTokenizer.from_pretrained(data / paths.TOKENIZER, **models.LOCAL).save_pretrained(folder)
+        models.tokenizer(data / paths.TOKENIZER).save_pretrained(folder)
 
     def given(self, inputs):
         return [(text, "", text) for text in inputs]
@@ -74,9 +72,7 @@ class Task(_classification.Task):
         return [(texts[at], truth, texts[at]) for at, truth in self.held_out(wanted, numbers, data)]
 
     def samples_of(self, folder, inputs):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, **models.LOCAL)
+        tokenizer = models.tokenizer(folder)
         token_ids = tokenizer(inputs, truncation=True)["input_ids"]
         lengths = np.array([len(ids) for ids in token_ids])
         unknown = np.zeros(len(inputs), dtype=np.int64)
