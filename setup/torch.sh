@@ -30,6 +30,10 @@ without() { # REASON: there is no CPU build; one that was asked for is not repla
 
 had=$("$python" -c 'from importlib.metadata import version; print(version("torch"))' 2> /dev/null || true)
 if [ "$build $had" = "cpu $version+cpu" ]; then exit; fi # it is all there is to it, and no index need answer
+if [[ -z "$asked" && "$had" == "$version+rocm"* ]]; then
+  echo "note: PyTorch $had, the build for AMD's GPUs, is kept"
+  exit
+fi
 here=$(offered 600)
 more=()
 if [ "$build" = cpu ] && ! grep -qxF "$version+cpu" <<< "$here"; then

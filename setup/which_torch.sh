@@ -21,15 +21,23 @@ esac
 listed=$(timeout 30 nvidia-smi -L 2> /dev/null | grep -c '^GPU ')
 devices=$(ls -d /dev/nvidia[0-9]* 2> /dev/null | wc -l)
 # PyTorch's build is for CUDA 13, which needs a driver of NVIDIA's branch 580 and GPUs of compute capability 7.5 (Turing).
+# A small old GPU for the screen does not decide for the others beside it.
 too_old=$(timeout 30 nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2> /dev/null | awk -F ', *' '
-  $1 ~ /^[0-9]/ && $1 + 0 < 580 { print "the driver of NVIDIA is " $1 ", and CUDA 13 needs 580 or newer"; exit }
-  $2 ~ /^[0-9]/ && $2 + 0 < 7.5 { print "a GPU has compute capability " $2 ", and CUDA 13 needs 7.5 or more"; exit }')
+  $1 ~ /^[0-9]/ { driver = $1 }
+  $2 ~ /^[0-9]/ && $2 + 0 > best { best = $2 + 0; capability = $2 }
+  END {
+    if (driver != "" && driver + 0 < 580) print "the driver of NVIDIA is " driver ", and CUDA 13 needs 580 or newer"
+    else if (best && best < 7.5) print "the best GPU has compute capability " capability ", and CUDA 13 needs 7.5 or more"
+  }')
+amd=$(grep -ls '^simd_count [1-9]' /sys/class/kfd/kfd/topology/nodes/*/properties | wc -l)
 if [ -n "$too_old" ]; then
   echo "cpu as $too_old (TORCH=cuda takes the other)"
 elif [ "$listed" -gt 0 ]; then
   echo "cuda as nvidia-smi lists GPUs (TORCH=cpu takes the other)"
 elif [ "$devices" -gt 0 ]; then
   echo "cuda as there is an NVIDIA GPU in /dev (TORCH=cpu takes the other)"
+elif [ "$amd" -gt 0 ]; then
+  echo "cpu as the GPUs are AMD's, whose build of PyTorch (ROCm) is installed by hand and kept then"
 else
   echo "cpu as no NVIDIA GPU is found (TORCH=cuda takes the other)"
 fi

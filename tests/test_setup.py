@@ -111,9 +111,10 @@ def test_the_readmes_name_what_it_looks_for():
             assert version in said
 
 
-def smi_of(driver_and_capability: str) -> str:
-    """An nvidia-smi that lists a GPU, and tells of its driver's version and its compute capability."""
-    return f"""case "$1" in -L) echo 'GPU 0: NVIDIA (UUID: GPU-a)' ;; *) echo '{driver_and_capability}' ;; esac"""
+def smi_of(*gpus: str) -> str:
+    """An nvidia-smi that lists GPUs, and tells of each its driver's version and its compute capability."""
+    lines = "\n".join(gpus)
+    return f"""case "$1" in -L) echo 'GPU 0: NVIDIA (UUID: GPU-a)' ;; *) echo '{lines}' ;; esac"""
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,8 @@ def smi_of(driver_and_capability: str) -> str:
         ("cuda", None, 0, "cuda as TORCH=cuda asks for it"),
         ("", smi_of("580.65.06, 9.0"), 1, "cuda as nvidia-smi lists GPUs"),
         ("", smi_of("535.183.01, 9.0"), 1, "cpu as the driver of NVIDIA is 535.183.01, and CUDA 13 needs 580 or newer"),
-        ("", smi_of("580.65.06, 7.0"), 1, "cpu as a GPU has compute capability 7.0, and CUDA 13 needs 7.5 or more"),
+        ("", smi_of("580.65.06, 7.0"), 1, "cpu as the best GPU has compute capability 7.0, and CUDA 13 needs 7.5"),
+        ("", smi_of("580.65.06, 6.1", "580.65.06, 9.0"), 2, "cuda as nvidia-smi lists GPUs"),
         ("cuda", smi_of("535.183.01, 7.0"), 1, "cuda as TORCH=cuda asks for it"),
     ],
 )
@@ -209,7 +211,8 @@ class Indexes:
         return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
 
     def torch(self, index: str, build: str) -> str:
-        version, cuda = {"cpu": ("2.13.0+cpu", None), "cuda": ("2.13.0", "13.0")}[build]
+        builds = {"cpu": ("2.13.0+cpu", None), "cuda": ("2.13.0", "13.0"), "rocm": ("2.13.0+rocm7.1", None)}
+        version, cuda = builds[build]
         return self.wheel(index, "torch", version, torch____init__="", torch__version=f"cuda: str | None = {cuda!r}\n")
 
     def install(self, *arguments: str, cpu_index: str = "") -> subprocess.CompletedProcess:
@@ -271,6 +274,18 @@ def test_pytorch_s_index_is_asked_for_the_cpu_build_that_this_machine_s_lacks(in
     assert done.returncode == 0, done.stderr
     assert indexes.installed == {"torch": "2.13.0+cpu"}
     assert indexes.install("cpu", "cpu").returncode == 0  # again, and no index has it now
+
+
+def test_a_build_for_gpus_of_amd_is_kept_unless_another_one_is_asked_for(indexes):
+    indexes.torch("own", "rocm")
+    wheel = next((indexes.folder / "own" / "torch").glob("*.whl"))
+    subprocess.run([indexes.python, "-m", "pip", "install", "--quiet", wheel], check=True)
+    indexes.lock("cpu", indexes.torch("own", "cpu"))
+    done = indexes.install("cpu")
+    assert (done.returncode, done.stdout) == (0, "note: PyTorch 2.13.0+rocm7.1, the build for AMD's GPUs, is kept\n")
+    assert indexes.installed == {"torch": "2.13.0+rocm7.1"}
+    assert indexes.install("cpu", "cpu").returncode == 0
+    assert indexes.installed == {"torch": "2.13.0+cpu"}
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock of the CPU build is for Python 3.11")

@@ -245,8 +245,6 @@ def test_a_row_overrides_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{strategy: ddp, hook: bf16}", "rows.x: hook: bf16, backend: gloo: gloo can't sum bf16; take hook: fp16."),
-        ("{strategy: ddp_spawn, hook: bf16}", "rows.x: hook: bf16, backend: gloo"),
         ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
         ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
         (
@@ -558,7 +556,7 @@ def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_pa
 
 def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
-    monkeypatch.setattr("lockstep.provenance.horovod_has_mpi", lambda: False)
+    monkeypatch.setattr("lockstep.provenance.horovod_has", lambda library: False)
     rows = {"x": {"strategy": "horovod", "controller": "mpi"}, "y": {"strategy": "horovod"}}
     x, y = reading.parse(CPU | {"rows": rows}).rows.values()
     assert x.unavailable.startswith("Horovod is built without MPI; install it")

@@ -332,6 +332,33 @@ def test_of_parts_of_gpus_a_process_has_one_and_deepspeed_s_launcher_can_t_choos
     assert rows["torchrun"].unavailable == ""
 
 
+def test_a_gpu_that_is_divided_is_refused_unless_a_part_of_it_is_named(monkeypatch):
+    """A process sees one part of it, so the second rank of two would find no device."""
+    named_by_environment(monkeypatch, "0,1")
+    answers = vars(nvml.library()) | {"nvmlDeviceGetMigMode": lambda gpu: [int(gpu == 1), 0]}
+    monkeypatch.setattr(nvml, "library", lambda: SimpleNamespace(**answers))
+    with pytest.raises(BadInput, match=r"hardware.gpus: GPU 1 is divided into parts \(MIG\)"):
+        _ = parse(one={"strategy": "ddp"}).rows["one"].hardware
+    for whole_or_part in ("0", "MIG-aaaa"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", whole_or_part)
+        assert parse(one={"strategy": "ddp"}).rows["one"].hardware.devices == 1
+
+
+@pytest.mark.parametrize(("nccl", "processes", "refused"), [(True, 4, True), (True, 2, False), (False, 4, False)])
+def test_a_horovod_with_nccl_can_t_share_a_gpu(monkeypatch, nccl, processes, refused):
+    named_by_environment(monkeypatch, "0,1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
+    monkeypatch.setattr("lockstep.provenance.horovod_has", lambda library: nccl and library == "nccl")
+    row = parse(one={"strategy": "horovod", "processes": processes, "oversubscribe": True}).rows["one"]
+    assert row.unavailable == ("Horovod is built with NCCL here, which refuses two ranks on one GPU" if refused else "")
+
+
+def test_deepspeed_s_launcher_takes_several_nodes_of_one_gpu_each(monkeypatch):
+    named_by_environment(monkeypatch, "0")
+    row = parse(one={"strategy": "deepspeed", "nodes": 2}).rows["one"]
+    assert (row.hardware.devices, row.unavailable) == (2, "")
+
+
 @pytest.mark.parametrize(("device", "refused"), [("cuda", True), ("cpu", False)])
 def test_cuda_graphs_and_accumulation_are_refused(monkeypatch, device, refused):
     named_by_environment(monkeypatch, "0" if device == "cuda" else "")
@@ -364,6 +391,14 @@ def named_by_environment(monkeypatch, chosen: str) -> None:
     answers |= {"nvmlDeviceGetHandleByIndex": lambda number: number}
     monkeypatch.setattr(nvml, "library", lambda: SimpleNamespace(**answers))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+
+def test_gpus_of_amd_are_chosen_among_those_that_its_own_variable_leaves(monkeypatch):
+    monkeypatch.setattr(hardware, "built_for_amd", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,3")
+    assert hardware.gpu_numbers() == [1, 3]
+    assert hardware.selection([3])["HIP_VISIBLE_DEVICES"] == "3"
 
 
 def test_gpus_of_amd_are_counted_where_the_kernel_tells_of_them(monkeypatch, tmp_path):

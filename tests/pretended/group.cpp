@@ -75,14 +75,9 @@ class Group final : public c10d::Backend {
     auto options = asked;
     const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
     if (mean) options.reduceOp = c10d::ReduceOp::SUM;
-    // Gloo can't sum bf16, which NCCL can.
-    std::vector<at::Tensor> sums;
-    for (auto& tensor : hosts) sums.push_back(tensor.scalar_type() == at::kBFloat16 ? tensor.to(at::kFloat) : tensor);
-    gloo_->allreduce(sums, options)->wait();
-    for (size_t at = 0; at < hosts.size(); ++at) {
-      if (mean) sums[at].div_(getSize());
-      if (!sums[at].is_same(hosts[at])) hosts[at].copy_(sums[at]);
-    }
+    gloo_->allreduce(hosts, options)->wait();
+    if (mean)
+      for (auto& tensor : hosts) tensor.div_(getSize());
     return done(tensors);
   }
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(

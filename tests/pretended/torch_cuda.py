@@ -41,6 +41,8 @@ def in_order_of_cuda() -> list[int]:
 def visible() -> list[int]:
     """The numbers, by the bus, of the GPUs that this process sees."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if AMD:
+        chosen = os.environ.get("HIP_VISIBLE_DEVICES", chosen)
     there = {str(place): number for place, number in enumerate(in_order_of_cuda())}
     named = there if chosen is None else [name.strip() for name in chosen.split(",")]
     return [there[name] for name in itertools.takewhile(there.__contains__, named)]  # no further, as CUDA does
@@ -195,7 +197,7 @@ def before_torch_cuda():
         "_cuda_getDevice": gpus().current_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": lambda number: exchange_device(number),  # as Dynamo wants two functions
         "_cuda_isInBadFork": lambda: forked,
         "_cuda_synchronize": nothing,
         "_cuda_getCurrentStream": stream_of,
@@ -364,9 +366,19 @@ def after_nvtx(nvtx):
 
 def after_varlen(varlen):
     """FlashAttention's part for texts of any lengths, by its formula; as there, in bf16 and fp16 only."""
-    import torch
+    import inspect
 
-    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None):
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    takes = inspect.signature(varlen.varlen_attn)
+
+    def varlen_attn(*arguments, **named):
+        takes.bind(*arguments, **named)
+        with _disable_current_modes():  # it reads lengths on the host, which the kernel does not
+            return attend_within(*arguments, **named)
+
+    def attend_within(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None):
         if not (query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)):
             raise RuntimeError("FlashAttention only supports fp16 and bf16, on GPUs")
         if cu_seq_q.dtype != torch.int32 or max_q < cu_seq_q.diff().max():
@@ -380,6 +392,38 @@ def after_varlen(varlen):
 
 
 def after_torch(torch):
+    torch.nn.Module.compile = compile_module
+    compute_batch_norm(torch)
+
+
+def compile_module(module, *, dynamic, mode="default"):
+    """torch.compile without its compiler, which makes kernels; "reduce-overhead" is CUDA graphs, which are replayed."""
+    import torch
+    from torch._dynamo.backends.common import aot_autograd
+
+    def kept(graph, inputs):
+        """Like a CUDA graph it puts its results into the same memory each time, over those of the time before."""
+        from functorch.compile import make_boxed_func
+
+        memory = []
+
+        def replay(*inputs):
+            results = graph(*inputs)
+            if not memory:
+                memory.extend(torch.clone(each) if isinstance(each, torch.Tensor) else each for each in results)
+            else:
+                for place, each in zip(memory, results, strict=True):
+                    if isinstance(each, torch.Tensor):
+                        place.copy_(each)
+            return [each.detach() if isinstance(each, torch.Tensor) else each for each in memory]
+
+        return make_boxed_func(replay)
+
+    backend = aot_autograd(fw_compiler=kept) if mode == "reduce-overhead" else "aot_eager"
+    module._compiled_call_impl = torch.compile(module._call_impl, dynamic=dynamic, backend=backend)
+
+
+def compute_batch_norm(torch):
     """The kernels of SyncBatchNorm (torch/nn/modules/_functions.py), by their formulas: PyTorch has them for GPUs only.
 
     `x` and `dy` are [samples, channels, ...]; all statistics are [channels], of half precision in fp32.

@@ -38,7 +38,7 @@ same_network: true
 use_cpu: false
 """
 CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
-MPI = bool(HOROVOD and shutil.which("mpirun") and provenance.horovod_has_mpi())
+MPI = bool(HOROVOD and shutil.which("mpirun") and provenance.horovod_has("mpi"))
 needs_mpi = pytest.mark.skipif(not MPI, reason="Horovod is not installed with MPI here: the images have it")
 
 

@@ -30,7 +30,10 @@ from lockstep.run.training_log import Notes
 # What makes the host wait for the device, or reads a value back from it.
 SYNCHRONISING = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")
 
-COPIES = ("aten::copy_", "aten::_to_copy")  # from a GPU to the host, unless `non_blocking`
+COPIES = ("aten::copy_", "aten::_to_copy")  # between the host and a GPU, unless `non_blocking`
+# What waits for a GPU to tell how large its result is; the first of them where they are given a mask.
+BY_MASK = ("aten::index", "aten::index_put_", "aten::index_put")
+OF_UNKNOWN_SIZE = ("aten::masked_select", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive")
 
 
 class Counting(TorchDispatchMode):
@@ -77,17 +80,31 @@ class Counting(TorchDispatchMode):
         self.operations += self.open
         if name in SYNCHRONISING or name.startswith("c10d::"):
             self.note(name)
+        on_gpus = any(map(on_gpu, arguments))
+        if on_gpus and (name in OF_UNKNOWN_SIZE or (name in BY_MASK and has_mask(arguments[1]))):
+            self.note(name)
         keywords = keywords or {}
         result = operation(*arguments, **keywords)
         # `non_blocking` is the last argument of the one, and a keyword of the other.
         waited_for = not (keywords.get("non_blocking") or (arguments and arguments[-1] is True))
-        if name in COPIES and result.device.type == "cpu" and any(map(on_gpu, arguments)) and waited_for:
-            self.note(f"{name} to the host")
+        if name in COPIES and waited_for:
+            if on_gpus and result.device.type == "cpu":
+                self.note(f"{name} to the host")
+            elif result.is_cuda and any(map(on_host, arguments)):
+                self.note(f"{name} to the GPU")
         return result
 
 
 def on_gpu(value) -> bool:
     return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+def on_host(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0  # numbers are no copies
+
+
+def has_mask(indices) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 @contextlib.contextmanager

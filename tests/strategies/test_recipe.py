@@ -96,7 +96,7 @@ def test_reading_the_precision_leaves_a_compiled_model_whole(monkeypatch, compil
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(compile_by, backend))
     made, asked = prepared(compile=compiled), row(compile=compiled).settings()
     make_schedule(made.optimizer, asked.train, 10)
-    live = readback.check(made, asked, lambda: {"input_ids": torch.ones(1, 12, dtype=torch.int64)})
+    live = readback.check(made, asked, {"input_ids": torch.ones(1, 12, dtype=torch.int64)})
     assert (live["computes_in"], graphs) == ("float32", [])
     for _ in range(2):
         step(made)

@@ -177,8 +177,8 @@ def damage(kind, folder):
     ("kind", "said"),
     [
         ("truncated", "says that it holds 30 x 8 x 8 bytes, which are 1,920, and has 1,915. It is truncated"),
-        ("other type", "is not an idx file of bytes in 3 dimensions: it begins with 00 00 0d 03, not 00 00 08 03"),
-        ("empty", "is not an idx file of bytes in 3 dimensions: it begins with nothing"),
+        ("other type", "is not an idx file of bytes (dimensions: 3): it begins with 00 00 0d 03, not 00 00 08 03"),
+        ("empty", "is not an idx file of bytes (dimensions: 3): it begins with nothing"),
         ("only its beginning", "ends within its first 16 bytes, which say what it holds"),
         ("no pixels", "its images have no pixels: 8 x 0"),
         ("half packed", "is not a whole gzip file"),
@@ -217,8 +217,8 @@ def in_train_and_test(own):
     ("spoil", "said"),
     [
         (lambda own: (own / "a" / "bad.png").write_text("no image"), "bad.png: can't be decoded as an image"),
-        (lambda own: picture(own / "b" / "wide.png", (8, 9)), "b/wide.png: is 9 x 8 pixels in 1 channel, and a/0.png"),
-        (lambda own: picture(own / "b" / "red.png", (8, 8, 3)), "red.png: is 8 x 8 pixels in 3 channels"),
+        (lambda own: picture(own / "b" / "wide.png", (8, 9)), "b/wide.png: is 9 x 8 pixels (channels: 1), and a/0.png"),
+        (lambda own: picture(own / "b" / "red.png", (8, 8, 3)), "red.png: is 8 x 8 pixels (channels: 3)"),
         (lambda own: picture(own / "c" / "1.png", seed=99), "too few images with the label c"),
         (lambda own: picture(own / os.fsdecode(b"c\xff") / "1.png"), "c\\udcff/1.png': its name is not UTF-8"),
         (

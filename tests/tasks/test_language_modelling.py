@@ -355,7 +355,7 @@ def bert(tokenizer, cls=BertForMaskedLM):
     ("make", "said"),
     [
         (lambda tokenizer: bert(tokenizer), "is a BertForMaskedLM, which is not a causal language model"),
-        (lambda tokenizer: bert(tokenizer, BertLMHeadModel), "can't be kept apart"),
+        (lambda tokenizer: bert(tokenizer, BertLMHeadModel), "would see each other"),
         (lambda tokenizer: llama(len(tokenizer) - 5), "has embeddings for"),
         (lambda tokenizer: llama(len(tokenizer)).model, "is a LlamaModel, which is not a causal language model"),
         (

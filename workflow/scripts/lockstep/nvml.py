@@ -68,6 +68,12 @@ def name(handle) -> str | None:
     return None if answer is None else str(answer)
 
 
+def divided(handle) -> bool:
+    """Whether a GPU is in MIG mode, so that processes see its parts instead of it."""
+    modes = ask("nvmlDeviceGetMigMode", handle)  # the present one, and the one after the next reset
+    return bool(modes) and modes[0] == 1
+
+
 def numbers(names: list[str]) -> list[int]:
     """The numbers of the GPUs that are named by their UUIDs, or the beginnings of those, as CUDA takes them too."""
     uuids = [str(ask("nvmlDeviceGetUUID", gpu(number))) for number in range(count())]

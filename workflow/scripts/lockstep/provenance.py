@@ -40,8 +40,9 @@ def backend_built(backend: str) -> bool:
 
 
 @cache
-def horovod_has_mpi() -> bool:
-    return _says_true("import horovod.torch; print(bool(horovod.torch.mpi_built()))")
+def horovod_has(library: str) -> bool:
+    """Whether Horovod was built with "mpi", or with "nccl"."""
+    return _says_true(f"import horovod.torch; print(bool(horovod.torch.{library}_built()))")
 
 
 def has_compiler(device: str) -> bool:

@@ -66,6 +66,11 @@ class Hardware:
         return local_rank % self.gpu_count
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether several ranks are on one GPU."""
+        return 0 < self.gpu_count < self.processes_per_node
+
+    @property
     def processes_per_node(self) -> int:
         return self.processes // self.nodes
 
@@ -179,8 +184,9 @@ def _amd_gpus() -> int:
 
 
 def gpu_numbers() -> list[int]:
-    """The numbers of the visible GPUs, as CUDA_VISIBLE_DEVICES names them; none where it names parts of GPUs (MIG)."""
-    chosen = _named_in("CUDA_VISIBLE_DEVICES") or []
+    """The numbers of the visible GPUs, as the environment names them; none where it names parts of GPUs (MIG)."""
+    own = built_for_amd() and "HIP_VISIBLE_DEVICES" in os.environ  # which ROCm heeds first
+    chosen = _named_in("HIP_VISIBLE_DEVICES" if own else "CUDA_VISIBLE_DEVICES") or []
     if any(name.startswith("MIG-") for name in chosen):
         return []
     numbers = [int(name) for name in chosen if name.isdigit()]
@@ -219,7 +225,9 @@ def selection(gpus: list[int] | None) -> dict[str, str]:
     """The environment variables that leave a process these GPUs only, or all that it has, in nvidia-smi's order."""
     # CUDA's own order puts the fastest first, nvidia-smi's goes by the bus: what NVML tells would be of other GPUs.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return order if gpus is None else order | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    # ROCm heeds CUDA's variable too, but not beside one of its own (torch/cuda/__init__.py, _parse_visible_devices).
+    variable = "HIP_VISIBLE_DEVICES" if built_for_amd() else "CUDA_VISIBLE_DEVICES"
+    return order if gpus is None else order | {variable: ",".join(map(str, gpus))}
 
 
 def built_for_gpus() -> bool:
@@ -258,6 +266,8 @@ def resolve(asked, row: str = "") -> Hardware:
         why, otherwise = "no GPU or driver is visible" if here else "node_gpus is 0", ""
         if here and not built_for_gpus():
             why, otherwise = "PyTorch is its CPU build", ", or install its build for CUDA: make setup TORCH=cuda"
+            if _amd_gpus():
+                otherwise = ", or install its build for AMD's GPUs (ROCm), which make setup then keeps"
         raise BadInput(
             f"{where}.device: cuda is asked for, but no GPU can be used here ({why}). Set it to cpu or auto{otherwise}."
         )
@@ -281,7 +291,9 @@ def resolve(asked, row: str = "") -> Hardware:
             " to let several share one."
         )
     if device == "cuda" and here:
-        refuse_mixed(asked, (chosen or gpu_numbers())[:devices], where)
+        used = (chosen or gpu_numbers())[:devices]
+        refuse_divided(used, where)
+        refuse_mixed(asked, used, where)
     threads = max(1, cores // devices) if asked.threads in ("auto", "all") else asked.threads
     if devices > cores and asked.threads in ("auto", "all") and not asked.oversubscribe:
         there = "hardware.node_cores says that there are" if asked.node_cores else "there are"
@@ -333,6 +345,19 @@ def refuse_mixed(asked, numbers: list[int], where: str) -> None:
         )
 
 
+def refuse_divided(numbers: list[int], where: str) -> None:
+    """Raises BadInput where one of these GPUs, numbered as by nvidia-smi, is divided into parts (MIG).
+
+    A process sees one part of one GPU then, whatever number it asks for.
+    """
+    for number in numbers:
+        if nvml.divided(nvml.gpu(number)):
+            raise BadInput(
+                f"{where}.gpus: GPU {number} is divided into parts (MIG), of which a process sees one. Name a part, as"
+                " nvidia-smi -L lists them: CUDA_VISIBLE_DEVICES=MIG-...; or choose GPUs that are whole."
+            )
+
+
 def refuse_less(asked, hardware: Hardware) -> None:
     """Raises BadInput where this machine, which is to train, has less than was `asked`, or other GPUs."""
     for key, wanted, there, what in (
@@ -346,6 +371,7 @@ def refuse_less(asked, hardware: Hardware) -> None:
             )
     if asked.node_gpus and hardware.device == "cuda":  # else they were looked at when it was resolved
         refuse_misnamed_gpus()
+        refuse_divided(training_gpus(hardware), "hardware")
         refuse_mixed(asked, training_gpus(hardware), "hardware")
 
 

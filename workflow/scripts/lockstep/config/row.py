@@ -198,13 +198,16 @@ class Row:
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
         by_deepspeed = self.options.get("launcher") == "deepspeed" and self.hardware.device == "cuda"
-        if by_deepspeed and self.hardware.devices > self.hardware.gpu_count:
+        if by_deepspeed and self.hardware.shares_gpus:
             return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
         if by_deepspeed and not training_gpus(self.hardware):
             return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+        by_horovod = self.options.get("launcher") == "horovodrun"
+        if by_horovod and self.hardware.shares_gpus and provenance.horovod_has("nccl"):
+            return "Horovod is built with NCCL here, which refuses two ranks on one GPU"
         if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
             return "torch.compile needs a compiler; to install one (Debian): apt install g++"
-        if self.options.get("controller") == "mpi" and not provenance.horovod_has_mpi():
+        if self.options.get("controller") == "mpi" and not provenance.horovod_has("mpi"):
             return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""
 

@@ -86,7 +86,7 @@ def gather_results(training: Training, samples: Samples) -> torch.Tensor:
             padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
             padded[: len(ids)] = ids
             mine = share(padded, world.rank, world.size)
-            width = int(samples.lengths[ids].max())
+            width = strategy.padded_width(int(samples.lengths[ids].max()))
             inputs = strategy.inputs(samples.batch(np.where(mine < 0, ids[0], mine), width))
             labels = inputs.pop("labels")
             with strategy.autocast():

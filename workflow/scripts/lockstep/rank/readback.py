@@ -20,11 +20,11 @@ SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "weight_decay")
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check(strategy: Strategy, asked: Settings, inputs: Callable[[], dict] | None = None) -> dict:
+def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> dict:
     """The live settings of a prepared strategy. Raises RunFailed if they differ.
 
     The precision shows in a forward pass only. This leaves a hook in the first one, which raises then. In a compiled
-    model a hook breaks the graph, for good: there a pass over `inputs()`, a batch, is made that is not compiled.
+    model a hook breaks the graph, for good: there a pass over `inputs`, a batch's, is made that is not compiled.
     """
     live = read(strategy)
     wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads}
@@ -58,7 +58,7 @@ def check(strategy: Strategy, asked: Settings, inputs: Callable[[], dict] | None
     if asked.options.get("compile", "off") != "off":
         strategy.model.eval()  # so that no random number is drawn
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), strategy.autocast():
-            strategy.model(**inputs())
+            strategy.model(**inputs)
         strategy.model.train()
     return live
 

@@ -112,9 +112,8 @@ class Replay:
 
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
-        self.live_settings = readback.check(
-            self.training.strategy, self.training.settings, lambda: next(self.batches(self.done)).inputs
-        )
+        first = next(self.batches(self.done))  # what a strategy makes for its first batch is not timed
+        self.live_settings = readback.check(self.training.strategy, self.training.settings, first.inputs)
         if self.training.settings.saved:
             self.resumption.restore(Path(self.training.settings.saved))
         self._open()

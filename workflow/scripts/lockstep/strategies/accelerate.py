@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
@@ -94,7 +95,8 @@ class Strategy(ddp.Strategy):
         self.optimizer.zero_grad()
 
     def live(self):
-        return {"backend": self.world.backend} | ddp.live_options(self.model)
+        wrapped = isinstance(self.model, DistributedDataParallel)  # one GPU alone is not
+        return {"backend": self.world.backend} | (ddp.live_options(self.model) if wrapped else {})
 
     def save(self, folder):
         self.accelerator.save_state(str(folder))

@@ -123,7 +123,6 @@ LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed on their way"),
 ]
 REFUSED = [
-    ({"hook": ["bf16"], "backend": ["gloo"]}, "gloo can't sum bf16; take hook: fp16"),
     ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
 ]
 

@@ -31,7 +31,7 @@ from lockstep.strategies._deepspeed import (
     scale_as_native_fp16,
     values_only,
 )
-from lockstep.strategies._group import own_device
+from lockstep.strategies._group import take_device
 
 
 class Strategy(ddp.Strategy):
@@ -45,7 +45,7 @@ class Strategy(ddp.Strategy):
         if self.hardware.device == "cpu":
             self.notes += load_collectives(deepspeed)
         local_rank = int(os.environ["LOCAL_RANK"])
-        device = own_device(self.hardware, local_rank)
+        device = take_device(self.hardware, local_rank)
         deepspeed.init_distributed(
             self.hardware.backend, verbose=False, timeout=timedelta(seconds=self.hardware.timeout)
         )

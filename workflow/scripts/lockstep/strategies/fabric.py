@@ -60,11 +60,12 @@ class Strategy(ddp.Strategy):
 
     def step(self):
         if self.clip and self.scaler.is_enabled():
-            # In fp16 Fabric's own clip refuses fused optimizers, and gradients that overflow, for which scaling is.
+            # In fp16 Fabric's own clip refuses fused optimizers.
             self.scaler.unscale_(self.optimizer.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         elif self.clip:
-            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip)
+            # By default it looks whether the norm is finite, and waits for the GPU to tell, in each step.
+            self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

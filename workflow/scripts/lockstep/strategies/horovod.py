@@ -15,13 +15,13 @@ from torch.profiler import record_function
 from lockstep.config.hardware import World
 from lockstep.model import batch_norm
 from lockstep.strategies import single
-from lockstep.strategies._group import own_device
+from lockstep.strategies._group import take_device
 
 
 class Strategy(single.Strategy):
     def start(self):
         hvd.init()
-        device = own_device(self.hardware, hvd.local_rank())
+        device = take_device(self.hardware, hvd.local_rank())
         backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
         if device.type == "cuda" and backend != "nccl":
             self.notes.append(

@@ -81,13 +81,18 @@ class Strategy(ddp.Strategy):
             return self.to_device(packing.end_to_end(samples, ids)) | {"longest": int(samples.longest)}
         if self.options["packed"]:
             return self.to_device(packing.batch(samples, ids, samples.longest))
-        if self.options["compile"] == "static":
-            width = compiling.few_widths(width, self.module.config.max_position_embeddings)
+        width = self.padded_width(width)
         if self.options["resident"]:
             if self.resident is None:
                 self.resident = ResidentTokens(samples, self.world.device)
             return self.resident.batch(self.to_device({"ids": ids})["ids"], int(width))
         return super().batch(samples, ids, width)
+
+    def padded_width(self, width):
+        if self.options["compile"] != "static":
+            return width
+        longest = getattr(getattr(self.module, "config", None), "max_position_embeddings", None)  # images have none
+        return compiling.few_widths(width, longest) if longest else width
 
     def _has_varlen(self) -> bool:
         """Whether FlashAttention works on this device, in this precision."""

@@ -83,6 +83,10 @@ class Strategy:
         """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
         return self.inputs(samples.batch(ids, width))
 
+    def padded_width(self, width: int) -> int:
+        """How wide a batch is padded whose longest text has `width` tokens."""
+        return width
+
     def inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """What a split's `batch` returned, on this rank's device, and in the precision of the model's weights."""
         tensors = self.to_device(arrays)

@@ -30,6 +30,7 @@ class Task(_task.Task):
             raise RunFailed(_wrong_weights(len(asked), len(counts)))
         else:
             self.class_weights = np.array(asked, dtype=np.float64)
+        self.weights_beside: dict[tuple, torch.Tensor] = {}
         return self.class_weights[samples.labels]
 
     def columns(self, split: Path) -> dict[str, list]:
@@ -41,14 +42,26 @@ class Task(_task.Task):
         if own is None:
             scores, weight = logits(outputs).to(dtype), None
             if self.class_weights is not None:
-                if len(self.class_weights) > scores.shape[1]:
-                    raise RunFailed(_wrong_weights(len(self.class_weights), scores.shape[1]))
-                weight = torch.zeros(scores.shape[1], dtype=dtype)
-                weight[: len(self.class_weights)] = torch.from_numpy(self.class_weights)
-                weight = weight.to(scores.device)
+                weight = self._class_weights_beside(scores)
             smoothing = self.train.label_smoothing if self.train else 0.0
             return cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=smoothing)
         return own.to(dtype) * len(labels)
+
+    def _class_weights_beside(self, scores: torch.Tensor) -> torch.Tensor:
+        """The weights of all classes, on the device and in the precision of `scores`: [classes].
+
+        They are made once, and a GPU copies them while the host goes on: to wait for it would be timed.
+        """
+        device, dtype, classes = key = scores.device, scores.dtype, scores.shape[1]
+        if key not in self.weights_beside:
+            if len(self.class_weights) > classes:
+                raise RunFailed(_wrong_weights(len(self.class_weights), classes))
+            weight = torch.zeros(classes, dtype=dtype)
+            weight[: len(self.class_weights)] = torch.from_numpy(self.class_weights)
+            if device.type == "cuda":
+                weight = weight.pin_memory().to(device, non_blocking=True)
+            self.weights_beside[key] = weight.to(device)
+        return self.weights_beside[key]
 
     def results(self, outputs, labels):
         return logits(outputs).float()
