@@ -10,7 +10,7 @@ from pathlib import Path
 from lockstep import cli, nvml, paths
 from lockstep.config import containers, hardware, registry
 from lockstep.errors import BadInput
-from lockstep.provenance import horovod_has_mpi, output
+from lockstep.provenance import horovod_has, output
 from lockstep.terminal import print_table
 
 CPU = hardware.CPU
@@ -60,7 +60,7 @@ def strategies() -> list[list[str]]:
         lacking = [need for need in needs if need.installed != need.version]
         what = ", ".join(f"{need.package} {need.version}" for need in lacking)
         lines.append([name, f"lacks {what}" if what else "yes", "; ".join(need.command for need in lacking)])
-    if ["horovod", "yes", ""] in lines and not horovod_has_mpi():
+    if ["horovod", "yes", ""] in lines and not horovod_has("mpi"):
         lines.append(["horovod over MPI", "not built", "libopenmpi-dev, then: make horovod"])
     return lines
 
