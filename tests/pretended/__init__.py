@@ -18,8 +18,8 @@ graphs or a driver work; how a device rounds; that work goes on while the host d
 computed by their formulas, pinned memory is ordinary memory (and what pin_memory returns no copy), Horovod is its
 library for the CPU (so without NCCL), torch.compile makes no kernels, what CUDA graphs leave behind is overwritten by
 the next replay as theirs is, and the profiler records the host only. All GPUs of a process draw from the host's one
-random generator. Each process has the whole memory of a GPU for itself, nothing of it goes to a CUDA context, a cache or
-fragments, and NVML and mem_get_info always tell that all is free. Operators that index, and those over lists of
+random generator. Each process has the whole memory of a GPU for itself, nothing of it goes to a CUDA context, a cache
+or fragments, and NVML and mem_get_info always tell that all is free. Operators that index, and those over lists of
 tensors, let a tensor of the host pass, so of such a mistake nothing is seen; nor of a forked child that computes with a
 GPU's tensor of its parent's, of a variable that is changed after CUDA has read it, or of a GPU that
 CUDA_VISIBLE_DEVICES names twice (one that it names by its UUID is not found). Where a rank sends from a GPU that
