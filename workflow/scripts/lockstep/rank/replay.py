@@ -4,6 +4,7 @@ A strategy's `train` is the loop (the plain one is in strategies/single.py); a f
 is fed from here too. Nothing is synchronised, printed or reduced per step: losses stay on the device.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
 from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
+
+# In fp16 a trial's loss scale begins with this. PyTorch's begins with 65,536, so that gradients may overflow and a step
+# is skipped, which is no mistake; but whether one is depends on how many ranks share the loss.
+TRIAL_LOSS_SCALE = 2.0**12
 
 
 @dataclass(frozen=True)
@@ -108,14 +113,20 @@ class Replay:
         synchronise in a run that is timed: the norm is that of a trial's first step.
         """
         if self.training.settings.kind == PARITY and step == 0:
-            self.training.files.gradient_norm = self.training.strategy.gradient_norm().item()
+            norm = self.training.strategy.gradient_norm().item()
+            if not math.isfinite(norm):
+                raise RunFailed(f"the gradient's norm is {norm} in step 1; take another precision or model")
+            self.training.files.gradient_norm = norm
 
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
+        settings = self.training.settings
+        if settings.kind == PARITY and settings.precision == "fp16":
+            self.training.strategy.start_loss_scale(TRIAL_LOSS_SCALE * settings.loss_times)
         first = next(self.batches(self.done))  # what a strategy makes for its first batch is not timed
-        self.live_settings = readback.check(self.training.strategy, self.training.settings, first.inputs)
-        if self.training.settings.saved:
-            self.resumption.restore(Path(self.training.settings.saved))
+        self.live_settings = readback.check(self.training.strategy, settings, first.inputs)
+        if settings.saved:
+            self.resumption.restore(Path(settings.saved))
         self._open()
         self.loss_log.begin()
 

@@ -92,6 +92,12 @@ class Strategy(ddp.Strategy):
         without_zero = self.model.torch_autocast_z0_gradscaler
         return without_zero.get_scale() if without_zero else getattr(self.model.optimizer, "loss_scale", 1.0)
 
+    def start_loss_scale(self, scale):
+        if without_zero := self.model.torch_autocast_z0_gradscaler:
+            without_zero.load_state_dict(without_zero.state_dict() | {"scale": scale})
+        else:
+            self.model.optimizer.loss_scale = scale
+
     def autocast(self):
         return contextlib.nullcontext()  # the engine brings its own
 

@@ -129,6 +129,10 @@ class Strategy:
         """What the loss was multiplied by, so that fp16 can hold its gradients; 1.0 where it was not."""
         return self.scaler.get_scale()
 
+    def start_loss_scale(self, scale: float) -> None:
+        """Let the loss scale of fp16 begin with `scale`; called after `prepare`, before the first step."""
+        self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale})
+
     def step(self) -> None:
         """Clip, update the weights, clear the gradients."""
         if self.clip:

@@ -3,8 +3,8 @@
 Each rank updates its share of the parameters and sends them to the others (Rajbhandari et al. 2020, arXiv:1910.02054).
 
 Advantages: each rank keeps a share of the optimizer's state only, of AdamW's twice the model; nothing else changes.
-Limits: updated parameters are sent in each step, besides the gradients. In fp16 the host waits for the GPU in each step,
-as the optimizer around the fused one knows nothing of loss scaling.
+Limits: updated parameters are sent in each step, besides the gradients. In fp16 the host waits for the GPU in each
+step, as the optimizer around the fused one knows nothing of loss scaling.
 On a CPU: works through gloo; what it saves is the machine's own memory, what it costs is time.
 """
 
