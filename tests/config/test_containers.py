@@ -294,6 +294,17 @@ def test_all_builds_and_versions_are_listed():
 
 
 @pytest.mark.parametrize(
+    ("seen", "mixed"), [(["H100"], []), (["H100", "H100"], []), (["A100"], ["gpus"]), (["H100", "A100"], ["gpus"])]
+)
+def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
+    """As `single` does: the table is of all GPUs that any row sees."""
+    both = environments({"gpus": seen}, {"gpus": ["H100", "H100"]})
+    assert headline.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
+    if not mixed:
+        assert headline.machine(summary.merge_environments(both), "cuda").en == "2 x H100"
+
+
+@pytest.mark.parametrize(
     ("change", "what"),
     [
         ({"image_digest": "sha256:bbb"}, ["build of an image"]),

@@ -169,13 +169,22 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield f"{DISTURBED}{why}"
 
 
+def alike(name: str, ours: dict, theirs: dict) -> bool:
+    """Whether two runs' environments agree in this. A row sees those GPUs only that it trains on, the first of all."""
+    mine, other = ours.get(name), theirs.get(name)
+    if name == "gpus" and mine and other:
+        few = min(len(mine), len(other))
+        return mine[:few] == other[:few]
+    return mine == other
+
+
 def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """What all runs must have in common."""
     first = next(iter(records), None)
     for folder in records:
         ours, theirs = read_json(folder / paths.ENVIRONMENT), read_json(first / paths.ENVIRONMENT)
         for name in (*MACHINE, *PROVENANCE):
-            if ours.get(name) != theirs.get(name):
+            if not alike(name, ours, theirs):
                 yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
         for name, versions in other_versions(ours, theirs).items():
             yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from lockstep.config.hardware import busy_cores
-from lockstep.proof.fairness import other_versions
+from lockstep.proof.fairness import alike, other_versions
 from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
@@ -333,7 +333,7 @@ def mixed_conditions(runs: list[dict]) -> list[str]:
     mixed = [
         name
         for name in environments[0]
-        if any(environment[name] != environments[0][name] for environment in environments)
+        if not all(alike(name, environment, environments[0]) for environment in environments)
     ]
     first = runs[0]["environment"]
     mixed += sorted({name for run in runs for name in other_versions(run["environment"], first)})

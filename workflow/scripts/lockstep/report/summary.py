@@ -272,7 +272,8 @@ def merge_environments(environments: list[dict]) -> dict | None:
     values = {name: _each(environment.get(name) for environment in environments) for name in told}
     kinds = [environment.get("in_container") for environment in environments]
     values["in_container"] = _each(kind or "no container" for kind in kinds) if any(kinds) else None
-    return environments[0] | values | {"packages": packages, "images": images}
+    most = max(environments, key=lambda environment: len(environment.get("gpus") or ()))  # some rows see one GPU only
+    return most | values | {"packages": packages, "images": images}
 
 
 def _each(values) -> str | None:
