@@ -259,6 +259,8 @@ class Machine:
 
     def launch(self, row: str, code: str = "", *arguments: str):
         """Train one row; if `code` is given, of a strategy file that has it."""
+        if row == "horovod" and not HOROVOD:
+            pytest.skip("Horovod is not installed: `make horovod` builds it")
         if code:
             self.add(row, code)
             arguments = (*arguments, f"--config={row}.yaml")
@@ -276,8 +278,6 @@ def two(tmp_path_factory, libraries):
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row in IN_CI else []) for row in ROWS])
 def test_each_rank_has_a_gpu_of_its_own(two, row):
-    if row == "horovod" and not HOROVOD:
-        pytest.skip("Horovod is not installed: `make horovod` builds it")
     finished = two.launch(row)
     assert finished.returncode == 0, finished.stderr
     made = two.read(f"runs/{row}/n*/rep1/record.json")
@@ -369,8 +369,6 @@ def made_longer(two, row: str, code: str = "") -> dict:
 @pytest.mark.parametrize("row", ["ddp", "ddp_amp", "fsdp", "deepspeed", "horovod"])
 def test_a_rank_that_goes_on_from_a_state_keeps_to_its_own_gpu(two, row):
     """States are read to the CPU first: what was saved on GPU 0 does not come back there on every rank."""
-    if row == "horovod" and not HOROVOD:
-        pytest.skip("Horovod is not installed: `make horovod` builds it")
     assert not [note for note in made_longer(two, row)["notes"] if "not its own" in note]
     ranks = [two.read(f"runs/{row}/n2/rep3/ranks/{rank}.json") for rank in (0, 1)]
     assert [[used > 0 for used in rank["memory_by_gpu"]] for rank in ranks] == [[True, False], [False, True]]
@@ -512,7 +510,7 @@ def test_a_step_that_loss_scaling_skips_is_counted(two):
     assert finished.returncode == 0, finished.stderr
     made = two.read("runs/skips/n2/rep1/record.json")
     assert made["steps"] == len(made["losses"]) == 9
-    assert 0 < skipped_in(made) < 9
+    assert 3 < skipped_in(made) < 9
     with np.load(two.place.path("results/runs/skips/n2/rep1/ledger.npz")) as ledger:
         assert len(ledger["step"]) == 9 * 31
 
@@ -639,7 +637,8 @@ with about_to_train(row, Path("results/data"), Path("counted")) as training:
     with Counting(training.clock, patch) as counting:
         main.train(training)
     assert training.strategy.world.device.type == "cuda"
-waits = [name for name in counting.noted if not name.startswith("c10d::")]  # collectives of one rank
+joined = training.strategy.world.backend is not None  # a group, whose collectives are no waiting
+waits = [name for name in counting.noted if not (joined and name.startswith("c10d::"))]
 print("counted", counting.steps, *(f"{name} x{waits.count(name)}" for name in sorted({*waits})), flush=True)
 """
 
@@ -656,6 +655,7 @@ COUNTED_ROWS = {
     "fabric_half": {"strategy": "fabric", "precision": "fp16"},
 }
 BY_DDP = "aten::copy_ to the host x2"  # once, as ranks agree in which order to send gradients
+WRAPPED = ("ddp", "fabric", "fabric_half")  # by DDP, with one rank too
 WAITS = {
     "reads": "aten::_to_copy to the host x9",
     "sends": "aten::_to_copy to the GPU x9",
@@ -664,7 +664,8 @@ WAITS = {
 }
 
 
-def waits_counted(two, row: str, *mistake: str) -> list[str]:
+def waits_counted(two, row: str, *mistake: str) -> str:
+    """What waited for a GPU in the window of a row, and how often."""
     rows = {name: settings | {"processes": 1} for name, settings in COUNTED_ROWS.items()}
     rows |= {name: {"strategy": name, "processes": 1} for name in ("ddp", "accelerate", "trainer", "fabric", "fsdp")}
     two.place.path("counted.yaml").write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
@@ -682,7 +683,7 @@ def waits_counted(two, row: str, *mistake: str) -> list[str]:
 )
 def test_nothing_in_the_window_waits_for_a_gpu(two, row):
     """Nor does the clip, nor the loss scale in fp16."""
-    assert waits_counted(two, row) in ("", BY_DDP)
+    assert waits_counted(two, row) == (BY_DDP if row in WRAPPED else "")
 
 
 @pytest.mark.parametrize("mistake", WAITS)
@@ -754,8 +755,6 @@ def alone(one_gpu):
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row == "accelerate" else []) for row in ROWS[1:]])
 def test_each_row_trains_on_a_machine_s_only_gpu(one_gpu, alone, row):
     """As `single` does. Some frameworks wrap nothing there, on a GPU, though they do on a CPU."""
-    if row == "horovod" and not HOROVOD:
-        pytest.skip("Horovod is not installed: `make horovod` builds it")
     finished = one_gpu.launch(row, "", "--repeat=2")
     assert finished.returncode == 0, finished.stderr
     made = one_gpu.read(f"runs/{row}/n1/rep2/record.json")

@@ -129,7 +129,12 @@ def smi_of(*gpus: str) -> str:
         ("cuda", None, 0, "cuda as TORCH=cuda asks for it"),
         ("", smi_of("580.65.06, 9.0"), 1, "cuda as nvidia-smi lists GPUs"),
         ("", smi_of("535.183.01, 9.0"), 1, "cpu as the driver of NVIDIA is 535.183.01, and CUDA 13 needs 580 or newer"),
-        ("", smi_of("580.65.06, 7.0"), 1, "cpu as the best GPU has compute capability 7.0, and CUDA 13 needs 7.5"),
+        (
+            "",
+            smi_of("580.65.06, 7.0"),
+            1,
+            "cpu as the best GPU has compute capability 7.0, and CUDA 13 needs 7.5 or more",
+        ),
         ("", smi_of("580.65.06, 6.1", "580.65.06, 9.0"), 2, "cuda as nvidia-smi lists GPUs"),
         ("cuda", smi_of("535.183.01, 7.0"), 1, "cuda as TORCH=cuda asks for it"),
     ],

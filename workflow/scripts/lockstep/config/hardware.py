@@ -66,11 +66,6 @@ class Hardware:
         return local_rank % self.gpu_count
 
     @property
-    def shares_gpus(self) -> bool:
-        """Whether several ranks are on one GPU."""
-        return 0 < self.gpu_count < self.processes_per_node
-
-    @property
     def processes_per_node(self) -> int:
         return self.processes // self.nodes
 
@@ -94,6 +89,14 @@ def device_count(hardware: dict) -> int:
     These are GPUs, which several ranks may share, or on a CPU shares of its cores.
     """
     return hardware.get("gpu_count", 0) * hardware.get("nodes", 1) or hardware["devices"]
+
+
+def shares_gpus(hardware: dict) -> bool:
+    """Whether several ranks of a run on `hardware` (a Hardware as a dict) were on one GPU.
+
+    Results of earlier versions do not say `gpu_count`, and had none so.
+    """
+    return 0 < hardware.get("gpu_count", 0) < hardware["processes"] // hardware.get("nodes", 1)
 
 
 def training_gpus(hardware: Hardware) -> list[int]:

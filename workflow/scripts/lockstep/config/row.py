@@ -7,7 +7,7 @@ from functools import cached_property
 
 from lockstep import paths, provenance
 from lockstep.config import accelerate_file, registry, schema, tracking
-from lockstep.config.hardware import Hardware, cpu_cores, resolve, training_gpus
+from lockstep.config.hardware import Hardware, cpu_cores, resolve, shares_gpus, training_gpus
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
@@ -197,13 +197,13 @@ class Row:
                 return f"{need.package} is {need.installed} here, and {tested}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
+        shared = shares_gpus(asdict(self.hardware))
         by_deepspeed = self.options.get("launcher") == "deepspeed" and self.hardware.device == "cuda"
-        if by_deepspeed and self.hardware.shares_gpus:
+        if by_deepspeed and shared:
             return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
         if by_deepspeed and not training_gpus(self.hardware):
             return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
-        by_horovod = self.options.get("launcher") == "horovodrun"
-        if by_horovod and self.hardware.shares_gpus and provenance.horovod_has("nccl"):
+        if self.options.get("launcher") == "horovodrun" and shared and provenance.horovod_has("nccl"):
             return "Horovod is built with NCCL here, which refuses two ranks on one GPU"
         if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
             return "torch.compile needs a compiler; to install one (Debian): apt install g++"

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from lockstep.config.hardware import busy_cores
+from lockstep.config.hardware import busy_cores, shares_gpus
 from lockstep.proof.fairness import alike, other_versions
 from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
 from lockstep.report.words import Text, join, listing, same, say
@@ -317,11 +317,6 @@ def _warnings(summary: Summary) -> list[Text]:
     if any(row["division"] == "open" for row in done):
         warnings.append(say("warn_open"))
     return warnings
-
-
-def shares_gpus(asked: dict) -> bool:
-    """Whether several ranks were on one GPU; results of earlier versions do not say `gpu_count`, and had none so."""
-    return 0 < asked.get("gpu_count", 0) < asked["processes"] // asked.get("nodes", 1)
 
 
 def mixed_conditions(runs: list[dict]) -> list[str]:
