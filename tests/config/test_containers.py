@@ -18,6 +18,7 @@ from lockstep.config import containers, registry, schema
 from lockstep.config.hardware import VARIABLES
 from lockstep.config.reading import read
 from lockstep.data import sources
+from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
 from lockstep.report import headline, summary
 from tests.conftest import PROJECT
@@ -231,7 +232,7 @@ def test_in_docker_a_path_outside_the_folder_says_that_it_is_not_seen(monkeypatc
     monkeypatch.setattr(containers, "kind", lambda: "docker")
     wanted = read([PROJECT / "config" / "config.yaml"], ["data.path=/home/me/rows.csv"]).data
     with pytest.raises(BadInput, match=r"Name an existing one\. A container sees only the project's folder"):
-        list(sources.read(wanted, Path("downloads"))[1])
+        sources.read(wanted, Path("downloads"), [], Labels())
     monkeypatch.setattr(containers, "kind", lambda: None)
     assert containers.outside("/home/me/rows.csv") == containers.offline() == ""
 

@@ -45,11 +45,12 @@ def test_no_text_stands_in_two_splits(tmp_path_factory, drawn, seed):
     rows = [[f"小{text}", label] for text, label in drawn] + enough
     splits, summary = split(tmp_path_factory.mktemp("split"), rows, labels=["a", "b", "c"], seed=seed)
     texts = [text for part in splits.values() for text in part["text"]]
-    assert len(texts) == len(set(texts)) == len({text.replace(" ", "") for text, _ in rows})
+    different = {text.replace(" ", "") for text in texts}  # blanks alone make no other text
+    assert len(texts) == len(different) == len({text.replace(" ", "") for text, _ in rows})
     assert summary["duplicates_removed"] == len(rows) - len(texts)
     for part in splits.values():
         for text, number in zip(part["text"], part["row"], strict=True):
-            assert rows[number - 1][0].replace(" ", "") == text
+            assert rows[number - 1][0] == text
         assert set(part["label"]) == {0, 1, 2}
         assert part["row"] == sorted(part["row"])
 
@@ -66,10 +67,26 @@ def test_labels_are_taken_from_the_data_where_none_are_given(tmp_path):
     assert split(tmp_path, rows, labels=None)[1]["labels"] == ["froh", "traurig"]
 
 
+def test_the_embedded_corpus_has_its_own_labels_in_their_order(tmp_path):
+    """They are no default of other data."""
+    data = reading.parse({"data": {"limit": 300}}).data
+    assert data.labels is None
+    _, summary = prepare.split(data, tmp_path, tmp_path)
+    assert summary["labels"] == ["其他", "喜好", "悲伤", "厌恶", "愤怒", "高兴"]
+
+
+def test_texts_that_differ_in_blanks_alone_are_one(tmp_path):
+    rows = [[f"word number {number}", number % 2] for number in range(60)] + [
+        ["word  number 0 ", 0],
+        ["word number0", 0],
+    ]
+    assert split(tmp_path, rows, join_blanks=False)[1]["duplicates_removed"] == 2
+
+
 def test_where_names_are_numbers_numbers_are_names(tmp_path):
     """Not positions: 0 would be taken for the first name, and mixed with its texts."""
     rows = [[f"文{number}", number % 3] for number in range(60)]
-    with pytest.raises(BadInput, match=r"row 1: label 0 is not one of 1, 2\. Fix the row"):
+    with pytest.raises(BadInput, match=r"row 1: label '0' is not one of 1, 2\. Fix the row"):
         split(tmp_path, rows, labels=["1", "2"])
     assert split(tmp_path, rows, labels=["0", "1", "2"])[1]["splits"]["test"]["labels"] == {"0": 2, "1": 2, "2": 2}
 
@@ -91,12 +108,12 @@ def test_duplicates_under_another_label_are_counted(tmp_path):
     ("rows", "message"),
     [
         ([], "rows.json: holds no rows"),
-        ([["文", 0], ["字", 7]], "rows.json, row 2: label 7 is not one of a, b or a number from 0 to 1"),
+        ([["文", 0], ["字", 7]], "rows.json, row 2: label '7' is not one of a, b or a number from 0 to 1"),
         ([["文", "c"]], "rows.json, row 1: label 'c' is not one of a, b"),
-        ([["文", -1]], "rows.json, row 1: label -1 is not one of"),
-        ([["文", True]], "rows.json, row 1: label True is not one of"),
+        ([["文", -1]], "rows.json, row 1: label '-1' is not one of"),
+        ([["文", True]], "rows.json, row 1: label 'True' is not one of"),
         ([[f"文{n}", int(n == 0)] for n in range(50)], "too few texts with the label b"),
-        ([[f"文{n}", n % 2] for n in range(8)], "8 texts (4 a, 4 b) can't be split as data.splits says"),
+        ([[f"文{n}", n % 2] for n in range(8)], "8 texts (a: 4, b: 4) can't be split as data.splits says"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(tmp_path, rows, message):
@@ -121,7 +138,7 @@ def stored(tmp_path_factory):
     (folder / "dataset").mkdir()
     texts = ["今天真开心", "好难过😭", "a", "今天天气不知道怎么样"]
     tokenizer = encoders.make_tokenizer(scratch(), texts * 2, 8)
-    summary = prepare.store(columns(texts), tokenizer, folder / "dataset")
+    summary = prepare.store(columns(texts), tokenizer, folder / "dataset", [])
     (folder / "data.json").write_text(json.dumps({"pad_id": 0}))
     return folder, summary, tokenizer, texts
 
@@ -162,7 +179,7 @@ def test_the_hash_is_that_of_the_content(stored, tmp_path):
 
     def hash_of(splits):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        return prepare.store(splits, tokenizer, folder)["hash"]
+        return prepare.store(splits, tokenizer, folder, [])["hash"]
 
     assert hash_of(columns(texts)) == summary["hash"]
     ids = tokenizer(texts, truncation=True)["input_ids"]
@@ -185,7 +202,7 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
     for part in (1000, 3):
         monkeypatch.setattr(prepare, "PART", part)
         (tmp_path / str(part)).mkdir()
-        prepare.store(splits, tokenizer, tmp_path / str(part))
+        prepare.store(splits, tokenizer, tmp_path / str(part), [])
         stored[part] = Tokens.load(tmp_path / str(part) / "train", pad_id=0)
     ids = np.random.default_rng(0).permutation(40)
     expected = [number for text in ids for number in tokenizer(texts[text], truncation=True)["input_ids"]]
@@ -216,7 +233,14 @@ folder = Path(sys.argv[1])
 wanted = reading.parse({"data": {"path": str(folder / "rows.jsonl")}})
 splits, _ = prepare.split(wanted.data, folder, folder)
 assert sum(map(len, prepare.texts(splits["train"]))) > 2e6
-prepare.store(splits, lambda texts, truncation: {"input_ids": [[1] * 50 for _ in texts]}, folder / "dataset")
+
+class Tokenizer:
+    all_special_tokens, split_special_tokens, unk_token_id, eos_token_id = [], True, None, None
+
+    def __call__(self, texts, truncation):
+        return {"input_ids": [[1] * 50 for _ in texts]}
+
+prepare.store(splits, Tokenizer(), folder / "dataset", [])
 """
 
 

@@ -32,8 +32,9 @@ def model(name, revision, *patterns):
 
 def rows(name, revision):
     from lockstep.data import sources
+    from lockstep.data.labels import Labels
     data = reading.parse({"data": {"hub": name, "revision": revision}}).data
-    print(*[text for text, _, _ in sources.read(data, Path())[1]], sep="\\n")
+    print(*[text for text, _, _ in sources.read(data, Path(), [], Labels())[1]], sep="\\n")
 
 time.sleep = lambda seconds: None
 for line in sys.stdin:

@@ -8,7 +8,6 @@ import json
 import re
 import ssl
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -17,18 +16,23 @@ import trustme
 
 from lockstep.config import reading
 from lockstep.data import sources
+from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
 
 ROWS = [("今天 真 开心", 5), ("好 难过", 2), ("哦", 0)]
-CLEAN = [("今天真开心", 5), ("好难过", 2), ("哦", 0)]
+CLEAN = [("今天真开心", "5"), ("好难过", "2"), ("哦", "0")]
 
 
 def wanted(**keys):
     return reading.parse({"data": keys, "rows": {"single": {"strategy": "single"}}}).data
 
 
-def read(tmp_path, **keys):
-    return [(text, label) for text, label, _ in sources.read(wanted(**keys), tmp_path)[1]]
+def read(tmp_path, notes=None, **keys):
+    """The texts of a source, each with its label's name."""
+    data, notes = wanted(**keys), [] if notes is None else notes
+    labels = Labels(data.labels)
+    rows = [(text, number) for text, number, _ in sources.read(data, tmp_path, notes, labels)[1]]
+    return [(text, labels.names[number]) for text, number in rows]
 
 
 def written(tmp_path, kind: str):
@@ -47,16 +51,15 @@ def written(tmp_path, kind: str):
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "tsv", "parquet"])
 def test_every_format_gives_the_same_rows(tmp_path, kind):
-    rows = read(tmp_path, path=str(written(tmp_path, kind)))
-    assert [(text, int(label)) for text, label in rows] == CLEAN
+    assert read(tmp_path, path=str(written(tmp_path, kind))) == CLEAN
 
 
 def test_blanks_stay_where_the_configuration_says_so(tmp_path):
-    assert read(tmp_path, path=str(written(tmp_path, "json")), join_blanks=False)[0] == ("今天 真 开心", 5)
+    assert read(tmp_path, path=str(written(tmp_path, "json")), join_blanks=False)[0] == ("今天 真 开心", "5")
 
 
 def test_limit_takes_the_first_rows(tmp_path):
-    assert read(tmp_path, path=str(written(tmp_path, "csv")), limit=2) == [(t, str(n)) for t, n in CLEAN[:2]]
+    assert read(tmp_path, path=str(written(tmp_path, "csv")), limit=2) == CLEAN[:2]
 
 
 def test_columns_by_name_and_by_position(tmp_path):
@@ -80,12 +83,12 @@ def test_columns_by_name_and_by_position(tmp_path):
         ("a.json", '[["好", 1], [" ", 1]]', "a.json, row 2: the text is empty"),
         ("a.json", r'[["好", 1], ["好\ud83d", 1]]', "a.json, row 2: the text holds half a character"),
         ("a.json", '[["好", 1], [7, 1]]', "a.json, row 2: the text is 7; expected a string"),
-        ("a.json", '[["好", null]]', "a.json, row 1: the label is None"),
+        ("a.json", '[["好", null]]', "a.json, row 1: has no label (it is None)"),
         ("a.jsonl", '{"text": "好", "label": 1}\n{"text": ', "a.jsonl, row 2, column 10: broken JSON"),
         ("a.jsonl", '{"txt": "好", "label": 1}\n', "a.jsonl, row 1: has no column 'text' (it has 'txt', 'label')"),
         ("a.csv", "text,label\n好,1\n坏\n", "a.csv, row 3: has 1 columns; the first has 2"),
         ("a.csv", "text,text,label\n好,好,1\n", "a.csv, row 1: two columns have one name"),
-        ("a.csv", 'text,label\n"好"x,1\n', "a.csv, row 2: broken CSV"),
+        ("a.csv", 'text,label\n"好","1"\n"坏"x,"1"\n', "a.csv, row 3: broken CSV"),
         ("a.csv", "inhalt,label\n好,1\n", "a.csv, row 2: has no column 'text'"),
         ("a.parquet", "no parquet", "a.parquet: is not a Parquet file"),
         ("a.bin", "x", "data.format: can't tell it from a.bin"),
@@ -225,8 +228,8 @@ def test_a_download_that_is_cut_at_one_place_is_one_message(tmp_path, https_serv
 
 
 def test_a_local_path_wins_over_the_download(tmp_path):
-    data = replace(wanted(url="https://example.org/rows.json", sha256="0" * 64), path=str(written(tmp_path, "json")))
-    assert [row[:2] for row in sources.read(data, tmp_path)[1]] == CLEAN
+    keys = {"url": "https://example.org/rows.json", "sha256": "0" * 64}
+    assert read(tmp_path, path=str(written(tmp_path, "json")), **keys) == CLEAN
 
 
 @pytest.mark.parametrize(
@@ -255,8 +258,7 @@ def test_semicolons_without_a_header(tmp_path):
 def test_packed_files_are_read_as_they_are(tmp_path, kind):
     file = written(tmp_path, kind)
     (tmp_path / f"packed.{kind}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    rows = read(tmp_path, path=str(tmp_path / f"packed.{kind}.gz"))
-    assert [(text, int(label)) for text, label in rows] == CLEAN
+    assert read(tmp_path, path=str(tmp_path / f"packed.{kind}.gz")) == CLEAN
 
 
 def test_a_cut_packed_file_is_named(tmp_path):
@@ -288,15 +290,14 @@ def test_a_header_above_columns_by_position(tmp_path, labels, rows, header):
     """It is left out, and said so; what may be data stays."""
     lines = ["text,label", *(f"text {n},{label}" for n, label in enumerate(rows))]
     (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
-    notes = []
-    data = wanted(path=str(tmp_path / "rows.csv"), text=0, label=1, labels=labels)
-    labels_read = [label for _, label, _ in sources.read(data, tmp_path, notes)[1]]
+    notes, path = [], str(tmp_path / "rows.csv")
+    labels_read = [label for _, label in read(tmp_path, notes, path=path, text=0, label=1, labels=labels)]
     assert labels_read == (rows if header else ["label", *rows])
-    assert notes == [f"row 1 of {data.path} (text, label) is taken for its header, and not for data"] * header
+    assert notes == [f"row 1 of {path} (text, label) is taken for its header, and not for data"] * header
 
 
 def test_a_column_by_position_in_rows_that_have_names(tmp_path):
-    assert [label for _, label in read(tmp_path, path=str(written(tmp_path, "jsonl")), label=1)] == [5, 2, 0]
+    assert [label for _, label in read(tmp_path, path=str(written(tmp_path, "jsonl")), label=1)] == ["5", "2", "0"]
     assert [label for _, label in read(tmp_path, path=str(written(tmp_path, "csv")), label=1)] == ["5", "2", "0"]
 
 
@@ -308,6 +309,7 @@ def test_a_column_by_position_in_rows_that_have_names(tmp_path):
         ("a.json", f'[["好", {"9" * 5000}]]', "a.json: holds a number of too many digits"),
         ("a.jsonl", f'["好", {"9" * 5000}]', "a.jsonl, row 1: holds a number of too many digits"),
     ],
+    ids=["json, deep", "jsonl, deep", "json, long", "jsonl, long"],
 )
 def test_json_that_python_reads_no_further_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content, encoding="utf-8")

@@ -18,7 +18,8 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from lockstep.config import reading, registry
-from lockstep.data import images, prepare
+from lockstep.data import decoding, image_sources, images, prepare
+from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from tests.conftest import PROJECT, copy_project
@@ -91,8 +92,8 @@ def test_idx_files_are_read_as_they_were_written(tmp_path_factory, array):
     wanted = np.random.default_rng(0).integers(0, 256, array).astype(np.uint8)
     file = tmp_path_factory.mktemp("idx") / "some"
     file.write_bytes(idx(wanted))
-    assert np.array_equal(images.read_idx(file, wanted.ndim), wanted)
-    assert np.array_equal(images.read_idx(file, wanted.ndim).shape, array)
+    assert np.array_equal(image_sources.read_idx(file, wanted.ndim), wanted)
+    assert np.array_equal(image_sources.read_idx(file, wanted.ndim).shape, array)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -126,6 +127,7 @@ def test_a_test_set_stays_one(run_script, tmp_path):
     code, printed, said = prepared(run_script, *of(path="own"))
     assert code == 0, said
     assert "80 train, 10 dev, 30 test" in printed
+    assert "labels: 0: 40, 1: 40, 2: 40" in printed
     test = images.Images.load(tmp_path / "results/data/dataset/test")
     assert np.array_equal(test.pixels[:, 0], held_out)
 
@@ -229,7 +231,10 @@ def in_train_and_test(own):
             lambda own: deep(own / "b" / "x.tif", np.float32, 1),
             "its pixels are fractions, of which nobody says what is",
         ),
-        (in_train_and_test, "own has test, train, and not a folder for each class. Name one of them, as own/test"),
+        (
+            in_train_and_test,
+            "own is divided already (test, train), and has no folder for each class. Name one that has",
+        ),
     ],
 )
 def test_images_that_do_not_fit_are_named(run_script, tmp_path, spoil, said):
@@ -268,7 +273,7 @@ def test_images_of_16_bits_are_scaled_whatever_their_byte_order():
     values = np.linspace(0, 65535, 64).reshape(8, 8).round().astype(np.uint16)
     for mode, order in (("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4")):
         picture = Image.frombytes(mode, (8, 8), values.astype(order).tobytes())
-        assert np.array_equal(images.scaled_pixels(picture, "here", None, None)[0], (values / 257).round())
+        assert np.array_equal(decoding.pixels(picture, "here", None)[0], (values / 257).round())
 
 
 def test_images_of_idx_files_are_brought_to_one_size_too(run_script, tmp_path):
@@ -344,13 +349,13 @@ def test_files_come_from_the_first_mirror_that_has_them(tmp_path, https_server):
     files = {file.name: digest(file) for file in www.iterdir()}
     mirrors = [f"{https_server}/first", f"{https_server}/second/"]
     data = dataclasses.replace(rows("own"), path=None, mirrors=mirrors, files=files)
-    _, read = images.read(data, tmp_path / "kept", [])
+    _, read = image_sources.read(data, tmp_path / "kept", [])
     read = list(read)
     assert np.array_equal(np.stack([image[0] for _, image, _, _ in read]), pixels)
     assert [label for _, _, label, _ in read] == labels.tolist()
     other = dataclasses.replace(data, files=dict.fromkeys(files, "0" * 64))
     with pytest.raises(BadInput, match=r"first/t10k-.*can't be fetched.*; .*second/t10k-.* has sha256"):
-        list(images.read(other, tmp_path / "others", [])[1])
+        list(image_sources.read(other, tmp_path / "others", [])[1])
     assert list((tmp_path / "others").glob("*")) == []
 
 
@@ -362,11 +367,11 @@ def test_a_data_set_of_images_is_read_by_its_columns(tmp_path):
     table.to_parquet(tmp_path / "set" / "train.parquet")
     asked = {"hub": str(tmp_path / "set"), "revision": "main", "image": "digit", "label": "what", "path": None}
     data = dataclasses.replace(rows("own"), **asked)
-    read = list(images.read(data, tmp_path, [])[1])
+    read = list(image_sources.read(data, tmp_path, [])[1])
     assert [label for _, _, label, _ in read] == [0, 1, 0, 1]
     assert all(np.array_equal(image[0], each) for (_, image, _, _), each in zip(read, pictures, strict=True))
     with pytest.raises(BadInput, match=r"row 1: has no column 'image'; it has 'digit', 'what'"):
-        list(images.read(dataclasses.replace(data, image="image"), tmp_path, [])[1])
+        list(image_sources.read(dataclasses.replace(data, image="image"), tmp_path, [])[1])
 
 
 @pytest.mark.slow
@@ -497,7 +502,8 @@ def test_more_than_one_process_divides_samples_of_any_number():
     """Whatever their number, splits are disjoint, and hold all that is not the same as another."""
     random = np.random.default_rng(0)
     digests = np.array([f"{number:016d}".encode() for number in random.integers(0, 150, 200)])
-    codes, known = np.arange(200) % 2, ["a", "b"]
+    codes, known = np.arange(200) % 2, Labels()
+    assert [known.number(name, "here") for name in "ab"] == [0, 1]
     data = rows("own")
     numbers, parts, summary = prepare.divide(digests, codes, known, str, data, "own", [], "image")
     places = np.concatenate(list(parts.values()))

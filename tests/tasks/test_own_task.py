@@ -107,6 +107,10 @@ WRONG = [
     (SCORES.format(first="raise KeyError('here')"), r"fails on a sample \(.*\): line 10: KeyError: 'here'"),
     (SCORES.format(first="").replace("= nn.Linear", "= frozen"), "MyModel has no parameter to train"),
     (
+        SCORES.format(first="").replace("nn.Linear(64, 10)", "nn.Linear(64, 10).double()"),
+        r"has \S+ in float64, and weights are kept in float32",
+    ),
+    (
         SCORES.format(first="")
         + "    def get_extra_state(self): return 3\n    def set_extra_state(self, state): pass\n",
         "its state's _extra_state is not a dense tensor",

@@ -6,15 +6,20 @@ So everything here is written under a temporary name, synced and renamed, and ha
 
 import contextlib
 import csv
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 from lockstep.errors import MAKE_ROOM, BadInput, RunFailed, no_room
 
+GZIP = b"\x1f\x8b"  # what gzip's files begin with
 MANIFEST = "manifest.json"
 OF_ITSELF = "manifest"  # in that file: its own hash
 
@@ -117,6 +122,28 @@ def verify(folder: Path, remedy: str) -> dict:
         if not (folder / name).is_file() or hash_file(folder / name) != sha256:
             raise RunFailed(f"{folder / name}: is missing or has changed since it was written. {remedy}")
     return manifest
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file to read, unpacked where it is packed by gzip, whatever its name."""
+    with path.open("rb") as stream:
+        is_packed = stream.read(len(GZIP)) == GZIP
+    return gzip.open(path, "rb") if is_packed else path.open("rb")
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIO:
+    """A file of UTF-8 text to read, without its byte-order mark; unpacked where it is packed by gzip."""
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file as `wc -l` counts them, without their ends: LF, or CR LF.
+
+    Not as str.splitlines has them, which also cuts at form feeds, U+0085 and U+2028.
+    """
+    with open_text(path, newline="\n") as lines:
+        for line in lines:
+            yield line.removesuffix("\n").removesuffix("\r")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ class Data:
     label: str | int
     labels: list[str] | None
     limit: int | None
-    join_blanks: bool
+    join_blanks: bool | str
     splits: dict[str, float]
     seed: int
     max_length: int

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config.sections import Data
-from lockstep.data import mapped, prepared, sources
+from lockstep.data import mapped, prepared, sources, vocabulary
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split, require
@@ -95,7 +95,9 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Rows]:
         columns = [(data.prompt, "prompt"), (data.completion, "completion")]
     if data.embedded and data.completion is not None:
         raise BadInput("data.completion: the embedded corpus has none. Name data of yours, or set it to null.")
-    name, rows = sources.records(_without_labels(data, columns), downloads, notes)
+    name, rows = sources.records(_without_labels(data, columns), downloads, notes, labelled=len(columns) > 1)
+    texts = [(column, position) for position, (column, _) in enumerate(columns)]
+    data, rows = sources.with_blanks_decided(data, rows, texts, notes)
     return name, [
         tuple(
             sources.text_of(row, column, position, key, f"{name}, row {number}", data)
@@ -142,13 +144,14 @@ def divide(rows: Rows, data: Data, source: str, notes: list[str]) -> tuple[dict[
 
 def store(parts: dict[str, Rows], tokenizer, max_length: int, source: str, notes: list[str], folder: Path) -> dict:
     """Tokenise every split and write it to `folder`. Returns the hash, and tokens and targets by split."""
+    remarks = vocabulary.Remarks(tokenizer)
     hashed, summary, cut = {}, {"tokens": {}, "targets": {}, "sequences": {}, "longest": {}}, 0
     for name, rows in parts.items():
         if len(rows[0]) > 1:
-            arrays, shortened = packed_pairs(rows, tokenizer, max_length)
+            arrays, shortened = packed_pairs(rows, tokenizer, max_length, remarks)
             cut += shortened
         else:
-            arrays = packed_texts(rows, tokenizer, max_length)
+            arrays = packed_texts(rows, tokenizer, max_length, remarks)
         if name == "train" and len(rows[0]) == 1 and arrays["lengths"][0] < max_length:
             raise BadInput(
                 f"{source}: all texts to train on have {arrays['lengths'].sum()} tokens together, and one sequence has"
@@ -166,6 +169,7 @@ def store(parts: dict[str, Rows], tokenizer, max_length: int, source: str, notes
         summary["targets"][name] = int(targets.sum())
         summary["sequences"][name] = len(arrays["lengths"])
         summary["longest"][name] = int(arrays["lengths"].max())
+    notes += remarks.notes()
     if cut:
         notes.append(
             f"{cut} rows have more than {max_length} tokens (data.max_length): the prompt's first ones are left out,"
@@ -179,9 +183,12 @@ def count_targets(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.add.reduceat(labels != NO_TARGET, np.cumsum(lengths) - lengths, dtype=np.int64)
 
 
-def _tokenise(tokenizer, texts: list[str]) -> list[list[int]]:
+def _tokenise(tokenizer, texts: list[str], remarks: vocabulary.Remarks | None) -> list[list[int]]:
     """The tokens of each text, without those that begin or end one."""
-    return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    token_ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    if remarks:
+        remarks.add(texts, token_ids)
+    return token_ids
 
 
 def _ends(tokenizer) -> tuple[list[int], list[int]]:
@@ -189,13 +196,15 @@ def _ends(tokenizer) -> tuple[list[int], list[int]]:
     return tuple([number] if number is not None else [] for number in (tokenizer.bos_token_id, tokenizer.eos_token_id))
 
 
-def packed_texts(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray]:
+def packed_texts(
+    rows: Rows, tokenizer, max_length: int, remarks: vocabulary.Remarks | None = None
+) -> dict[str, np.ndarray]:
     """All documents end to end, cut into sequences of `max_length` tokens; the last one may be shorter.
 
     A token's target is the next one of its document, also where a sequence ends between them.
     """
     begin, end = _ends(tokenizer)
-    documents = [begin + ids + end for ids in _tokenise(tokenizer, [text for (text,) in rows])]
+    documents = [begin + ids + end for ids in _tokenise(tokenizer, [text for (text,) in rows], remarks)]
     sizes = np.array([len(ids) for ids in documents])
     flat = np.fromiter((token for ids in documents for token in ids), np.int32, sizes.sum())
     labels = np.append(flat[1:], NO_TARGET).astype(np.int32)
@@ -213,12 +222,14 @@ def packed_texts(rows: Rows, tokenizer, max_length: int) -> dict[str, np.ndarray
     return {"input_ids": flat, "labels": labels, "positions": positions.astype(np.int32), "lengths": lengths}
 
 
-def packed_pairs(rows: Rows, tokenizer, max_length: int) -> tuple[dict[str, np.ndarray], int]:
+def packed_pairs(
+    rows: Rows, tokenizer, max_length: int, remarks: vocabulary.Remarks | None = None
+) -> tuple[dict[str, np.ndarray], int]:
     """Each row a sequence, of which the completion is learnt, its end too; and how many rows are too long."""
     begin, end = _ends(tokenizer)
     prompts, completions = zip(*rows, strict=True)
     sequences, cut = [], 0
-    tokens = (_tokenise(tokenizer, list(texts)) for texts in (prompts, completions))
+    tokens = (_tokenise(tokenizer, list(texts), remarks) for texts in (prompts, completions))
     for prompt, completion in zip(*tokens, strict=True):
         learnt = (completion + end)[: max_length - 1]
         given = begin + prompt

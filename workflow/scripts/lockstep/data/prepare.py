@@ -8,9 +8,11 @@ import hashlib
 import itertools
 import logging
 import tempfile
+import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +20,14 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value, disable_progress_bars
 
 from lockstep.config.sections import Data
-from lockstep.data import sources
+from lockstep.data import corpus, sources, vocabulary
+from lockstep.data.labels import Labels, in_order, listed, position
 from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays
 
 SPLITS = ("train", "dev", "test")
+MANY_LABELS = 20  # with too few samples each, as a column of something else has them
 PART = 1000  # so many texts are in memory at a time
 
 
@@ -33,14 +37,17 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
     Splits are views of a file in `work`. Raises BadInput.
     """
     notes: list[str] = []
-    name, rows = sources.read(data, downloads, notes)
+    if data.embedded and data.labels is None:
+        data = replace(data, labels=list(corpus.lexicon()["shares"]))
+    labels = Labels(data.labels)
+    name, rows = sources.read(data, downloads, notes, labels)
     file = work / "rows.arrow"
-    digests, codes, own_labels = _write(rows, file)
+    digests, codes = _write(rows, file)
     if not len(codes):
         raise BadInput(f"{name}: holds no rows. Give a source with texts and labels.")
     everything = Dataset.from_file(str(file))
     numbers, parts, summary = divide(
-        digests, codes, own_labels, lambda at: f"row {everything[at]['row']}", data, name, notes, "text"
+        digests, codes, labels, lambda at: f"row {everything[at]['row']}", data, name, notes, "text"
     )
     everything = everything.add_column("label", numbers)
     return {part: everything.select(places) for part, places in parts.items()}, summary
@@ -49,7 +56,7 @@ def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], 
 def divide(
     digests: np.ndarray,
     codes: np.ndarray,
-    own_labels: list,
+    own_labels: Labels,
     where: Callable[[int], str],
     data: Data,
     source: str,
@@ -63,7 +70,7 @@ def divide(
 
     Args:
         digests: [n], equal where samples are equal; the first of those stays, so that none stands in two splits.
-        codes, own_labels: [n], each sample's label as its position in `own_labels`, the list of the data's labels.
+        codes: int64 [n], each sample's label by its number in `own_labels`.
         where: says what people call the sample at a position.
         unit: what people call a sample.
         tests: bool [n], the samples that the source itself keeps for the test; only the others are divided then.
@@ -72,22 +79,26 @@ def divide(
     """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
-    labels = data.labels or sorted({str(own_labels[code]) for code in np.unique(codes[kept])})
+    own_names = own_labels.names
+    labels = [unicodedata.normalize("NFC", name) for name in data.labels or ()]
+    labels = labels or in_order(own_names[code] for code in np.unique(codes[kept]))
     if len(labels) < 2:
-        if len(own_labels) > 1 and not data.labels:
+        if len(own_names) > 1 and not data.labels:
             raise BadInput(
                 f"{source}: only the label {labels[0]} is left, as each {unit} with another label repeats an earlier"
                 " one. At least two labels are needed."
             )
         only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
         raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
-    number_of = np.full(len(own_labels), -1)
+    number_of = np.full(len(own_names), -1)
     for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
-        position = int(kept[at])
-        number_of[codes[position]] = _label_number(own_labels[codes[position]], labels, f"{source}, {where(position)}")
+        first_at = int(kept[at])
+        number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, f"{source}, {where(first_at)}")
     numbers = number_of[codes]
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
-        notes.append(f"no {unit} has the label {_some(absent)}, which counts as 0 in every macro-F1")
+        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
+    counts = Counter({own_names[code]: count for code, count in Counter(codes.tolist()).items()})
+    notes += own_labels.notes(counts, unit)
     held_back = kept[tests[kept]] if tests is not None else kept[:0]
     divided = kept[~tests[kept]] if tests is not None else kept
     places = _stratified(numbers[divided], labels, data, source, unit, with_test=not len(held_back))
@@ -109,19 +120,21 @@ def divide(
     return numbers, parts, summary
 
 
-def _write(rows: Iterator[tuple[str, object, int]], file: Path) -> tuple[np.ndarray, np.ndarray, list]:
-    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label as a number: where it
-    stands in the list of different labels, which comes third."""
-    digests, codes, own_labels = bytearray(), array("q"), {}
+def _write(rows: Iterator[tuple[str, int, int]], file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label's number.
+
+    Texts that differ in their blanks alone have one digest: a model knows one by the other.
+    """
+    digests, codes = bytearray(), array("q")
     schema = pa.schema({"text": pa.string(), "row": pa.int64()})
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
         for part in _parts(rows):
             texts, labels, numbers = zip(*part, strict=True)
             stream.write_batch(pa.record_batch([pa.array(texts), pa.array(numbers)], schema=schema))
-            for text, label in zip(texts, labels, strict=True):
-                digests += hashlib.blake2b(text.encode(), digest_size=16).digest()
-                codes.append(own_labels.setdefault((type(label), label), len(own_labels)))
-    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64), [label for _, label in own_labels]
+            codes.extend(labels)
+            for text in texts:
+                digests += hashlib.blake2b("".join(text.split()).encode(), digest_size=16).digest()
+    return np.frombuffer(digests, "S16"), np.frombuffer(codes, np.int64)
 
 
 def _parts(rows: Iterator) -> Iterator[list]:
@@ -135,31 +148,6 @@ def texts(part: Dataset) -> Iterator[str]:
         yield from batch["text"]
 
 
-def _label_number(label, labels: list[str], where: str) -> int:
-    """A label's number: by its name, or the number as which it stands in the data, where no name is a number."""
-    if str(label) in labels:
-        return labels.index(str(label))
-    numbered = not any(name.isdecimal() for name in labels)
-    if (
-        numbered
-        and isinstance(label, (int, str))
-        and not isinstance(label, bool)
-        and str(label).isdecimal()
-        and len(str(label)) < 10  # Python refuses to read some thousand digits
-        and int(label) < len(labels)
-    ):
-        return int(label)
-    numbers = f" or a number from 0 to {len(labels) - 1}" if numbered else ""
-    raise BadInput(
-        f"{where}: label {_short(label)} is not one of {', '.join(labels)}{numbers}."
-        " Fix the row, or set data.labels (null takes the labels from the data)."
-    )
-
-
-def _short(label) -> str:
-    return repr(label) if len(repr(label)) < 100 else f"{repr(label)[:100]}..."
-
-
 def _stratified(
     labels: np.ndarray, names: list[str], data: Data, source: str, unit: str, with_test: bool
 ) -> dict[str, np.ndarray]:
@@ -169,9 +157,10 @@ def _stratified(
     wanted = SPLITS if with_test else SPLITS[:2]
     few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(wanted)]
     if few:
+        column = f" Is data.label the right column? It has {len(names)} labels." if len(few) > MANY_LABELS else ""
         raise BadInput(
-            f"{source}: too few {unit}s with the label {_some(few)}: each of {', '.join(wanted[:-1])} and {wanted[-1]}"
-            " needs one. Give more data, raise data.limit, or drop the label."
+            f"{source}: too few {unit}s with the label {listed(few)}: each of {', '.join(wanted[:-1])} and {wanted[-1]}"
+            f" needs one. Give more data, raise data.limit, or drop the label.{column}"
         )
     shares = data.splits
     held_out = shares["dev"] + shares["test"] if with_test else shares["dev"] / (shares["train"] + shares["dev"])
@@ -185,7 +174,7 @@ def _stratified(
             rest, test_size=shares["test"] / held_out, stratify=labels[rest], random_state=data.seed
         )
     except ValueError:  # scikit-learn tells numbers of labels, not their names
-        counts = ", ".join(f"{count} {name}" for name, count in _counts(labels, names).items() if count)
+        counts = listed(f"{name}: {count}" for name, count in _counts(labels, names).items() if count)
         raise BadInput(
             f"{source}: {len(labels)} {unit}s ({counts}) can't be split as data.splits says, with each label in every"
             " part. Give more data, or other shares in data.splits."
@@ -193,21 +182,23 @@ def _stratified(
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
 def _counts(labels: np.ndarray, names: list[str]) -> dict[str, int]:
     return {name: int(count) for name, count in zip(names, np.bincount(labels, minlength=len(names)), strict=True)}
 
 
-def store(splits: dict[str, Dataset], tokenizer, folder: Path) -> dict:
-    """Tokenise every split once and write it to `folder` as Arrow. Returns the hash, and token counts by split."""
+def store(splits: dict[str, Dataset], tokenizer, folder: Path, notes: list[str], one_end: bool = False) -> dict:
+    """Tokenise every split once and write it to `folder` as Arrow. Returns the hash, and token counts by split.
+
+    one_end: whether the model wants as many of the token that ends texts in each, and raises BadInput where not.
+    """
     disable_progress_bars()
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    remarks = vocabulary.Remarks(tokenizer)
 
     def tokenise(batch: dict) -> dict:
-        return {"input_ids": tokenizer(batch["text"], truncation=True)["input_ids"]}
+        token_ids = tokenizer(batch["text"], truncation=True)["input_ids"]
+        remarks.add(batch["text"], token_ids)
+        return {"input_ids": token_ids}
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         tokenised = DatasetDict()
@@ -221,6 +212,14 @@ def store(splits: dict[str, Dataset], tokenizer, folder: Path) -> dict:
                 new_fingerprint=name,  # or it would be made of the tokenizer, which takes longer than all else
             )
         tokenised.save_to_disk(folder, num_shards=dict.fromkeys(splits, 1))
+    if one_end and len(remarks.ends) > 1:
+        usual, _ = remarks.ends.most_common(1)[0]
+        others = remarks.ends.total() - remarks.ends[usual]
+        raise BadInput(
+            f"model.name: this model looks for {tokenizer.eos_token}, which ends a text, and {others} texts have it in"
+            " their midst, too. Remove it from them."
+        )
+    notes += remarks.notes()
     stored = {name: Tokens.load(folder / name, pad_id=0) for name in splits}
     arrays = {}
     for name, part in stored.items():

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from lockstep import paths
-from lockstep.data import images
+from lockstep.data import decoding, image_sources, images
+from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder, read_json
 from lockstep.model import convnets, models, own
@@ -30,14 +31,15 @@ class Task(_classification.Task):
         from lockstep.data import prepare
 
         notes: list[str] = []
-        source, rows = images.read(config.data, downloads, notes)
-        written = images.Written(rows, work / "pixels")
+        labels = Labels(config.data.labels)
+        source, rows = image_sources.read(config.data, downloads, notes)
+        written = images.Written(rows, work / "pixels", labels)
         if not written.names:
             raise BadInput(f"{source}: holds no images.")
         numbers, parts, summary = prepare.divide(
             written.digests,
             written.codes,
-            written.labels,
+            labels,
             lambda at: f"image {written.names[at]}",
             config.data,
             source,
@@ -112,7 +114,7 @@ class Task(_classification.Task):
         about = read_json(folder / images.ABOUT)
         shape = tuple(about["shape"])
         pixels = [
-            images.decode_file(image, about["image_size"], shape[0]) if isinstance(image, Path) else image
+            decoding.decode_file(image, about["image_size"], shape[0]) if isinstance(image, Path) else image
             for image in inputs
         ]
         for image, decoded in zip(inputs, pixels, strict=True):

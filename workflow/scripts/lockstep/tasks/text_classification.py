@@ -12,7 +12,7 @@ import numpy as np
 from lockstep import paths
 from lockstep.data.tokens import Tokens, table
 from lockstep.errors import BadInput
-from lockstep.files import atomic_folder
+from lockstep.files import atomic_folder, text_lines
 from lockstep.model import models, own
 from lockstep.tasks import _classification
 
@@ -29,24 +29,37 @@ class Task(_classification.Task):
         splits, summary = prepare.split(config.data, downloads, work)
         longest, labels = config.data.max_length, summary["labels"]
         tokenizer = encoders.make_tokenizer(config.model, prepare.texts(splits["train"]), longest)
-        pad_id = tokenizer.pad_token_id or 0
         if config.model.file:
-            sizes = {"vocab_size": len(tokenizer), "classes": len(labels), "max_length": longest, "pad_id": pad_id}
+            sizes = {
+                "vocab_size": len(tokenizer),
+                "classes": len(labels),
+                "max_length": longest,
+                "pad_id": tokenizer.pad_token_id,
+            }
             model = own.initialise(config.model.name, sizes, config.train.seed)
             tokens = torch_ids(longest)
             own.require_scores(model, tokens, (1, len(labels)), f"{len(labels)} classes")
             shape = metrics.Shape.counted(model, tokens, longest)
         else:
-            model = encoders.initialise(config.model, tokenizer, labels, longest, config.train.seed, summary["notes"])
+            example = next(prepare.texts(splits["train"]))
+            model = encoders.initialise(
+                config.model, tokenizer, labels, longest, config.train.seed, summary["notes"], example
+            )
             shape = metrics.Shape.of(model)
         with atomic_folder(target / paths.DATASET) as temporary:
-            summary |= prepare.store(splits, tokenizer, temporary)
+            summary |= prepare.store(
+                splits,
+                tokenizer,
+                temporary,
+                summary["notes"],
+                one_end=getattr(getattr(model, "config", None), "is_encoder_decoder", False),
+            )
         with atomic_folder(target / paths.TOKENIZER) as temporary:
             tokenizer.save_pretrained(temporary)
         with atomic_folder(target / paths.WEIGHTS) as temporary:
             models.save(model, temporary, labels)
         vocabulary = f"{len(tokenizer):,} tokens in the vocabulary"
-        return summary | {"pad_id": pad_id, "shape": asdict(shape), "inputs": vocabulary}
+        return summary | {"pad_id": tokenizer.pad_token_id, "shape": asdict(shape), "inputs": vocabulary}
 
     def load(self, split):
         return Tokens.load(split)
@@ -92,10 +105,9 @@ def torch_ids(length: int) -> dict:
 def lines_of(file: Path) -> list[str]:
     """The lines of a text file that are not empty. Raises BadInput where there is none."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        texts = [line.strip() for line in text_lines(file) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"predict.file: {file} can't be read as UTF-8 text: {error}") from None
-    texts = [line.strip() for line in lines if line.strip()]
     if not texts:
         raise BadInput(f"predict.file: {file} holds no text. Give it one text a line.")
     return texts

@@ -1,0 +1,164 @@
+"""What a file is, its content tells."""
+
+import gzip
+import json
+import re
+import zipfile
+
+import pandas as pd
+import pytest
+
+from lockstep import files
+from lockstep.data.labels import Labels
+from lockstep.errors import BadInput
+from tests.data.test_sources import CLEAN, ROWS, read, written
+
+NAMES = {"json": "a JSON list", "jsonl": "JSON Lines", "csv": "CSV", "parquet": "Parquet"}
+
+
+@pytest.mark.parametrize("named", ["json", "jsonl", "csv", "tsv", "parquet", "txt"])
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
+def test_a_file_of_another_format_than_its_name_says_is_read(tmp_path, kind, named):
+    content = written(tmp_path, kind).read_bytes()
+    file, notes = tmp_path / f"data.{named}", []
+    file.write_bytes(content)
+    assert read(tmp_path, notes, path=str(file)) == CLEAN
+    said = [f"{file} holds {NAMES[kind]}, whatever its name says, and is read as such"]
+    alike = named in (kind, "txt") or (kind, named) == ("csv", "tsv")
+    assert [note for note in notes if "whatever" in note] == ([] if alike else said)
+
+
+def test_json_over_several_lines(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([list(row) for row in ROWS], indent=2))
+    assert read(tmp_path, path=str(tmp_path / "a.json")) == CLEAN
+    (tmp_path / "a.json").write_text("[" + ",\n".join(json.dumps({"text": t, "label": n}) for t, n in ROWS) + "]")
+    assert read(tmp_path, path=str(tmp_path / "a.json")) == CLEAN
+
+
+def test_long_lines_are_told_apart_too(tmp_path):
+    """Whose end is not in the part of a file that is looked at."""
+    rows = [["x" * 100_000, 1], ["y" * 100_000, 0]]
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    (tmp_path / "lines.json").write_text("\n".join(json.dumps({"text": t, "label": n}) for t, n in rows))
+    for name in ("list.json", "lines.json"):
+        assert [len(text) for text, _ in read(tmp_path, path=str(tmp_path / name))] == [100_000] * 2
+
+
+def test_the_row_of_a_fault_in_json_lines_is_its_line(tmp_path):
+    (tmp_path / "a.json").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n{"text": \n')
+    with pytest.raises(BadInput, match=r"a\.json, row 3, column 10: broken JSON"):
+        read(tmp_path, path=str(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"PK\x03\x04rest", "is a zip archive, as Excel's workbooks are too. Unpack it, or save"),
+        ("a.csv", b"{\\rtf1 text,label}", "is RTF, as word processors save it. Save it as plain text"),
+        ("a.txt", b"\xef\xbb\xbf\n<!DOCTYPE html><p>", "is a web page or XML"),
+        ("a.csv", "text,label\nja,1\n".encode("utf-16"), "is UTF-16. Convert it to UTF-8"),
+        ("a.csv", "text,label\nja,1\n".encode("utf-16-le"), "is not UTF-8 text, but UTF-16 or something else"),
+        ("a.csv", b"%PDF-1.7", "is a PDF"),
+        ("a.json", b'{"text": {"0": "a"}, "label": {"0": 1}}', "not dict (of 'text', 'label'). Save a list of objects"),
+        ("a.json", b'{"data": [["a", 1]], "version": 2}', "not dict, whose key 'data' has a list"),
+        ("a.json", b'{"0": {"text": "a", "label": 1}, "1": {"text": "b", "label": 0}}', "not dict (of '0', '1')"),
+    ],
+    ids=["zip", "rtf", "html", "utf-16", "utf-16 bare", "pdf", "columns", "nested", "numbers as keys"],
+)
+def test_files_that_hold_no_rows_say_what_they_are(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        read(tmp_path, path=str(tmp_path / name))
+
+
+def test_a_packed_file_within_an_archive_and_one_under_another_name(tmp_path):
+    packed = gzip.compress(written(tmp_path, "csv").read_bytes())
+    (tmp_path / "a.csv").write_bytes(packed)
+    assert read(tmp_path, path=str(tmp_path / "a.csv")) == CLEAN
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.csv.gz", packed)
+    with pytest.raises(BadInput, match=r"a\.zip: is a zip archive"):
+        read(tmp_path, path=str(tmp_path / "a.zip"))
+
+
+def test_texts_and_labels_that_are_lists_are_named(tmp_path):
+    pd.DataFrame({"text": [["a", "b"]], "label": ["x"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"row 1: the text is \['a', 'b'\]; expected a string"):
+        read(tmp_path, path=str(tmp_path / "a.parquet"))
+    pd.DataFrame({"text": ["a"], "label": [["x", "y"]]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"row 1: the label is \['x', 'y'\]; expected a name or a number"):
+        read(tmp_path, path=str(tmp_path / "a.parquet"))
+
+
+def test_links_are_files(tmp_path):
+    (tmp_path / "link.csv").symlink_to(written(tmp_path, "csv"))
+    assert read(tmp_path, path=str(tmp_path / "link.csv")) == CLEAN
+    (tmp_path / "dead.csv").symlink_to(tmp_path / "nothing")
+    with pytest.raises(BadInput, match=r"dead\.csv is not a file"):
+        read(tmp_path, path=str(tmp_path / "dead.csv"))
+
+
+ODD = "one\u2028still one\u0085and\x0cone\x1cmore"
+
+
+def test_lines_are_those_of_line_feeds(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(f"\ufeff{ODD}\r\n\ntwo\nthree".encode())
+    assert list(files.text_lines(file)) == [ODD, "", "two", "three"]
+
+
+def test_texts_to_predict_are_lines(tmp_path):
+    from lockstep.tasks.text_classification import lines_of
+
+    (tmp_path / "a.txt").write_bytes(f"\ufeff{ODD}\r\n  \ntwo\n".encode())
+    assert lines_of(tmp_path / "a.txt") == [ODD, "two"]
+
+
+def test_documents_of_a_text_file_are_what_stands_between_empty_lines(tmp_path):
+    from lockstep.config import reading
+    from lockstep.data import documents
+
+    (tmp_path / "a.txt").write_bytes(f"\ufeff{ODD}\r\nsecond line\r\n\r\nother\n".encode())
+    data = reading.parse({"data": {"path": str(tmp_path / "a.txt")}}).data
+    assert documents.read(data, tmp_path, [])[1] == [(f"{ODD}\nsecond line",), ("other",)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "joined"),
+    [
+        (["\u4eca\u5929 \u771f \u5f00\u5fc3", "\u597d \u96be\u8fc7 OK"], True),
+        (["a fine day", "so \u4eca\u5929 so"], False),
+        (["\uc88b\uc740 \ub0a0", "\ube44\uac00 \uc640\uc694"], False),  # Korean has blanks between its words
+        (["\u4eca\u5929\u771f\u5f00\u5fc3"], False),  # and nothing to join
+    ],
+)
+def test_blanks_go_where_they_stand_between_chinese_characters(tmp_path, texts, joined):
+    (tmp_path / "a.json").write_text(json.dumps([[text, n % 2] for n, text in enumerate(texts)]))
+    notes, path = [], str(tmp_path / "a.json")
+    kept = [text for text, _ in read(tmp_path, notes, path=path)]
+    assert kept == [text.replace(" ", "") if joined else text for text in texts]
+    assert [note for note in notes if note.startswith("blanks")] == (
+        ["blanks between words are removed, as most stand between Chinese or Japanese characters"] * joined
+    )
+
+
+def test_latin_texts_that_lose_their_blanks_are_told(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([["a fine day", 0]]))
+    notes = []
+    assert read(tmp_path, notes, path=str(tmp_path / "a.json"), join_blanks=True)[0][0] == "afineday"
+    assert notes == ["blanks between words are removed (data.join_blanks), and most stand between letters of alphabets"]
+
+
+def test_labels_of_a_data_set_that_names_them_are_its_names(tmp_path):
+    """The hub stores numbers beside names; -1 is a label that it keeps secret."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    rows = {"text": ["a", "b"], "label": [1, 0]}
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    assert read(tmp_path, hub=str(tmp_path), revision="main") == [("a", "pos"), ("b", "neg")]
+    assert read(tmp_path, hub=str(tmp_path), revision="main", labels=["-", "+"]) == [("a", "1"), ("b", "0")]
+    Dataset.from_dict({"text": ["a"], "label": [-1]}, features=features).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match="row 1: has no label"):
+        read(tmp_path, hub=str(tmp_path), revision="main")
+    assert Labels().names == []

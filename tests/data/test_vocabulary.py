@@ -1,0 +1,63 @@
+"""Texts that hold a tokenizer's own marks, and tokens that it does not know."""
+
+import pytest
+
+from lockstep.data import vocabulary
+from lockstep.model import decoders, encoders
+from tests.model.test_heads import BERTS, TEXTS, tokenizer_of
+
+MARKED = ["a [SEP] b", "<s>old price</s> now less", "[PAD] [CLS] [UNK]", "⟨s⟩ ⟨/s⟩ ⟨pad⟩"]
+
+
+def test_to_lockstep_s_own_tokenizers_a_text_is_letters():
+    """A document ended in its midst, and padding stood inside of texts."""
+    characters = encoders.character_tokenizer(["".join(MARKED)] * 2, 64)
+    for text in MARKED:
+        ids = characters(text)["input_ids"]
+        assert min(ids[1:-1]) >= len(encoders.SPECIAL)
+        assert len(ids) == len(text.replace(" ", "")) + 2
+    pairs = decoders.byte_pairs(MARKED, 64)
+    for text in MARKED:
+        ids = pairs(text, add_special_tokens=False)["input_ids"]
+        assert min(ids) >= 3
+        assert pairs.decode(ids) == text
+
+
+def test_no_mark_is_learnt_from_texts_that_are_full_of_it():
+    """A token that joins letters to a mark's name would be the mark."""
+    pairs = decoders.byte_pairs([mark * 9 for mark in ("<s>", "</s>", "<pad>", "⟨s⟩", "⟨/s⟩", "⟨pad⟩")] * 50, 64)
+    marks = pairs.convert_tokens_to_ids([decoders.PAD, decoders.BEGIN, decoders.END])
+    assert marks == [0, 1, 2]
+    for mark in ("<s>", "</s>", "<pad>", "⟨s⟩", "⟨/s⟩", "⟨pad⟩"):
+        assert not {0, 1, 2} & set(pairs(mark)["input_ids"])
+
+
+def test_such_a_tokenizer_stays_so_when_it_is_stored(tmp_path):
+    from lockstep.model import models
+
+    for number, tokenizer in enumerate((encoders.character_tokenizer(MARKED * 2, 64), decoders.byte_pairs(MARKED, 64))):
+        tokenizer.save_pretrained(tmp_path / str(number))
+        again = models.tokenizer(tmp_path / str(number))
+        assert all(again(text)["input_ids"] == tokenizer(text)["input_ids"] for text in MARKED)
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        (TEXTS, None),
+        (
+            [*TEXTS, "bad [SEP] day", "good [PAD]", "[SEP] [SEP]"],
+            "3 texts hold [SEP], [PAD], which the tokenizer takes",
+        ),
+        ([*TEXTS, "xx yy zz bad"], "% of all tokens are [UNK], for what the tokenizer does not know"),
+    ],
+)
+def test_what_a_pretrained_tokenizer_makes_of_texts_is_told(tmp_path, texts, note):
+    tokenizer = tokenizer_of(tmp_path, **BERTS)
+    remarks = vocabulary.Remarks(tokenizer)
+    remarks.add(texts, tokenizer(texts)["input_ids"])
+    if note is None:
+        assert remarks.notes() == []
+    else:
+        assert len(remarks.notes()) == 1
+        assert note in remarks.notes()[0]

@@ -1,0 +1,198 @@
+"""Folders of images as people have them: transparent, divided already, wrapped, several data sets beside each other."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lockstep.config import reading
+from lockstep.data import decoding, image_sources
+from lockstep.data.decoding import Remarks
+from lockstep.errors import BadInput
+from tests.tasks.test_image_classification import picture, write_idx
+
+
+def read(folder, **keys):
+    """The images of a folder, and the notes on them."""
+    data, notes = reading.parse({"task": "image-classification", "data": {"path": str(folder)} | keys}).data, []
+    _, images = image_sources.read(data, folder, notes)
+    return list(images), notes
+
+
+def classes(folder) -> list[str]:
+    return sorted({label for *_, label, _ in read(folder)[0]})
+
+
+def ring() -> np.ndarray:
+    """How opaque a drawing is: 255 where its ink is; uint8 [8, 8]."""
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[2:6, 2:6] = 255
+    alpha[3:5, 3:5] = 0
+    alpha[7, 7] = 128  # half of it
+    return alpha
+
+
+def drawing(mode: str, ink: int = 0) -> Image.Image:
+    """Ink on a transparent ground, whose hidden pixels are black."""
+    alpha = ring()
+    grey = np.where(alpha == 255, ink, 0).astype(np.uint8)
+    if mode == "LA":
+        return Image.fromarray(np.dstack([grey, alpha]), "LA")
+    if mode == "RGBA":
+        return Image.fromarray(np.dstack([grey, grey, grey, alpha]), "RGBA")
+    palette = Image.fromarray(np.where(alpha == 255, 1, 0).astype(np.uint8), "P")
+    palette.putpalette([0, 0, 0, ink, ink, ink])
+    return palette
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
+def test_transparent_parts_are_white(tmp_path, mode):
+    """They were what lies below them, black as a rule: a drawing in black was a black square."""
+    file, remarks = tmp_path / "a.png", Remarks()
+    drawing(mode).save(file, **({"transparency": 0} if mode == "P" else {}))
+    pixels = decoding.pixels(file, "a.png", None, remarks=remarks)
+    expected = 255 - ring()
+    if mode == "P":
+        expected[7, 7] = 255
+    assert pixels.shape == ((1, 8, 8) if mode == "LA" else (3, 8, 8))
+    assert all(np.array_equal(channel, expected) for channel in pixels)
+    assert remarks.notes() == ["1 images have transparent parts, which are laid over white (a.png)"]
+    assert np.array_equal(decoding.decode_file(file, None, len(pixels)), pixels), "as it is predicted"
+
+
+def test_white_ink_on_a_transparent_ground_is_told():
+    """Over white nothing of it is left."""
+    remarks = Remarks()
+    image = drawing("RGBA", ink=255)
+    image.putpixel((7, 7), (255, 255, 255, 128))
+    decoding.pixels(image, "a.png", None, remarks=remarks)
+    assert "1 images are of one colour throughout (a.png)" in remarks.notes()
+
+
+def test_an_opaque_image_with_an_alpha_channel_is_as_it_was(tmp_path):
+    values, remarks = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8), Remarks()
+    Image.fromarray(np.dstack([values, np.full((8, 8), 255, np.uint8)]), "RGBA").save(tmp_path / "a.png")
+    assert np.array_equal(decoding.pixels(tmp_path / "a.png", "a", None, remarks=remarks), values.transpose(2, 0, 1))
+    assert remarks.notes() == []
+
+
+def test_pages_frames_and_dark_images_are_told(tmp_path):
+    for part in "ab":
+        (tmp_path / part).mkdir()
+        for number in range(4):
+            frames = [Image.fromarray(np.full((8, 8), 40 * n + number, np.uint8)) for n in range(3)]
+            frames[0].putpixel((0, 0), 255)
+            frames[0].save(tmp_path / part / f"{number}.tif", save_all=True, append_images=frames[1:])
+        values = np.random.default_rng(0).integers(0, 4096, (8, 8)).astype(np.uint16)  # 12 bits of 16
+        Image.fromarray(values).save(tmp_path / part / "x.png")
+    _, notes = read(tmp_path)
+    assert len(notes) == 2
+    assert notes[0].startswith("8 images hold several pages or frames, of which the first is taken (")
+    assert notes[0].endswith("0.tif, ...)") or notes[0].count("tif") == 3
+    assert re.match(r"2 images have 16 bits and use less than a quarter of their range", notes[1])
+
+
+def test_notes_are_there_where_only_the_first_images_are_read(tmp_path):
+    for part in "ab":
+        (tmp_path / part).mkdir()
+        for number in range(4):
+            drawing("RGBA", ink=number).save(tmp_path / part / f"{number}.png")
+    assert read(tmp_path, limit=3)[1][0].startswith("3 images have transparent parts")
+
+
+def folders(own, *names: str, count: int = 3) -> None:
+    for seed, name in enumerate(names):
+        for number in range(count):
+            picture(own / name / f"{number}.png", seed=100 * seed + number)
+
+
+@pytest.mark.parametrize(
+    ("names", "instead"),
+    [
+        (("train/cat", "train/dog", "val/cat", "val/dog", "extra/cat", "extra/dog"), "train"),
+        (("train/cat", "train/dog", "test"), "train"),
+        (("train/cat", "train/dog", "eval/cat", "eval/dog"), "train"),
+        (("Train/cat", "Train/dog", "Test_set/cat", "Test_set/dog"), "Train"),
+        (("validation/cat", "validation/dog", "TESTING/cat", "TESTING/dog"), "TESTING"),
+        (("train-images/cat", "train-images/dog"), "train-images"),
+        (("test/cat", "test/dog", "more"), "test"),
+        (("trainset", "testset"), None),
+        (("train", "other"), None),
+        (("images/cat", "images/dog", "docs"), "images"),
+        (("data/cat", "data/dog"), "data"),
+    ],
+)
+def test_folders_that_are_no_classes_are_refused(tmp_path, names, instead):
+    folders(tmp_path, *names)
+    with pytest.raises(BadInput) as error:
+        read(tmp_path)
+    if instead:
+        assert f"data.path: {tmp_path / instead}" in str(error.value)
+        assert classes(tmp_path / instead) == ["cat", "dog"]
+    else:
+        assert "is divided already" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cat", "dog"),
+        ("test", "control"),  # a word alone is a class's name
+        ("contest", "trainer"),
+        ("cat/2020", "cat/2021", "dog/2020", "dog/2021"),
+        ("cat/2020", "dog"),
+    ],
+)
+def test_folders_that_are_classes_are_taken(tmp_path, names):
+    folders(tmp_path, *names)
+    assert classes(tmp_path) == sorted({name.split("/")[0] for name in names})
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    folders(tmp_path / "store", "cats", "more")
+    own = tmp_path / "own"
+    folders(own, "dog")
+    (own / "cat").mkdir()
+    (own / "cat" / "here").symlink_to(tmp_path / "store" / "cats")
+    (tmp_path / "store" / "cats" / "back").symlink_to(own / "cat")
+    images, _ = read(own)
+    assert sorted(name for name, *_ in images) == [f"{part}/{n}.png" for part in ("cat/here", "dog") for n in range(3)]
+
+
+def test_several_data_sets_of_idx_files_in_one_folder_are_refused(tmp_path):
+    """Letter 1 and digit 1 were one class."""
+    for name in ("letters", "digits"):
+        write_idx(tmp_path, f"emnist-{name}-train", 30)
+        write_idx(tmp_path, f"emnist-{name}-test", 9)
+    with pytest.raises(BadInput, match=r"holds several data sets \(emnist-digits, emnist-letters\)"):
+        read(tmp_path)
+    for file in tmp_path.glob("*letters*"):
+        file.unlink()
+    images, _ = read(tmp_path)
+    assert {name.rpartition(" ")[0] for name, *_ in images} == {"emnist-digits-train", "emnist-digits-test"}
+
+
+def test_one_data_set_twice_in_a_folder_is_refused(tmp_path):
+    write_idx(tmp_path, "train", 30)
+    write_idx(tmp_path, "train", 30, packed=False)
+    with pytest.raises(BadInput, match=r"one set of images twice: train-images-idx3-ubyte and train-images-idx3-ubyte"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_files_within_folders_of_their_names(tmp_path, beside):
+    """As an archive of MNIST unpacks: a folder for each file, and perhaps the files beside them, with a dot."""
+    made, own = tmp_path / "made", tmp_path / "own"
+    made.mkdir(), own.mkdir()
+    write_idx(made, "train", 30, packed=False)
+    write_idx(made, "t10k", 9, packed=False)
+    for file in made.iterdir():
+        (own / file.name).mkdir()
+        shutil.copy(file, own / file.name / file.name)
+        if beside:
+            shutil.copy(file, own / file.name.replace("-idx", ".idx"))
+    images, _ = read(own)
+    assert [part for *_, part in images] == ["train"] * 30 + ["test"] * 9
+    assert images[30][0] == "t10k 0"

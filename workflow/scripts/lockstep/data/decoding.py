@@ -1,0 +1,85 @@
+"""Image files as arrays of pixels, decoded alike for training and for prediction."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.data.labels import listed
+from lockstep.errors import BadInput, brief
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+WHITE = 2**16 - 1  # of images of 16 bits
+REMARKS = {
+    "transparent": "have transparent parts, which are laid over white",
+    "frames": "hold several pages or frames, of which the first is taken",
+    "dark": "have 16 bits and use less than a quarter of their range, of which few of 256 levels are left;"
+    " scale them to the whole range, where it is more that you need",
+    "blank": "are of one colour throughout",
+}
+NAMED = 3  # images that a note names
+
+
+class Remarks:
+    """What is to be said of images that were decoded: which, by kind."""
+
+    def __init__(self):
+        self.counts: Counter[str] = Counter()
+        self.first: dict[str, list[str]] = {}
+
+    def add(self, kind: str, image: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= NAMED:
+            self.first.setdefault(kind, []).append(image)
+
+    def notes(self) -> list[str]:
+        return [
+            f"{self.counts[kind]} images {said} ({listed(self.first[kind])}{', ...' * (self.counts[kind] > NAMED)})"
+            for kind, said in REMARKS.items()
+            if self.counts[kind]
+        ]
+
+
+def decode_file(file: Path, size: int | None, channels: int) -> np.ndarray:
+    """An image file, to predict it: uint8 [channels, height, width]. Raises BadInput."""
+    return pixels(file, str(file), size, "L" if channels == 1 else "RGB")
+
+
+def pixels(source, where: str, size: int | None, mode: str | None = None, remarks: Remarks | None = None) -> np.ndarray:
+    """An image as PIL reads it, uint8 [channels, height, width]: grey where it is grey, else red, green and blue,
+    unless `mode` says which. Transparent parts are laid over white. Raises BadInput."""
+    from PIL import Image as Picture
+    from PIL import ImageOps, UnidentifiedImageError
+
+    remarks = Remarks() if remarks is None else remarks
+    try:
+        picture = source if isinstance(source, Picture.Image) else Picture.open(source)
+        if getattr(picture, "n_frames", 1) > 1:
+            remarks.add("frames", where)
+        picture = ImageOps.exif_transpose(picture)  # as its camera was held
+        mode = mode or ("L" if picture.mode in ("1", "L", "LA") or picture.mode.startswith("I") else "RGB")
+        if picture.mode.startswith("I"):  # 16 bits, which PIL would cut off instead of scaling
+            values = np.asarray(picture)
+            if values.min() < 0 or values.max() > WHITE:
+                raise ValueError(f"it has numbers from {values.min()} to {values.max()}, and white is {WHITE}")
+            if values.max() < WHITE / 4:
+                remarks.add("dark", where)
+            picture = Picture.fromarray((values / 257).round().astype(np.uint8))
+        if picture.mode == "F":  # which PIL would cut off to whole numbers
+            raise ValueError("its pixels are fractions, of which nobody says what is white")
+        if picture.has_transparency_data:  # PIL would show what lies below, black as a rule
+            picture = picture.convert("RGBA")
+            if picture.getextrema()[3][0] < 255:
+                remarks.add("transparent", where)
+            picture = Picture.alpha_composite(Picture.new("RGBA", picture.size, "white"), picture)
+        picture = picture.convert(mode)
+        if size:
+            picture = picture.resize((size, size), Picture.Resampling.BILINEAR)
+        decoded = np.asarray(picture, dtype=np.uint8)
+    except FileNotFoundError:
+        raise BadInput(f"{where}: is not a file. Name an existing one.") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
+        raise BadInput(f"{where}: can't be decoded as an image: {brief(error)}. Remove it, or save it anew.") from None
+    if decoded.min() == decoded.max():
+        remarks.add("blank", where)
+    return decoded[None] if decoded.ndim == 2 else decoded.transpose(2, 0, 1)

@@ -1,0 +1,274 @@
+"""Where images come from: folders, idx files, a data set of the hub, scikit-learn's digits; decoded as they are read.
+
+A source yields (name, pixels, label, part): pixels are uint8 [channels, height, width]; part is the split ("train",
+"test") that the source itself puts an image in, or "".
+"""
+
+import gzip
+import itertools
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urljoin
+
+import numpy as np
+
+from lockstep.config import containers
+from lockstep.config.sections import Data
+from lockstep.data import decoding, sources
+from lockstep.data.decoding import ENDINGS, Remarks
+from lockstep.data.labels import HALF, listed
+from lockstep.errors import BadInput
+from lockstep.files import open_bytes
+
+# Folders that are parts of a data set, and no classes: train, Test_set, validation-images.
+SPLIT = re.compile(
+    r"(train(ing)?|trn|dev|val|valid|validation|eval|evaluation|test(ing)?|tst)([ _-]?(set|data|images?|imgs|split))?",
+    re.IGNORECASE,
+)
+IDX_BYTE = 0x08  # the type of an idx file's numbers: unsigned bytes
+IDX_PART = re.compile(r"(train|test|t10k)[-_.]*$")  # how what stands before "images" in the name of an idx file ends
+
+Image = tuple[str, np.ndarray, object, str]
+
+
+def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[Image]]:
+    """The source's name, and its images, at most `data.limit` of them; `notes` are whole after the last one.
+
+    Raises BadInput.
+    """
+    remarks = Remarks()
+    if data.embedded:
+        name, images = "scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels)", _digits(data, remarks)
+    elif data.path:
+        name, images = data.path, _folder(Path(data.path), data, notes, remarks)
+    elif data.url:
+        raise BadInput(
+            "data.url: names one file. For images set data.mirrors and data.files, or data.path to a folder."
+        )
+    elif data.files:
+        name, images = " or ".join(data.mirrors), _idx(_fetched(data, downloads), data, remarks)
+    else:
+        name, images = f"{data.hub}@{data.revision}", _hub(data, remarks)
+    return name, _remarked(itertools.islice(images, data.limit), remarks, notes)
+
+
+def _remarked(images: Iterator[Image], remarks: Remarks, notes: list[str]) -> Iterator[Image]:
+    yield from images
+    notes += remarks.notes()
+
+
+def _digits(data: Data, remarks: Remarks) -> Iterator[Image]:
+    from sklearn.datasets import load_digits  # E. Alpaydin, C. Kaynak: UCI, 1998; values from 0 to 16
+
+    digits = load_digits()
+    for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True), 1):
+        pixels = np.round(image * (255 / 16)).astype(np.uint8)
+        yield f"{number}", _grey(pixels, f"{number}", data, remarks), int(label), ""
+
+
+def _folder(folder: Path, data: Data, notes: list[str], remarks: Remarks) -> Iterator[Image]:
+    """A folder of idx files, or one with a folder of files for each class."""
+    if not folder.is_dir():
+        raise BadInput(
+            f"data.path: {folder} is not a folder. Name one of idx files, or with a folder for each class."
+            f"{containers.outside(str(folder))}"
+        )
+    if idx := _idx_files(folder):
+        yield from _idx(idx, data, remarks)
+        return
+    for part in _classes(folder):
+        inside = _files(part)
+        images = [file for file in inside if file.suffix.lower() in ENDINGS]
+        if len(images) < len(inside):
+            others = sorted({file.suffix or file.name for file in inside if file.suffix.lower() not in ENDINGS})
+            notes.append(f"{part}: {len(inside) - len(images)} files are no images by their ending: {listed(others)}")
+        if not images:
+            notes.append(f"{part} holds no image, and is not a class")
+        for file in images:
+            name = str(file.relative_to(folder))
+            if HALF.search(name):
+                raise BadInput(f"{str(file)!a}: its name is not UTF-8. Rename it, or its folder.")
+            yield name, decoding.pixels(file, str(file), data.image_size, remarks=remarks), part.name, ""
+
+
+def _idx_files(folder: Path) -> list[Path]:
+    """The idx files in a folder; where it has none, those in its folders that have the name of one, as some archives
+    unpack them."""
+    files = [file for file in folder.iterdir() if re.search("idx[13]", file.name) and not _hidden(file.name)]
+    if not any(file.is_file() for file in files):
+        files = [inner for part in files if part.is_dir() for inner in part.iterdir() if "idx" in inner.name]
+    return sorted(file for file in files if file.is_file())
+
+
+def _classes(folder: Path) -> list[Path]:
+    """The folders that are classes. Raises BadInput where those in `folder` seem to be something else."""
+    parts = sorted(part for part in folder.iterdir() if part.is_dir() and not _hidden(part.name))
+    if not parts:
+        raise BadInput(f"data.path: {folder} has neither idx files (*-images-idx3-ubyte) nor a folder for each class.")
+    # Of each, the folders in it that hold images.
+    inner = {part: [sub for sub in sorted(part.iterdir()) if sub.is_dir() and _holds_image(sub)] for part in parts}
+    splits = [part for part in parts if SPLIT.fullmatch(part.name)]
+    trains = [part for part in splits if part.name.lower().startswith("tr")]
+    if trains or len(splits) > 1 or any(inner[part] for part in splits):
+        with_classes = next((part for part in [*trains, *splits] if len(inner[part]) > 1), None)
+        name = f"Name one that has, as data.path: {with_classes}" if with_classes else "Make one for each class"
+        raise BadInput(
+            f"data.path: {folder} is divided already ({listed(part.name for part in parts)}), and has no folder for"
+            f" each class. {name}; Lockstep divides it by data.splits."
+        )
+    direct = [part for part in parts if any(_is_image(file) for file in part.iterdir())]
+    deep = [part for part in parts if part not in direct and len(inner[part]) > 1]
+    if deep and (direct or len(parts) == 1):
+        inside = listed(part.name for part in inner[deep[0]])
+        beside = f", and {listed(part.name for part in direct)} images of its own" if direct else ""
+        raise BadInput(
+            f"data.path: {folder}: its {deep[0].name} holds folders of images ({inside}){beside}. Are those the"
+            f" classes? Name data.path: {deep[0]}. Else move the images of {deep[0].name} into that folder itself."
+        )
+    return parts
+
+
+def _holds_image(folder: Path) -> bool:
+    return not _hidden(folder.name) and any(_is_image(file) for file in _files(folder))
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in ENDINGS and not _hidden(file.name) and file.is_file()
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder that are not hidden, in order; links to folders are followed, each folder once."""
+    files, seen = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        folders[:] = [] if real in seen else [name for name in folders if not _hidden(name)]
+        files += [] if real in seen else [Path(place) / name for name in names if not _hidden(name)]
+        seen.add(real)
+    return sorted(files)
+
+
+def _hidden(name: str) -> bool:
+    """Whether it is what systems and editors put beside one's own files: ._1.png, .ipynb_checkpoints."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _idx(files: list[Path], data: Data, remarks: Remarks) -> Iterator[Image]:
+    """Images and labels of idx files, those of the training set first. One beside a training set is its test set."""
+    images = [file for file in files if "images" in file.name and "idx3" in file.name]
+    if not images:
+        raise BadInput(f"{files[0].parent}: holds no images (*-images-idx3-ubyte).")
+    _require_one_data_set(images)
+    several = any("train" in file.name for file in images) and len(images) > 1
+    by_name = {other.name: other for other in files}
+    for file in sorted(images, key=lambda file: ("train" not in file.name, file.name)):
+        label_file = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
+        pixels, labels = read_idx(file, 3), read_idx(by_name.get(label_file.name, label_file), 1)
+        if not pixels[0:1].size and len(pixels):
+            raise BadInput(f"{file}: its images have no pixels: {pixels.shape[2]} x {pixels.shape[1]}. Fetch it again.")
+        if len(pixels) != len(labels):
+            raise BadInput(f"{file}: holds {len(pixels)} images, and {label_file.name} {len(labels)} labels.")
+        part = ("train" if "train" in file.name else "test") if several else ""
+        for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+            name = f"{_before_images(file)} {number}".strip()
+            yield name, _grey(image, name, data, remarks), int(label), part
+
+
+def _before_images(file: Path) -> str:
+    """What stands before "images" in an idx file's name, as "train" or "emnist-letters-test"."""
+    return file.name.partition("images")[0].rstrip("-_.")
+
+
+def _require_one_data_set(images: list[Path]) -> None:
+    """Raises BadInput where files of images belong to several data sets, or are one twice."""
+    sets = sorted({IDX_PART.sub("", _before_images(file)).rstrip("-_.") for file in images})
+    if len(sets) > 1:
+        names = listed(name or "one without a name" for name in sets)
+        raise BadInput(
+            f"data.path: {images[0].parent} holds several data sets ({names}), and label 1 of one is not"
+            " label 1 of another. Move the files of one into a folder of its own."
+        )
+    parts = [_before_images(file) for file in images]
+    if twice := next((part for part in parts if parts.count(part) > 1), None):
+        names = " and ".join(file.name for file in images if _before_images(file) == twice)
+        raise BadInput(f"data.path: {images[0].parent} holds one set of images twice: {names}. Remove one.")
+
+
+def _grey(image: np.ndarray, where: str, data: Data, remarks: Remarks) -> np.ndarray:
+    """uint8 [height, width] as an image, [1, height, width], of the size that is asked for."""
+    if data.image_size is None:
+        return image[None]
+    from PIL import Image as Picture
+
+    return decoding.pixels(Picture.fromarray(image), where, data.image_size, remarks=remarks)
+
+
+def read_idx(file: Path, dimensions: int) -> np.ndarray:
+    """The unsigned bytes of an idx file (http://yann.lecun.com/exdb/mnist/), gzip-compressed or not: uint8 [n, ...].
+
+    It begins with 0, 0, the type of its numbers, how many dimensions it has, and the size of each, in four bytes that
+    begin with the highest. Raises BadInput.
+    """
+    if not file.is_file():
+        raise BadInput(f"{file}: is not a file. Labels stand beside images, under the same name with labels and idx1.")
+    try:
+        with open_bytes(file) as stream:
+            content = stream.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"{file}: is not a whole gzip file: {error}. Fetch it again.") from None
+    header = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, IDX_BYTE, dimensions)):
+        raise BadInput(
+            f"{file}: is not an idx file of bytes (dimensions: {dimensions}): it begins"
+            f" with {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
+        )
+    if len(content) < header:
+        raise BadInput(f"{file}: ends within its first {header} bytes, which say what it holds. Fetch it again.")
+    sizes = struct.unpack(f">{dimensions}I", content[4:header])
+    expected = int(np.prod(sizes, dtype=object))
+    if len(content) - header != expected:
+        shape = " x ".join(map(str, sizes))
+        raise BadInput(
+            f"{file}: says that it holds {shape} bytes, which are {expected:,}, and has {len(content) - header:,}."
+            " It is truncated or damaged; fetch it again."
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
+
+
+def _fetched(data: Data, downloads: Path) -> list[Path]:
+    """The files of data.files, from the first mirror that has each."""
+    files = []
+    for name, sha256 in data.files.items():
+        reasons = []
+        for mirror in data.mirrors:
+            try:
+                file = sources.download(urljoin(mirror.rstrip("/") + "/", name), sha256, downloads)
+                break
+            except BadInput as error:
+                reasons.append(str(error))
+        else:
+            none = "data.mirrors: is empty; name the folders that hold data.files."
+            raise BadInput("; ".join(reasons) or none)
+        named = downloads / name
+        if not named.exists() or not named.samefile(file):
+            named.unlink(missing_ok=True)
+            named.hardlink_to(file)
+        files.append(named)
+    return files
+
+
+def _hub(data: Data, remarks: Remarks) -> Iterator[Image]:
+    for number, row in sources.hub_rows(data):
+        where = f"{data.hub}@{data.revision}, row {number}"
+        for column in (data.image, data.label):
+            if column not in row:
+                raise BadInput(f"{where}: has no column {column!r}; it has {', '.join(map(repr, row))}.")
+        yield (
+            f"{number}",
+            decoding.pixels(row[data.image], where, data.image_size, remarks=remarks),
+            row[data.label],
+            "",
+        )

@@ -1,0 +1,228 @@
+"""Rows of local files: JSON, JSON Lines, Parquet, CSV, TSV and plain text, by what a file is and not by its name alone.
+
+Every reader yields (row number, row): numbers from 1 as an editor counts them, rows as lists or mappings.
+"""
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.config import containers
+from lockstep.config.sections import Data
+from lockstep.data import tables
+from lockstep.data.labels import listed
+from lockstep.errors import BadInput
+from lockstep.files import GZIP, open_bytes, open_text, text_lines
+
+ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+ENDINGS |= {".tab": "tsv", ".pq": "parquet", ".txt": "text"}
+NAMES = {"json": "a JSON list", "jsonl": "JSON Lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet"}
+HEAD = 2**16  # bytes that tell what a file is
+PARQUET = b"PAR1"
+# What a file begins with that people give in place of one with rows, and what to do about it.
+OTHERS = {
+    b"PK\x03\x04": ("a zip archive, as Excel's workbooks are too", "Unpack it, or save the sheet as CSV (UTF-8)"),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook", "Save the sheet as CSV (UTF-8)"),
+    b"BZh": ("compressed by bzip2", "Decompress it: bunzip2 --keep"),
+    b"\xfd7zXZ": ("compressed by xz", "Decompress it: unxz --keep"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "Decompress it: unzstd --keep"),
+    b"ARROW1": ("a Feather file", "Save it as Parquet"),
+    b"SQLite format 3": ("an SQLite database", "Export the table as CSV"),
+    b"%PDF": ("a PDF", "Give its text as CSV or plain text"),
+    b"{\\rtf": ("RTF, as word processors save it", "Save it as plain text (UTF-8)"),
+    b"\xff\xfe": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
+}
+PAGES = (b"<!doctype html", b"<html", b"<?xml")
+
+
+def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[tuple[int, object]]:
+    """The rows of a file, as its format has them. `labelled`: whether each has a text and a label. Raises BadInput."""
+    if not file.is_file():
+        raise BadInput(f"data.path: {file} is not a file. Name an existing one.{containers.outside(str(file))}")
+    try:
+        kind = _kind(file, data, notes, labelled)
+        if kind == "json":
+            yield from _json(file)
+        elif kind == "jsonl":
+            yield from _json_lines(file)
+        elif kind == "parquet":
+            yield from _parquet(file)
+        elif kind == "text":
+            yield from _text(file)
+        else:
+            yield from tables.rows(file, data, kind, notes)
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: is not UTF-8 text (line {_undecodable(file)}). Convert it to UTF-8.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"{file}: is not a whole gzip file: {error}. Fetch it again.") from None
+
+
+def _kind(file: Path, data: Data, notes: list[str], labelled: bool) -> str:
+    """The format of a file: data.format, or what its content shows, or its ending. Raises BadInput."""
+    packed = file.suffix.lower() == ".gz"
+    if packed and not _is_gzip(file):
+        raise BadInput(f"{file}: is not a whole gzip file: it does not begin like one. Fetch it again.")
+    ending = Path(file.stem).suffix if packed else file.suffix
+    named = ENDINGS.get(ending.lower())
+    with open_bytes(file) as stream:
+        head = stream.read(HEAD)
+    _require_rows(file, head)
+    if data.format != "auto":
+        kind = data.format
+    elif head.startswith(PARQUET):
+        kind = "parquet"
+    else:
+        kind = _of_text(head, named, data, labelled)
+    if kind is None:
+        choices = ", ".join(sorted({*ENDINGS.values()}))
+        raise BadInput(f"data.format: can't tell it from {file.name}; set it to {choices}.")
+    if kind == "parquet" and _is_gzip(file):
+        raise BadInput(f"data.path: {file} is a gzip-compressed Parquet file. Decompress it: gunzip --keep {file}")
+    if data.format == "auto" and named and kind != named and named != "text":
+        notes.append(f"{file} holds {NAMES[kind]}, whatever its name says, and is read as such")
+    return kind
+
+
+def _is_gzip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(GZIP)) == GZIP
+
+
+def _require_rows(file: Path, head: bytes) -> None:
+    """Raises BadInput where a file is none that could hold rows, and says what it is."""
+    for begin, (what, remedy) in OTHERS.items():
+        if head.startswith(begin):
+            raise BadInput(f"{file}: is {what}. {remedy}.")
+    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:20].lower().startswith(PAGES):
+        raise BadInput(f"{file}: is a web page or XML. Save what it shows as CSV or plain text.")
+    if b"\0" in head[:1000] and not head.startswith(PARQUET):
+        raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 or something else than text. Convert it to UTF-8.")
+
+
+def _of_text(head: bytes, named: str | None, data: Data, labelled: bool) -> str | None:
+    """The format of a file that is text, by how it begins and by what its ending names."""
+    if named == "text" and not labelled:
+        return named
+    text = head.decode("utf-8-sig", errors="replace")
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    first = lines[0] if lines else ""
+    if not first.startswith(("{", "[")):
+        header_of_columns = isinstance(data.text, str) and data.text in first
+        is_table = named == "text" or (named in ("json", "jsonl", "parquet") and header_of_columns)
+        return "csv" if is_table else named
+    rows_inside = first[0] == "[" and first[1:].lstrip()[:1] in ("[", "{", "]", "")
+    if len(lines) == 1 and len(head) == HEAD:  # the first line goes on
+        return "json" if rows_inside and named != "jsonl" else "jsonl"
+    value = _value(first)
+    if value is None:  # a value goes on in the next line, or this is no JSON
+        if named in ("csv", "tsv", "text"):
+            return "csv" if named == "text" else named
+        return "jsonl" if named == "jsonl" and first[-1] not in "[{," else "json"
+    if len(lines) == 1 and (rows_inside or (isinstance(value, dict) and named == "json")):
+        return "json"
+    return "jsonl"
+
+
+def _value(line: str):
+    """The JSON value that a line is; None where it is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _undecodable(file: Path) -> int:
+    """The number of a file's first line that is not UTF-8. A decoder tells a place in one of the file's parts only."""
+    with open_bytes(file) as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def _parse(text: str, where: str):
+    """One JSON value. Raises BadInput for what Python reads no further, and JSONDecodeError for what is not JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        raise BadInput(f"{where}: holds a number of too many digits. Fix it.") from None
+    except RecursionError:
+        raise BadInput(
+            f"{where}: its lists or objects are nested too deeply. Give rows of a text and a label."
+        ) from None
+
+
+def _json(file: Path):
+    with open_text(file) as stream:
+        text = stream.read()
+    try:
+        values = _parse(text, str(file))
+    except json.JSONDecodeError as error:
+        row = _rows_before(text, error.pos) + 1
+        raise BadInput(
+            f"{file}, row {row} (line {error.lineno}, column {error.colno}): broken JSON: {error.msg}."
+        ) from None
+    if not isinstance(values, list):
+        raise BadInput(f"{file}: expected a JSON list of rows, not {_instead(values)}")
+    yield from enumerate(values, 1)
+
+
+def _instead(value) -> str:
+    """What a JSON file holds in place of a list of rows, and what to do."""
+    if not isinstance(value, dict):
+        return f"{type(value).__name__}. For one row per line, set data.format to jsonl."
+    lists = [key for key, inner in value.items() if isinstance(inner, list)]
+    if len(lists) == 1:
+        return f"dict, whose key {lists[0]!r} has a list. Save that list alone, as a file of its own."
+    return (
+        f"dict (of {listed(map(repr, value), most=5)}). Save a list of objects, in pandas by"
+        " to_json(..., orient='records'). For one object per line, set data.format to jsonl."
+    )
+
+
+def _rows_before(text: str, position: int) -> int:
+    """How many whole rows of a broken JSON list stand before the fault."""
+    decoder, at, rows_before = json.JSONDecoder(), text.find("[") + 1, 0
+    while at < position:
+        try:
+            _, at = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n,")))
+        except (ValueError, RecursionError):
+            break
+        rows_before += 1
+    return rows_before
+
+
+def _json_lines(file: Path):
+    for number, line in enumerate(text_lines(file), 1):
+        if line.strip():
+            try:
+                yield number, _parse(line, f"{file}, row {number}")
+            except json.JSONDecodeError as error:
+                raise BadInput(f"{file}, row {number}, column {error.colno}: broken JSON: {error.msg}.") from None
+
+
+def _parquet(file: Path):
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise BadInput(f"{file}: is not a Parquet file: {error}.") from None
+    yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
+
+
+def _text(file: Path):
+    """What stands between empty lines of a plain text file is a row of one column, numbered by its first line."""
+    numbered = enumerate(text_lines(file), 1)
+    for filled, group in itertools.groupby(numbered, lambda numbered_line: bool(numbered_line[1].strip())):
+        if filled:
+            block = list(group)
+            yield block[0][0], ["\n".join(line for _, line in block)]

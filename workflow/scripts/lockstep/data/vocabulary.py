@@ -1,0 +1,46 @@
+"""What is to be said of how a tokenizer takes the texts of a data set."""
+
+import re
+from collections import Counter
+
+from lockstep.data.labels import listed
+
+MANY_UNKNOWN = 0.03  # of all tokens
+
+
+class Remarks:
+    """Counts, over the texts that are tokenised, what their user must know of."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.tokens, self.unknown, self.with_marks = tokenizer, 0, 0, 0
+        self.ends: Counter[int] = Counter()  # texts, by how many of the token that ends one they have
+        self.marks: Counter[str] = Counter()
+        marks = set(tokenizer.all_special_tokens) if not tokenizer.split_special_tokens else set()
+        self.mark = re.compile("|".join(map(re.escape, sorted(marks)))) if marks else None
+
+    def add(self, texts: list[str], token_ids: list[list[int]]) -> None:
+        self.tokens += sum(map(len, token_ids))
+        if self.tokenizer.unk_token_id not in (None, self.tokenizer.eos_token_id):
+            self.unknown += sum(ids.count(self.tokenizer.unk_token_id) for ids in token_ids)
+        self.ends.update(ids.count(self.tokenizer.eos_token_id) for ids in token_ids)
+        if self.mark:
+            for text in texts:
+                found = self.mark.findall(text)
+                self.with_marks += bool(found)
+                self.marks.update(found)
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.with_marks:
+            marks = listed(mark for mark, _ in self.marks.most_common())
+            notes.append(
+                f"{self.with_marks} texts hold {marks}, which the tokenizer takes for its own marks, not for letters: a"
+                " text may end there. Remove them from the data, where they are not meant so"
+            )
+        if self.tokens and self.unknown / self.tokens > MANY_UNKNOWN:
+            share = f"{100 * self.unknown / self.tokens:.0f} %"
+            notes.append(
+                f"{share} of all tokens are {self.tokenizer.unk_token}, for what the tokenizer does not know: look"
+                " whether it is made for this language, and what data.join_blanks does to the texts"
+            )
+        return notes
