@@ -5,14 +5,19 @@ All of it is made aside first, and takes the place of what is there at the end: 
 
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from lockstep import cli, files, paths
 from lockstep.config import registry
+from lockstep.config.sections import Model
 from lockstep.data import plan
-from lockstep.model import models
+from lockstep.data.labels import listed
+from lockstep.errors import BadInput
+from lockstep.model import models, padding
 from lockstep.run import journal
 
+SHOWN = 30  # labels
 PARTS = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
 
 
@@ -30,6 +35,7 @@ def main() -> None:
         samples = task.load(paths.split_folder(prepared, "train"))
         plan.save_lengths(prepared, samples.lengths)
         model = models.load(prepared / paths.WEIGHTS)
+        look_at_padding(model, samples, config.model, summary["notes"])
         parts = [part for part in PARTS if (prepared / part).is_dir()]
         summary |= {
             "task": config.task,
@@ -51,9 +57,28 @@ def main() -> None:
     print(
         f"{summary['source']}: {summary['rows_read']} rows, {summary['duplicates_removed']} duplicates removed; {sizes}"
     )
+    if names := summary["labels"]:
+        counts = Counter()
+        for part in summary["splits"].values():
+            counts.update(part["labels"])
+        print(f"labels: {listed((f'{name}: {counts[name]}' for name in names), most=SHOWN)}")
     for note in summary["notes"]:
         print(note)
     print(f"{config.model.name}: {summary['parameters']:,} parameters, {summary['inputs']}")
+
+
+def look_at_padding(model, samples, asked: Model, notes: list[str]) -> None:
+    """Note, or of a pretrained model raise BadInput, where a sample's scores depend on what pads it."""
+    share = padding.influence(model, samples)
+    if not share:
+        return
+    finding = f"a text's scores move by up to {share:.2g} of the largest when it is padded, as beside a longer one"
+    if not asked.file:
+        raise BadInput(
+            f"model.name: {asked.name}: {finding}. It may want padding on the left, or heed no attention_mask. Name"
+            " another model."
+        )
+    notes.append(f"{asked.name}: {finding}: it does not heed attention_mask wherever padding could show")
 
 
 def replace(folder: Path, prepared: Path) -> None:

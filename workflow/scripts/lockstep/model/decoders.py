@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # training needs no configuration, and starts sooner without 
     from lockstep.config.sections import Model
 
 VOCABULARY = 1024  # tokens of a new tokenizer, 256 of which are the bytes
-PAD, BEGIN, END = "<pad>", "<s>", "</s>"
+# With a character that no token of bytes has: of texts that are full of "<s>" a token of that name would be learnt.
+PAD, BEGIN, END = "⟨pad⟩", "⟨s⟩", "⟨/s⟩"
 
 
 def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
@@ -48,6 +49,7 @@ def byte_pairs(texts: Iterable[str], max_length: int):
         bos_token=BEGIN,
         eos_token=END,
         model_max_length=max_length,
+        split_special_tokens=True,  # a text that holds one of these holds letters
         clean_up_tokenization_spaces=False,
     )
 
@@ -107,12 +109,7 @@ def _require_causal(model: Model) -> None:
 
 def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
     """Raises BadInput where a model can't take its tokenizer's tokens, such sequences, or documents that share one."""
-    have = decoder.get_input_embeddings().num_embeddings
-    if have < tokens:
-        raise BadInput(
-            f"model.name: {model.name}: has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its"
-            " own tokenizer."
-        )
+    pretrained.require_embeddings(decoder, model.name, tokens)
     window = getattr(decoder.config, "sliding_window", None)
     if window and window < max_length:
         raise BadInput(

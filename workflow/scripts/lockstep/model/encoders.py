@@ -15,6 +15,7 @@ from lockstep.model.models import LOCAL
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
     from lockstep.config.sections import Model
 
+EXAMPLE = "Lockstep 测试"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -63,24 +64,35 @@ def character_tokenizer(texts: Iterable[str], max_length: int):
     )
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_length, **dict(zip(names, SPECIAL, strict=True))
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        split_special_tokens=True,  # a text that holds "[SEP]" holds five letters
+        **dict(zip(names, SPECIAL, strict=True)),
     )
 
 
-def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed: int, notes: list[str] | None = None):
+def initialise(
+    model: Model,
+    tokenizer,
+    labels: list[str],
+    max_length: int,
+    seed: int,
+    notes: list[str] | None = None,
+    example: str = EXAMPLE,
+):
     """The model with its initial weights: those of the pretrained one under a new head, or all new ones.
 
-    A head that the pretrained model has is kept where it has as many classes; where not, `notes` is told.
-    Raises BadInput where a pretrained model can't be had.
+    A head that the pretrained model has is kept where it tells the same labels apart; where not, `notes` is told.
+    example: a text on which a pretrained model is tried. Raises BadInput where one can't be had.
     """
     from transformers import AutoModelForSequenceClassification, BertConfig
 
     torch.manual_seed(seed)
-    names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
     if model.name != "scratch":
-        encoder = pretrained.load(AutoModelForSequenceClassification, model, notes, labels)
-        _require_fit(encoder, model, len(tokenizer), max_length)
+        encoder = pretrained.load(AutoModelForSequenceClassification, model, notes, labels, tokenizer)
+        _require_fit(encoder, model, tokenizer, max_length, example)
         return encoder
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
     if model.hidden_size % model.heads:
         raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
     config = BertConfig(
@@ -97,16 +109,16 @@ def initialise(model: Model, tokenizer, labels: list[str], max_length: int, seed
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def _require_fit(pretrained: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
-    """Raises BadInput where a model can't take the tokenizer's last token, or as many as a text may have."""
-    longest = torch.full((1, max_length), tokens - 1)
+def _require_fit(encoder: torch.nn.Module, model: Model, tokenizer, max_length: int, example: str) -> None:
+    """Raises BadInput where a model can't take its tokenizer's tokens, or as many as a text may have."""
+    pretrained.require_embeddings(encoder, model.name, len(tokenizer))
+    longest = tokenizer(" ".join([example] * max_length), truncation=True, return_tensors="pt")
     try:
         with torch.no_grad():
-            pretrained.eval()(input_ids=longest, attention_mask=torch.ones_like(longest))
+            encoder.eval()(input_ids=longest["input_ids"], attention_mask=longest["attention_mask"])
     except (RuntimeError, IndexError, ValueError) as error:
-        have = pretrained.get_input_embeddings().num_embeddings
-        if have < tokens:
-            why = f"has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its own tokenizer."
-        else:
-            why = f"can't take a text of {max_length} tokens ({brief(error)}). Lower data.max_length."
-        raise BadInput(f"model.name: {model.name}: {why}") from None
+        tokens = longest["input_ids"].shape[1]
+        raise BadInput(
+            f"model.name: {model.name}: can't take a text of {tokens} tokens ({brief(error)}). Lower data.max_length"
+            " where it takes shorter ones; else name another model."
+        ) from None

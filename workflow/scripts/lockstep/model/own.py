@@ -61,6 +61,16 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
         model = cls(**arguments)
     except (Exception, SystemExit) as error:  # of the user's own code: anything
         raise BadInput(f"model.name: {name} can't be made: {_at(error, file)}") from None
+    others = {
+        f"{key} in {str(parameter.dtype).removeprefix('torch.')}"
+        for key, parameter in model.named_parameters()
+        if parameter.dtype != torch.float32
+    }
+    if others:
+        raise BadInput(
+            f"model.name: {name} has {min(others)}, and weights are kept in float32. Leave their type as it is;"
+            " train.precision says in which one is computed."
+        )
     model.lockstep = {"class": name, "arguments": arguments}
     if file:
         model.lockstep |= {"class": match["name"], "code": file.read_bytes()}

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from lockstep.errors import BadInput, brief
+from lockstep.model import heads, padding
 from lockstep.model.models import LOCAL, require_weights
 
 if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
@@ -21,27 +22,33 @@ SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 WEIGHTS = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
 
-def load(auto: type, model: Model, notes: list[str] | None, labels: list[str] | None = None) -> torch.nn.Module:
+def load(
+    auto: type, model: Model, notes: list[str] | None, labels: list[str] | None = None, tokenizer=None
+) -> torch.nn.Module:
     """The pretrained model, by one of transformers' classes for a task (`auto`, as AutoModelForSequenceClassification).
 
-    With `labels`, under a head for them: the one that it has is kept where it has as many classes; where not, `notes`
-    is told. Raises BadInput where the model can't be had, or its files don't belong together.
+    With `labels`, under a head for them: the one that it has is kept, in their order, where it tells the same ones
+    apart; where not, `notes` is told. With a `tokenizer` (of texts), both pad by the same token from then on.
+    Raises BadInput where the model can't be had, or its files don't belong together.
     """
-    folder, heads = _with_weights(model), {}
-    if labels is not None:
-        heads = {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {name: number for number, name in enumerate(labels)},
-        }
+    from transformers import AutoConfig
+
+    notes = [] if notes is None else notes
+    folder = _with_weights(model)
     with explained(model):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+        if tokenizer is not None:
+            padding.agree(config, tokenizer, model.name, notes)
+        own_labels = [str(name) for _, name in sorted((config.id2label or {}).items())]
+        if labels is not None:
+            heads.set_labels(config, labels, model.name, notes)
         pretrained, report = auto.from_pretrained(
             folder,
+            config=config,
             **LOCAL,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **heads,
         )
     others = {name: shape for name, shape, _ in report["mismatched_keys"]}
     if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
@@ -50,14 +57,30 @@ def load(auto: type, model: Model, notes: list[str] | None, labels: list[str] | 
         name = next(iter(others))
         raise BadInput(f"model.name: {model.name}: {name} has another shape than its config.json says.")
     _require_body(pretrained, report["missing_keys"], model.name, notes)
-    if others and labels is not None and notes is not None:
+    if labels is None:
+        return pretrained
+    if others:
         classes = next(iter(others.values()))[0]
         mismatch = f"{model.name} ends in a head of {classes} classes, and the data has {len(labels)}"
         notes.append(f"{mismatch}: a new head replaces it")
-    return pretrained
+        return pretrained
+    output = heads.output_name(pretrained, len(labels))
+    if output is None or any(name.startswith(f"{output}.") for name in report["missing_keys"]):
+        return pretrained  # whose head is a new one
+    return heads.fitted(pretrained, output, own_labels, labels, model.name, notes)
 
 
-def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[str] | None) -> None:
+def require_embeddings(pretrained: torch.nn.Module, name: str, tokens: int) -> None:
+    """Raises BadInput where a model has fewer embeddings than its tokenizer has tokens."""
+    have = pretrained.get_input_embeddings().num_embeddings
+    if have < tokens:
+        raise BadInput(
+            f"model.name: {name}: has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its own"
+            " tokenizer."
+        )
+
+
+def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[str]) -> None:
     """Raises BadInput where a weights file held nothing of the model below its head; notes what else was not in it.
 
     transformers draws at random what a file lacks, and only warns.
@@ -69,7 +92,7 @@ def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[s
             f"model.name: {name}: its weights file holds no {body[0]}, nor any other weight of the model in its"
             " config.json. Name a model whose files belong together."
         )
-    if absent and notes is not None:
+    if absent:
         others = f" and {len(absent) - 1} more of {len(body)} weights" if absent[1:] else ""
         notes.append(f"{name} holds no {absent[0]}{others}: new ones take their place")
 

@@ -1,0 +1,68 @@
+"""One padding token for a model and its tokenizer, and whether what stands in padding changes anything."""
+
+import numpy as np
+import torch
+
+from lockstep.errors import BadInput
+
+COMPARED = 4  # texts that are looked at with padding beside them, and alone
+ROUNDING = 1e-4  # of the largest score: what float32 makes of sums in another order is a hundredth of it
+
+
+def agree(config, tokenizer, name: str, notes: list[str]) -> None:
+    """Have a pretrained model's `config` and its tokenizer name the same padding token, before the model is made.
+
+    The model's own comes first: its positions may be counted from it, and its classifier may look for it. Where neither
+    names one, the token that ends texts pads too, as GPT-2's users do. Raises BadInput where there is no such token.
+    """
+    text = config.get_text_config()
+    of_model, of_tokenizer = getattr(text, "pad_token_id", None), tokenizer.pad_token_id
+    if of_model is not None and not 0 <= of_model < len(tokenizer):
+        of_model = None
+    if of_model is None and of_tokenizer is None:
+        token = tokenizer.eos_token or tokenizer.unk_token
+        if token is None:
+            raise BadInput(
+                f"model.name: {name}: neither its config.json (pad_token_id) nor its tokenizer names a padding token,"
+                " nor one that ends texts. Name one in its tokenizer_config.json (pad_token)."
+            )
+        tokenizer.pad_token = token
+        notes.append(f"{name} and its tokenizer name no padding token: {token!r} pads")
+    elif of_model is not None and of_model != of_tokenizer:
+        was = "none" if of_tokenizer is None else repr(tokenizer.pad_token)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(of_model)
+        notes.append(f"{name} pads by {tokenizer.pad_token!r}, as its config.json says; its tokenizer named {was}")
+    text.pad_token_id = tokenizer.pad_token_id
+
+
+def influence(model: torch.nn.Module, samples) -> float:
+    """How far a sample's scores move when it is padded, as a share of the largest score; 0 within float32's rounding.
+
+    Some of the shortest samples are computed alone, and again beside the longest one.
+    """
+    order = np.argsort(samples.lengths, kind="stable")
+    longest = int(order[-1])
+    width, largest, moved = int(samples.lengths[longest]), 0.0, 0.0
+    short = [at for at in order[:COMPARED] if samples.lengths[at] < width]
+    if not short:
+        return 0.0
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        together = _scores(model, samples, np.append(short, longest), width)
+        for row, at in enumerate(short):
+            own = int(samples.lengths[at])
+            alone = _scores(model, samples, np.array([at]), own)[0]
+            # Of a language model's sequence its own tokens, without what stands behind them.
+            beside = together[row][:own] if alone.ndim > 1 else together[row]
+            largest = max(largest, alone.abs().max().item())
+            moved = max(moved, (alone - beside).abs().max().item())
+    model.train(training)
+    share = moved / largest if largest else 0.0
+    return share if share > ROUNDING else 0.0
+
+
+def _scores(model: torch.nn.Module, samples, ids: np.ndarray, width: int) -> torch.Tensor:
+    batch = {name: torch.from_numpy(array) for name, array in samples.batch(ids, width).items() if name != "labels"}
+    outputs = model(**batch)
+    return getattr(outputs, "logits", outputs)
