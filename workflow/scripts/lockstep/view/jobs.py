@@ -20,6 +20,7 @@ from lockstep.files import read_json
 from lockstep.run.progress import Progress
 
 LINES = 12  # of a failed job's log
+PREPARED_LINES = 30  # of what prepare says
 # How the rules begin whose runs say themselves why they failed, and where their log is.
 SAY_WHY = ("train_", "profile_")
 # How those remarks of Snakemake's begin that say nothing of this benchmark.
@@ -120,6 +121,8 @@ class Follower(LogHandlerBase):
             if job := self._end(record.job_id):
                 self.done += 1
                 self.ended_job(job)
+                if job.rule == "prepare":
+                    self._tell_preparation(job)
         elif event == LogEvent.JOB_ERROR:
             if (job := self._end(record.jobid)) and not self.ending:
                 self._tell_failure(job)
@@ -151,6 +154,12 @@ class Follower(LogHandlerBase):
             self.kinds[kind(job.rule)].end()
             self.left[job.rule] -= 1
         return job
+
+    def _tell_preparation(self, job: Job) -> None:
+        """What the data was taken for: its labels with their counts, and what is to be known of it."""
+        for log in map(Path, job.logs):
+            for line in last_lines(log, PREPARED_LINES):
+                self.say(line)
 
     def _tell_failure(self, job: Job) -> None:
         """Why a job failed: a run's own reason, where it has left one, else the end of its log."""
@@ -247,12 +256,12 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def last_lines(log: Path) -> list[str]:
+def last_lines(log: Path, most: int = LINES) -> list[str]:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return [str(error)]
-    return lines[-LINES:]
+    return lines[-most:]
 
 
 def read(file: Path) -> dict | None:
