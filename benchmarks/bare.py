@@ -1,31 +1,18 @@
-"""What one would write by hand over the plan's batches, and nothing else: the least that training this way takes.
+"""python -m benchmarks.bare RESULTS: the most memory that the bare loop takes (lockstep/rank/bare.py), in MiB.
 
-python -m benchmarks.bare RESULTS trains a prepared results folder's plan, and prints the most memory that took, in MiB.
+It trains the plan in a prepared results folder, on one thread of the CPU.
 """
 
 import sys
 from pathlib import Path
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from lockstep import paths
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.rank import memory
-
-
-def train(model, optimizer, schedule, plan: Plan, tokens: Tokens) -> None:
-    for step in range(plan.steps):
-        batch = tokens.batch(plan.step_ids(step), plan.widths[step])
-        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-        labels = tensors.pop("labels")
-        loss = cross_entropy(model(**tensors).logits, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+from lockstep.rank.bare import train
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ def test_every_figure_of_a_run(time):
         time.now += seconds
         clock.part(name)
     time.now += 1.0
+    clock.warmed_up(0.75, [2, 5], accumulation=4)  # a quarter of the third step, which takes 2 s, and of the sixth
     clock.open()
     for seconds in (5.0, 4.0, 2.0, 1.0):
         time.now += seconds
@@ -47,7 +48,9 @@ def test_every_figure_of_a_run(time):
     assert clock.step_seconds().tolist() == [5, 4, 2, 1, 1, 1, 3]
     reading = clock.reading()
     assert reading == {
-        "setup": {"imports": 12.0, "model": 3.0, "check": 1.0},  # imports count from the launch, at 90
+        "setup": {"imports": 12.0, "model": 3.0, "warm_up": 1.0},  # imports count from the launch, at 90
+        "warm_up_seconds": 0.75,
+        "cold_seconds": 0.0,  # 0.75 - 2 / 4 - 1 / 4
         "first_step_seconds": 21.0,  # 100 + 2 + 3 + 1 + 5 - 90
         "train_seconds": 17.5,
         "stall_seconds": 0.0,
@@ -57,6 +60,17 @@ def test_every_figure_of_a_run(time):
         "total_seconds": 70.5,
         "window": [106.0, 153.5],
     }
+
+
+def test_the_cold_price_is_what_warming_up_took_beyond_the_same_steps(time):
+    clock = Clock(time)
+    clock.warmed_up(9.0, [0, 1], accumulation=1)
+    clock.open()
+    for seconds in (2.0, 3.0):
+        time.now += seconds
+        clock.tick()
+    clock.close()
+    assert clock.reading()["cold_seconds"] == 4.0
 
 
 def test_a_short_run_counts_every_step(time):

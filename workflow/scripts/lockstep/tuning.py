@@ -1,8 +1,8 @@
 """The search for this machine's fastest recipe: short runs, one change at a time, each kept if it pays.
 
 Coordinate ascent over CHANGES, in the order of what they usually bring; what seems to pay is tried twice. A try counts
-by how long the configured training would take with it: all steps at its warm speed, and what it stalled to compile,
-which so has to be worth it.
+by how long the configured training would take with it: all steps at its warm speed, and what it pays once, as for
+compiling, which so has to be worth it.
 """
 
 import time
@@ -77,7 +77,7 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
         return attempt | {"reason": str(error)}
     clock, samples = record["clock"], record["work"]["samples"]
     warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
-    seconds = clock["stall_seconds"] + warm * _all_samples(config, results)
+    seconds = clock["cold_seconds"] + clock["stall_seconds"] + warm * _all_samples(config, results)
     return attempt | {"seconds": seconds, "samples_per_second": 1 / warm}
 
 

@@ -80,6 +80,7 @@ class Train:
     class_weights: list[float] | str | None
     label_smoothing: float
     precision: str
+    attention: str
     eval_every: int
     eval_samples: int | None
     checkpoint: str

@@ -36,6 +36,7 @@ class Settings:
     config_hash: str = ""
     order: str = ""  # in which a batch's samples are trained: as planned, reversed, or rotated by half of them
     saved: str = ""  # the folder of the state that it goes on from; empty: it starts at the first step
+    warm: bool = True  # whether one batch of each shape is computed before the timed window
     # Factors that only a trial's variations change: for the initial weights, and for the loss, by which the gradient is
     # divided again.
     weights_times: float = 1

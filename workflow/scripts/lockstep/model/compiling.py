@@ -5,6 +5,7 @@ import math
 import torch
 
 STEP = 16  # static: widths are multiples of this
+CALLS_TO_A_GRAPH = 3  # of a program: one warms up, one is recorded as a CUDA graph, one is replayed
 MOST_PROGRAMS = 64  # static: as many widths as that; PyTorch would give up after 8
 
 

@@ -21,6 +21,7 @@ from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
+STALLED = 0.02  # of the training time
 IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
 # What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
@@ -152,6 +153,8 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
     if seconds + clock.get("evaluation_seconds", 0) > total:
         yield "its training and its evaluation took longer than the whole run"
+    if (stalled := clock["stall_seconds"]) > STALLED * seconds:
+        yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on what should have happened before the first"
     if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work over its training time"
     summaries = record.read_ranks(folder, run["asked"]["hardware"]["processes"])

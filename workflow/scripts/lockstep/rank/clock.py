@@ -25,6 +25,8 @@ class Clock:
         self.launched = float(os.environ.get(LAUNCHED, now()))
         self.setup: dict[str, float] = {}  # seconds by part, in order
         self.device: torch.device | None = None
+        self._warm_up = 0.0  # seconds before the first window
+        self._warm_up_steps: list[tuple[int, float]] = []  # which steps, and the part of each, were computed in it
         self.evaluation = 0.0  # seconds of evaluating, outside the windows; those of saving are neither's
         self._last = self.launched
         self._ticks: list[float | torch.cuda.Event] = []  # the start of each window, and the end of each step
@@ -54,10 +56,14 @@ class Clock:
         barrier()
         self.synchronize()
         if not self._windows:
-            self.part("check")
+            self.part("warm_up")
         self._windows.append(len(self._ticks))
         self._opened.append(self.now())
         self.tick()
+
+    def warmed_up(self, seconds: float, steps: list[int], accumulation: int) -> None:
+        """Before the first window one of `accumulation` micro-batches of each of `steps` was computed, in `seconds`."""
+        self._warm_up, self._warm_up_steps = seconds, [(step, 1 / accumulation) for step in steps]
 
     def tick(self) -> None:
         """One optimizer step has been issued."""
@@ -96,8 +102,11 @@ class Clock:
         steps = self.step_seconds()
         steady = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
         median, upper = np.quantile(steady, [0.5, 0.75]).tolist()
+        warm = sum(part * steps[step] for step, part in self._warm_up_steps if step < len(steps))
         return {
             "setup": self.setup,
+            "warm_up_seconds": self._warm_up,
+            "cold_seconds": max(0.0, self._warm_up - float(warm)),  # beyond what the same steps took in the window
             "first_step_seconds": self._opened[0] - self.launched + float(self._step_seconds()[0]),
             "train_seconds": self.seconds,
             "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),

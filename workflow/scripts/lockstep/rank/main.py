@@ -23,7 +23,7 @@ from lockstep.data.mapped import bytes_read
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, remove_unfinished, write_json
-from lockstep.model import models
+from lockstep.model import attention, models
 from lockstep.rank import checkpoint, environment, memory
 from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
@@ -139,8 +139,8 @@ def train(training: Training) -> None:
     strategy, settings, clock, files = training.strategy, training.settings, training.clock, training.files
     replay, start = _prepare(training)
     if strategy.world.rank == 0:
-        about = {"config_hash": settings.config_hash} | provenance.commit()
-        write_json(training.folder / paths.ENVIRONMENT, environment.describe() | about)
+        about = environment.describe() | {"config_hash": settings.config_hash} | provenance.commit()
+        write_json(training.folder / paths.ENVIRONMENT, about)
         for name, content in strategy.files.items():
             write_json(training.folder / name, content)
     checkpoint.barrier(strategy)
@@ -156,6 +156,11 @@ def train(training: Training) -> None:
         training.profiler = Profiler(training, replay.steps, settings.profile.steps)
     _train_steps(replay)
     files.event("run_stop")
+    if strategy.world.rank == 0:
+        live = replay.live_settings
+        ran = {"asked": training.train.attention, "allowed": live["attention_allowed"]}
+        ran |= {"ran": live.get("attention_kernels")}
+        write_json(training.folder / paths.ENVIRONMENT, about | {"attention": ran})
     if training.profiler:
         training.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
@@ -226,6 +231,7 @@ def _prepare(training: Training) -> tuple[Replay, dict]:
             torch._foreach_mul_(list(model.parameters()), settings.weights_times)
     clock.part("model")
     plan, samples = Plan.load(Path(settings.plan_file)), training.task.load(paths.split_folder(data, "train"))
+    strategy.notes += attention.choose(training.train.attention, world.device, len(set(plan.widths.tolist())))
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
     training.wrap(strategy.synchronised(model))
     if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient

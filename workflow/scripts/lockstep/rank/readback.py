@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
-from lockstep.model import batch_norm, models
+from lockstep.model import attention, batch_norm, models
 from lockstep.model.optimizer import hyperparameters
 from lockstep.strategies.single import Strategy
 
@@ -71,6 +71,7 @@ def read(strategy: Strategy) -> dict:
         "model": type(strategy.model).__name__,
         "dropout": models.dropouts(strategy.module),
         "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
+        "attention_allowed": attention.allowed(),
         "optimizer": type(inner).__name__,
         # Of the optimizer that steps, as a wrapper has defaults of its own.
         "fused": all(group.get("fused") for group in inner.param_groups),

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.data.plan import Plan
+from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
 from lockstep.model.schedule import lr_factor
 from lockstep.paths import PARITY
-from lockstep.rank import checkpoint, readback
+from lockstep.rank import checkpoint, readback, warming
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
@@ -65,9 +65,27 @@ class Replay:
         for number, ids in enumerate(map(self._ordered, parts), 1):
             if self.training.profiler:
                 self.training.profiler.mark("data")
-            tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
-            labels = tensors.pop("labels")
-            yield Batch(step, ids, tensors, labels, last=number == len(parts))
+            yield self._batch(step, ids, last=number == len(parts))
+
+    def _batch(self, step: int, ids: np.ndarray, last: bool) -> Batch:
+        tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
+        labels = tensors.pop("labels")
+        return Batch(step, ids, tensors, labels, last)
+
+    def one_of_each_shape(self) -> Iterator[tuple[int, Batch]]:
+        """This rank's share of one micro-batch of each size and width in the plan, and its step; the widest first.
+
+        Every rank has as many, and of the same steps.
+        """
+        accumulation = self.training.train.accumulation
+        widths = np.array([self.training.strategy.padded_width(int(width)) for width in self.plan.widths])
+        _, firsts = np.unique(np.stack([-widths, np.diff(self.plan.starts)]), axis=1, return_index=True)
+        part, of = self.training.strategy.share()
+        for step in firsts.tolist():
+            parts = np.array_split(self.plan.step_ids(step), accumulation)
+            for size in dict.fromkeys(map(len, parts)):  # one or two
+                first = next(ids for ids in parts if len(ids) == size)
+                yield step, self._batch(step, self._ordered(share(first, part, of)), last=False)
 
     def _ordered(self, ids: np.ndarray) -> np.ndarray:
         """The samples of a batch in the order in which the proof's reference wants them; as they are otherwise."""
@@ -127,6 +145,9 @@ class Replay:
         self.live_settings = readback.check(self.training.strategy, settings, first.inputs)
         if settings.saved:
             self.resumption.restore(Path(settings.saved))
+        self.training.clock.part("check")
+        if settings.warm:
+            warming.warm_up(self)
         self._open()
         self.loss_log.begin()
 

@@ -27,7 +27,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
 MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
-SETUP = ("imports", "process_group", "model", "wrap", "data", "check")
+SETUP = ("imports", "process_group", "model", "wrap", "data", "check", "warm_up")
 
 
 @dataclass

@@ -3,6 +3,7 @@
 1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
 """
 
+import math
 from dataclasses import dataclass
 
 from lockstep.config.hardware import busy_cores, shares_gpus
@@ -11,6 +12,7 @@ from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
+MUCH = 0.1  # of its training time, for a cold price that is told
 LISTED, MANY = 4, 12  # names in a sentence, at most
 AGREE = 2  # times: what is found in two ways may differ by that much
 SAME = ("cpu", "cores", "gpus", "python", "commit")
@@ -73,10 +75,30 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
         sentences += [_ratio(best, baseline, ratio)] if ratio else []
+    sentences += _cold(best, done)
     sentences += _control(done, baseline, summary.ratios)
     if summary.ladder:
         sentences.append(_open(summary.ladder))
     return sentences
+
+
+def _cold(best: dict, done: list[dict]) -> list[Text]:
+    """What the fastest row pays before its first step, where that is much, and up to how many steps another is faster.
+
+    After n steps a row has taken its cold price and n times its step.
+    """
+    cold = best["cold_seconds"]
+    if not cold or cold < MUCH * best["train_seconds"]:
+        return []
+    equal_after = {}
+    for row in done:
+        seconds_more, cheaper = row["step_ms"] - best["step_ms"], cold - (row["cold_seconds"] or 0)
+        if row["world_size"] == best["world_size"] and seconds_more > 0 and cheaper > 0:
+            equal_after[row["row"]] = math.ceil(1000 * cheaper / seconds_more)
+    if not equal_after:
+        return []
+    other = max(equal_after, key=equal_after.get)
+    return [say("cold", row=best["row"], cold=f"{cold:.2g}", steps=f"{equal_after[other]:,}", other=other)]
 
 
 def _control(done: list[dict], baseline: dict | None, ratios: dict) -> list[Text]:

@@ -25,6 +25,7 @@ PAGE_COLUMNS = (
     ("samples_per_second", 0, ()),
     ("mfu", 1, ()),
     ("startup_seconds", 1, ()),
+    ("cold_seconds", 2, ()),
     ("total_seconds", 1, ()),
     ("evaluation_seconds", 2, ()),
     ("evaluation_samples_per_second", 0, ()),

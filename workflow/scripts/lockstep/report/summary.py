@@ -78,11 +78,13 @@ COLUMNS = [
     "evaluation_seconds",
     "evaluation_samples_per_second",
     "perplexity",
+    "cold_seconds",
 ]
 
 # What one run measures; the columns of `measured`.
 MEASURED = (
     *("train_seconds", "step_ms", "samples_per_second", "tokens_per_second", "startup_seconds", "total_seconds"),
+    *("cold_seconds",),
     *("evaluation_seconds", "evaluation_samples_per_second", "accuracy", "macro_f1", "perplexity", "final_loss"),
     *("peak_memory_mb", "memory_before_mb", "reserved_memory_mb", "proportional_memory_mb", "energy_joules"),
 )
@@ -440,6 +442,7 @@ def measured(run: dict) -> dict:
         "tokens_per_second": run["throughput"]["tokens_per_second"],
         "startup_seconds": run["clock"]["first_step_seconds"],
         "total_seconds": run["clock"]["total_seconds"],
+        "cold_seconds": run["clock"].get("cold_seconds"),
         "evaluation_seconds": evaluation["seconds"] if evaluation else None,
         "evaluation_samples_per_second": evaluation["samples_per_second"] if evaluation else None,
         **{name: run["test"].get(name) for name in registry.qualities()},

@@ -49,6 +49,24 @@ def scale_as_native_fp16(engine) -> None:
     zero.dynamic_loss_scale = True
 
 
+def forget_gradients(engine) -> None:
+    """Drop what the last backward pass has left, as the engine itself does after a step that overflowed."""
+    zero, stage = engine.optimizer, engine.zero_optimization_stage()
+    if stage == 3:
+        zero._overflow_clean_up(None)
+    elif stage:
+        zero.micro_step_id = -1  # as before the first
+        zero.zero_grad(set_to_none=True)
+        zero._release_preflattened_grad_buffers()
+        if engine.zero_cpu_offload():
+            zero.reset_cpu_buffers()
+        for number in zero.averaged_gradients:
+            zero.averaged_gradients[number] = zero.all_grad_tensors[number] = None
+    else:
+        engine.zero_grad()
+        zero.zero_grad()  # of bf16 throughout it has gradients of its own
+
+
 def pickle_plainly() -> None:
     """Let checkpoints be read that Python 3.11.0 to 3.11.3 write.
 

@@ -13,6 +13,8 @@ from lockstep.config.hardware import Hardware, World
 from lockstep.model import batch_norm
 from lockstep.strategies import single
 
+CONNECTING = 2**22  # numbers: as many as a bucket of gradients may have, by which NCCL chooses its way
+
 
 class Strategy(single.Strategy):
     def joins_group(self) -> bool:
@@ -35,6 +37,10 @@ class Strategy(single.Strategy):
         if self.world.device.type == "cuda":
             return batch_norm.synchronised(model, torch.nn.SyncBatchNorm.convert_sync_batchnorm)
         return batch_norm.synchronised(model, batch_norm.shared(sum_over_ranks))
+
+    def connect(self):
+        if self.joins_group() and self.world.device.type == "cuda":  # NCCL opens its channels at the first collective
+            dist.all_reduce(torch.zeros(CONNECTING, device=self.world.device))
 
     def all_gather(self, tensor):
         if not self.joins_group():

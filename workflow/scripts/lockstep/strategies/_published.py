@@ -51,6 +51,12 @@ class Strategy(single.Strategy):
             if self.world.rank == 0:
                 print(f"loss {told:.6f}")
 
+    def rehearse(self, replay, batch):
+        silent = {name: False for name in ("print_loss", "barrier") if name in self.options}
+        asked, self.options = self.options, self.options | silent
+        super().rehearse(replay, batch)
+        self.options = asked
+
     def told(self, loss: torch.Tensor) -> float:
         """The loss that is printed: the mean over all ranks, for which they and the host wait."""
         return self.all_gather(loss).mean().item()

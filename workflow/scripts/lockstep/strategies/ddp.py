@@ -30,6 +30,10 @@ class Strategy(_group.Strategy):
         # What a strategy that extends this one does not take over (INHERITS) is as it is by default.
         self.options = {name: option["default"] for name, option in OPTIONS.items()} | self.options
 
+    @property
+    def rehearses_average(self):
+        return self.options["static_graph"]  # which DDP learns from the first gradients that it averages
+
     def wrap(self):
         self.model = DistributedDataParallel(
             self.model,

@@ -25,6 +25,7 @@ from lockstep.errors import RunFailed
 from lockstep.model import lean
 from lockstep.strategies import ddp
 from lockstep.strategies._deepspeed import (
+    forget_gradients,
     load_collectives,
     make_universal,
     pickle_plainly,
@@ -35,6 +36,8 @@ from lockstep.strategies._group import take_device
 
 
 class Strategy(ddp.Strategy):
+    rehearses_average = True
+
     def start(self):
         if self.hardware.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -101,6 +104,9 @@ class Strategy(ddp.Strategy):
     def autocast(self):
         return contextlib.nullcontext()  # the engine brings its own
 
+    def averaging(self, last):
+        return contextlib.nullcontext()  # the engine averages at what `backward` tells it is the boundary
+
     def backward(self, loss, last):
         # The engine divides by the number of micro-batches; our losses are parts of the global batch's mean already.
         self.model.set_gradient_accumulation_boundary(last)
@@ -112,6 +118,9 @@ class Strategy(ddp.Strategy):
         gradients = [safe_get_full_grad(parameter) for parameter in self.module.parameters()]
         norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         return norm / self.loss_scale()
+
+    def forget_gradients(self):
+        forget_gradients(self.model)
 
     def step(self):
         self.model.step()
@@ -235,6 +244,10 @@ REFUSED = [
     (
         {"native_precision": [True], "precision": ["fp16"], "stage": [0]},
         "DeepSpeed 0.19.8 divides these gradients by a scale that it has not multiplied the loss by; take stage 1 to 3",
+    ),
+    (
+        {"native_precision": [True], "precision": ["bf16"], "stage": [0]},
+        "at stage 0 DeepSpeed keeps the trained weights in bf16 only; take stage 1 to 3",
     ),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
 ]

@@ -26,6 +26,8 @@ from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
+    rehearses_average = True  # else FSDP keeps whole gradients until the next time
+
     def wrap(self):
         policy = MixedPrecisionPolicy()
         if self.precision == "bf16" and self.options["mixed_precision"] == "policy":
@@ -59,7 +61,7 @@ class Strategy(ddp.Strategy):
 
     def live(self):
         sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
-        groups = [group for module in sharded for group in module._get_fsdp_state()._fsdp_param_groups]
+        groups = [group for module in sharded for group in param_groups(module)]
         return {
             "backend": self.world.backend,
             "sharded_modules": len(sharded),
@@ -69,7 +71,14 @@ class Strategy(ddp.Strategy):
     def state_dict(self):
         self._share_buffers()
         state = self.model.state_dict()
-        return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
+        return {name: self._whole(tensor) if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
+
+    def _whole(self, tensor):
+        """A sharded tensor from all ranks. gloo does it in the host's memory: of a GPU's it ends the process
+        (github.com/pytorch/pytorch/issues/132471)."""
+        if self.world.backend == "gloo":
+            return tensor.cpu().full_tensor().to(tensor.device)
+        return tensor.full_tensor()
 
     def _share_buffers(self):
         """Have every rank take rank 0's buffers, as ddp has before each step; FSDP leaves each rank its own."""
@@ -144,6 +153,14 @@ LOSSY = [
 REFUSED = [
     ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
 ]
+
+
+def param_groups(module: FSDPModule) -> list:
+    """What FSDP2 has gathered of a module's parameters; PyTorch 2.13 keeps a list, and 2.11 one or none."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in [state._fsdp_param_group] if group is not None]
 
 
 @contextlib.contextmanager

@@ -63,6 +63,10 @@ class Strategy(single.Strategy):
         with self.optimizer.skip_synchronize():
             super().step()
 
+    def forget_gradients(self):
+        self.optimizer.synchronize()  # they are being averaged since backward had them
+        super().forget_gradients()
+
     def live(self):
         compressions = {hvd.Compression.none: "none", hvd.Compression.fp16: "fp16"}
         return {

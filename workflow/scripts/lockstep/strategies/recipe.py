@@ -103,6 +103,11 @@ class Strategy(ddp.Strategy):
     def averaging(self, last):
         return super().averaging(last) if self.joins_group() else contextlib.nullcontext()
 
+    def rehearse(self, replay, batch):
+        replayed = self.options["compile"] == "static" and self.world.device.type == "cuda"
+        for _ in range(compiling.CALLS_TO_A_GRAPH if replayed else 1):
+            super().rehearse(replay, batch)
+
     def step(self):
         if self.weights_in_bf16:
             self.optimizer.step()  # which clips too, in fp32

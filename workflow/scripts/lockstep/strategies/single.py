@@ -23,6 +23,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
+    rehearses_average = False
     same_state_everywhere = True  # weights and optimizer, on all ranks between any two steps
 
     def __init__(self, settings: Settings):
@@ -74,6 +75,25 @@ class Strategy:
             replay.schedule.step()
             replay.step_done(step)
         replay.end()
+
+    def connect(self) -> None:
+        """Communicate once as the steps will, where a backend opens connections only then."""
+
+    def rehearse(self, replay, batch) -> None:
+        """Compute forward and backward of a micro-batch as `train` does, before the first step, and forget it.
+
+        Ranks average the gradients only where the backward pass can't do without (`rehearses_average`).
+        """
+        with self.averaging(self.rehearses_average):
+            with self.autocast():
+                outputs = self.model(**batch.inputs)
+            self.backward(replay.loss(batch, outputs), self.rehearses_average)
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """As if no backward pass had been."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def share(self) -> tuple[int, int]:
         """Which part of each global batch this rank trains, from 0, and of how many."""

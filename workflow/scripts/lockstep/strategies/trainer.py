@@ -66,6 +66,12 @@ class Strategy(ddp.Strategy):
     def autocast(self):
         return contextlib.nullcontext()  # the wrapped model brings its own
 
+    def averaging(self, last):
+        return super().averaging(last) if isinstance(self.model, DistributedDataParallel) else contextlib.nullcontext()
+
+    def backward(self, loss, last):
+        self.trainer.accelerator.backward(loss)  # as Trainer does in its own loop
+
     def live(self):
         arguments = {name: getattr(self.trainer.args, name) for name in self.arguments}
         wrapped = ddp.live_options(self.model) if isinstance(self.model, DistributedDataParallel) else {}
