@@ -32,6 +32,8 @@ if ! ls "$cache"/*.whl > /dev/null 2>&1; then
   tar -xf "$work/horovod-$version.tar.gz" -C "$work"
   # PyTorch's headers have needed C++17 since 2.1 and C++20 since 2.12; Horovod asks for C++14.
   sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' "$work/horovod-$version"/{,horovod/torch/}CMakeLists.txt
+  # It takes for granted that other headers bring this one in, which the C++ library of gcc 13 and later no longer has.
+  sed -i '0,/^#include/s//#include <string>\n&/' "$work/horovod-$version/horovod/common/group_table.h"
   if [ -z "$cuda" ]; then
     # A part of CUDA's toolkit would make a build for CPUs fail, and is of no use to it.
     sed -i 's/CUDA_HOME is not None/False/' "$work/horovod-$version/cmake/Modules/FindPytorch.cmake"

@@ -16,9 +16,20 @@ class NVMLError(Exception):
     pass
 
 
+opened_by = None  # the process that called nvmlInit
+
+
 def nvmlInit():
+    global opened_by
     if os.environ.get("LOCKSTEP_PRETENDED_AMD"):
         raise NVMLError("no NVIDIA driver")
+    opened_by = os.getpid()
+
+
+def _require_open():
+    """A fork of a process that has opened NVML must open it again."""
+    if opened_by != os.getpid():
+        raise NVMLError("uninitialised")
 
 
 def nvmlShutdown():
@@ -26,10 +37,12 @@ def nvmlShutdown():
 
 
 def nvmlDeviceGetCount():
+    _require_open()
     return int(os.environ["LOCKSTEP_PRETENDED_GPUS"])
 
 
 def nvmlDeviceGetHandleByIndex(number):
+    _require_open()
     return number
 
 

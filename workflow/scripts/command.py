@@ -12,6 +12,7 @@
     lockstep keep NAME             keep the results that are there now, for a history
     lockstep history               a page of what was kept: each row's times over commits
     lockstep check [FOLDER]        results against the rules of a fair run
+    lockstep accept                what a new machine, driver or image can do: proofs and times in 8 minutes
     lockstep doctor                what this machine can run, and what disturbs timing on it
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
@@ -31,7 +32,7 @@ from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "show", "predict", "compare", "keep", "history", "check", "doctor")
+SCRIPTS = ("again", "show", "predict", "compare", "keep", "history", "check", "accept", "doctor")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 

@@ -33,6 +33,9 @@ def library():
     return pynvml
 
 
+os.register_at_fork(after_in_child=library.cache_clear)  # a fork must open it again
+
+
 def ask(question: str, *arguments):
     """What NVML's function of this name returns, or None."""
     if library() is None:

@@ -29,7 +29,16 @@ RESERVED = (
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # Keys of `train` that a row of the closed division may have of its own. All others decide which model it ends with.
-FREE_KEYS = (*NOT_DECIDING_OF_TRAIN, "accumulation", "precision", "eval_every", "eval_samples", "checkpoint", "best")
+FREE_KEYS = (
+    *NOT_DECIDING_OF_TRAIN,
+    "accumulation",
+    "precision",
+    "attention",
+    "eval_every",
+    "eval_samples",
+    "checkpoint",
+    "best",
+)
 # Keys of `train` that only some choices of another key take.
 TAKEN_BY = {
     "betas": ("optimizer", ("adamw", "adam", "adamw8bit")),
@@ -54,6 +63,7 @@ class Row:
     kind: str = paths.RUNS  # or PARITY, PROFILED, TUNE: each has its own folder of results
     # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
+    in_forks: bool = False  # whether its ranks are forks of a process with their imports, so that nothing is timed
     excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
 
     @property
@@ -165,6 +175,10 @@ class Row:
             raise BadInput(
                 f"rows.{self.name}.compile: static: CUDA graphs, as which it is replayed, overwrite the gradients that"
                 " accumulation adds to. Set compile to dynamic, or accumulation to 1."
+            )
+        if self.train.attention in ("efficient", "cudnn") and self.hardware.device == "cpu":
+            raise BadInput(
+                f"rows.{self.name}.attention: {self.train.attention}: only GPUs have it. Set it to auto, flash or math."
             )
         if self.train.log_to and not self.train.log_every:
             raise BadInput(

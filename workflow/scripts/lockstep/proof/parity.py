@@ -17,7 +17,7 @@ further than the row the mildest mistake is.
 """
 
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -73,9 +73,12 @@ OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
 
 
-def prove_reference(config: Config, precision: str, results: Path) -> dict:
-    """Train the reference in `precision`, and measure its floor and mistakes, written into its folder."""
-    trial = config.reference(precision)
+def prove_reference(config: Config, precision: str, results: Path, in_forks: bool = False) -> dict:
+    """Train the reference in `precision`, and measure its floor and mistakes, written into its folder.
+
+    in_forks: whether in forks of this process (run/forked.py).
+    """
+    trial = replace(config.reference(precision), in_forks=in_forks)
     with lifetime.hold(results / trial.folder(1)):
         return _prove_reference(config, trial, precision, results)
 

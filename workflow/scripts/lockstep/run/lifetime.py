@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
@@ -27,7 +28,7 @@ LOCK_TIMEOUT_SECONDS = GRACE_SECONDS + 2
 # Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
 SUPERVISOR, STARTER, SESSION = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER", "LOCKSTEP_SESSION"
 
-_held: set[Path] = set()
+_held: dict[Path, TextIO] = {}  # folders, with the file of each that is locked
 
 
 @contextlib.contextmanager
@@ -47,11 +48,18 @@ def hold(folder: Path):
         now = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         json.dump({"pid": os.getpid(), "host": platform.node(), "since": now}, stream)
         stream.flush()
-        _held.add(resolved)
+        _held[resolved] = stream
         try:
             yield
         finally:
-            _held.discard(resolved)
+            _held.pop(resolved, None)
+
+
+def let_go() -> None:
+    """In a fork: hold nothing of what its parent holds, which would stay locked when the parent has ended."""
+    for stream in _held.values():
+        os.close(stream.fileno())
+    _held.clear()
 
 
 def refuse_held(folders: list[Path]) -> None:

@@ -28,7 +28,7 @@ OF_SCHEDULERS = ("SLURM_", "PET_")  # what theirs begin with; Lightning takes a 
 def train(
     row: Row,
     folder: Path,
-    command: list[str],
+    command: list[str] | Callable[[], None],
     rendezvous: Rendezvous,
     steps: int,
     strangers: list[int] = (),
@@ -46,7 +46,8 @@ def train(
         log.open("w", encoding="utf-8") as stream,
         tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
     ):
-        stream.write(f"$ {' '.join(command)}\n")
+        said = f"in forks of process {os.getpid()}" if callable(command) else f"$ {' '.join(command)}"
+        stream.write(f"{said}\n")
         stream.flush()
         environment = _variables(row, rendezvous) | {"TMPDIR": scratch}
         processes, timeout = row.hardware.processes_per_node, row.hardware.timeout

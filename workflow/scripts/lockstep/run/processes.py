@@ -137,7 +137,7 @@ class StopRequest:
 
 
 def supervise(
-    command: list[str],
+    command: list[str] | Callable[[], None],
     environment: dict,
     folder: Path,
     log,
@@ -151,25 +151,19 @@ def supervise(
 ) -> Outcome:
     """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    It starts the `ranks` of one of the `nodes`. `meanwhile` is called every POLL_SECONDS. A run that `saves` its state
-    is asked to by SIGTERM, and ends then. Output goes to `log`, an open file; on a terminal a progress bar is shown on
-    stderr. Whatever happens in here, KeyboardInterrupt included, no process is left behind.
+    It may be a function, which a fork of this process then calls. It starts the `ranks` of one of the `nodes`.
+    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state is asked to by SIGTERM, and ends then. Output
+    goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
+    KeyboardInterrupt included, no process is left behind.
     """
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, node, ranks)
     with StopRequest(progress, saves, node, nodes) as request:
         started, process = time.perf_counter(), None
         try:
+            environment = environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())}
             with signals_wait():
-                process = subprocess.Popen(
-                    command,
-                    env=environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent_deaf if saves else die_with_parent,
-                )
+                process = _start(command, environment, log, saves)
             reason = _watch(process, progress, folder, log, steps, timeout, meanwhile, request)
             if request.step < steps and paths.saved_state(folder, request.step).is_dir():
                 raise Saved(f"ended from outside (SIGTERM); its state after step {request.step} is saved")
@@ -179,6 +173,22 @@ def supervise(
             if process:
                 process.wait()  # before the orphans: else its exit code would be collected with theirs
             reap_orphans()
+
+
+def _start(command: list[str] | Callable[[], None], environment: dict, log, saves: bool):
+    if callable(command):
+        from lockstep.run.forked import Fork
+
+        return Fork(command, environment, log, new_session=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_die_with_parent_deaf if saves else die_with_parent,
+    )
 
 
 def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile, request) -> str:

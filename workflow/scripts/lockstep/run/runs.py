@@ -238,6 +238,11 @@ def _train(
     strangers: list[int],
 ) -> dict:
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
+    start = command
+    if row.in_forks:
+        from lockstep.run import forked  # which imports PyTorch, as whoever asks for forks has
+
+        start = forked.ranks(row, folder, rendezvous) if forked.possible(row) else command
 
     @contextlib.contextmanager
     def meanwhile(log):
@@ -252,7 +257,7 @@ def _train(
 
     if lead:
         lead.begin()
-    outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, meanwhile)
+    outcome = node.train(row, folder, start, rendezvous, plan.steps, strangers, meanwhile)
     processes = row.hardware.processes
     # Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
     errors = record.read_errors(folder)

@@ -1,0 +1,59 @@
+"""Train the plan of a row by a loop as one would write it by hand, on one device, and print what a step takes.
+
+What it prints is one line of JSON: step_ms (median), samples_per_second, train_seconds, steps. Nothing is kept. The
+model must be one of transformers', as of the default configuration.
+"""
+
+import json
+import os
+
+from lockstep import cli, paths
+from lockstep.config.hardware import selection, training_gpus
+from lockstep.data import prepared
+from lockstep.run.progress import WARMUP_STEPS
+
+
+def main() -> None:
+    parser = cli.parser(__doc__)
+    parser.add_argument("--row", default="single", help="whose plan, precision, attention and learning rate to take")
+    arguments = parser.parse_args()
+    config = cli.configuration(arguments)
+    config.require_row(arguments.row, f"--row {arguments.row}")
+    row, data = config.rows[arguments.row], paths.data_folder(arguments.results)
+    prepared.require(arguments.results)
+    os.environ.update(selection((training_gpus(row.hardware) or [])[:1] or None))
+    os.environ.setdefault("OMP_NUM_THREADS", str(row.hardware.threads))
+
+    import numpy as np
+    import torch
+
+    from lockstep.data.plan import Plan
+    from lockstep.data.tokens import Tokens
+    from lockstep.model import attention, models
+    from lockstep.model.optimizer import make_optimizer, make_schedule
+    from lockstep.rank import bare
+
+    torch.set_num_threads(row.hardware.threads)
+    torch.manual_seed(row.train.seed)
+    plan = Plan.load(paths.require(paths.plan_file(arguments.results, row.plan_name), "plan.py"))
+    device = torch.device(row.hardware.device)
+    attention.choose(row.train.attention, device, len(set(plan.widths.tolist())))
+    models.keep_masks()
+    model = models.load(data / paths.WEIGHTS, config.model.dropout).train().to(device)
+    optimizer = make_optimizer(model, row.train)
+    schedule = make_schedule(optimizer, row.train, plan.steps, plan.epochs)
+    seconds = bare.timed(
+        model, optimizer, schedule, plan, Tokens.load(paths.split_folder(data, "train")), row.precision
+    )
+    steady = seconds[WARMUP_STEPS:] if len(seconds) > 2 * WARMUP_STEPS else seconds
+    figures = {
+        "step_ms": 1000 * float(np.median(steady)),
+        "samples_per_second": len(plan.ids) / float(seconds.sum()),
+        "train_seconds": float(seconds.sum()),
+        "steps": plan.steps,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    cli.run(main)

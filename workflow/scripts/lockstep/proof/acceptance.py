@@ -1,0 +1,378 @@
+"""What a machine can do, in a few minutes: proofs, several at a time, and times, one after the other (accept.py).
+
+Ranks of a proof are forks of this process wherever their launcher is not what is tried (run/forked.py), so nothing of
+CUDA may begin in it. All that is found is written down as it comes.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from lockstep import nvml, paths
+from lockstep.config import reading
+from lockstep.config.configuration import Config
+from lockstep.config.hardware import cpu_cores, visible_gpus
+from lockstep.config.row import Row
+from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.files import read_json, write_json
+from lockstep.model import metrics
+from lockstep.paths import PROJECT, SCRIPTS
+from lockstep.proof import parity
+from lockstep.run import forked, runs
+from lockstep.run.forked import Fork
+
+CONFIGS = PROJECT / "config"
+PROOFS, TIMES = CONFIGS / "accept.yaml", CONFIGS / "accept_times.yaml"
+ACCEPT = "accept.json"
+FIRST_PROOFS = 0.5  # of the time, for the most telling proofs, before anything is timed
+PER_RANK = 3 * 2**30  # bytes of memory that a rank of a trial may take
+PER_RANK_ON_GPU = 2 * 2**30
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 15.0  # for trials that run when the time is up
+MARGIN = 1.2  # a run begins only where so many times the longest of the earlier ones would still be in time
+
+
+class Acceptance:
+    """The state of one acceptance: what was found, and what was not reached."""
+
+    def __init__(self, folder: Path, deadline: float):
+        self.folder, self.deadline = folder, deadline
+        self.began = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.gpus = visible_gpus()
+        of_gpus = [Path(reading.ON_GPUS)] if self.gpus else []
+        self.proofs, proven = _read([PROOFS], self.gpus)
+        self.proof_rows = {name: replace(row, in_forks=True) for name, row in proven.items()}
+        self.times, self.time_rows = _read([*of_gpus, TIMES], self.gpus)
+        self.found: dict = {"proofs": {}, "times": [], "not_reached": [], "cannot": {}, "machine": None}
+
+    def run(self, say: Callable[[str], None]) -> list[str]:
+        """Prove and time; returns the names of the rows that are wrong."""
+        self.say = say
+        self._begin_anew()
+        self._prepare()
+        forked.preload(list(self.proof_rows.values()))
+        if self.gpus and not forked.reaches_gpus():
+            self.say("forks of this process can't use the GPUs, so that each trial has imports of its own")
+            self.proof_rows = {name: replace(row, in_forks=False) for name, row in self.proof_rows.items()}
+        able = [row for row in self.proof_rows.values() if self._can(row)]
+        first = self.began + FIRST_PROOFS * (self.deadline - self.began)
+        self._prove_references(able)
+        left = self._prove(able, first)
+        timed = self._time(self.deadline)
+        left = self._prove(left, self.deadline)
+        self.found["not_reached"] = [*(f"proof of {row.name}" for row in left), *timed]
+        self._write()
+        return self.wrong
+
+    @property
+    def wrong(self) -> list[str]:
+        """Rows that train another model, though not by their nature, or whose trial failed."""
+        proofs = self.found["proofs"].items()
+        return [name for name, verdict in proofs if verdict["proof"] in ("unequal", "failed") and not verdict["nature"]]
+
+    def _begin_anew(self) -> None:
+        for part in ("proofs", "times", "logs"):
+            shutil.rmtree(self.folder / part, ignore_errors=True)
+        (self.folder / "logs").mkdir()
+        self._write()
+
+    def _write(self) -> None:
+        self.found["seconds"] = round(time.monotonic() - self.began, 1)
+        write_json(self.folder / ACCEPT, self.found)
+
+    def _prepare(self) -> None:
+        """Data, initial weights and plans of both configurations, beside each other."""
+        for script in ("prepare", "plan"):
+            started = [
+                subprocess.Popen(
+                    self._command(script, config, part),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for config, part in ((self.proofs, "proofs"), (self.times, "times"))
+            ]
+            for process in started:
+                _, errors = process.communicate()
+                if process.returncode:
+                    raise RunFailed(f"{script}: {errors.strip()[-500:]}")
+        self.say(f"prepared, after {self._seconds()} s")
+
+    def _command(self, script: str, config: Config, part: str, *more: str) -> list[str]:
+        file = paths.config_file(self.folder / part)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_file():
+            file.write_text(json.dumps(config.source), encoding="utf-8")  # which is YAML too
+        program = [sys.executable, str(SCRIPTS / f"{script}.py")]
+        return [*program, "--results", str(self.folder / part), "--config", str(file), *more]
+
+    def _can(self, row: Row) -> bool:
+        """Whether a row can be tried here; else why not is noted."""
+        try:
+            runs.refuse_to_start(row)
+        except BadInput as error:
+            self.found["cannot"][row.name] = str(error).removeprefix(f"rows.{row.name}").lstrip(":. ")
+            return False
+        return True
+
+    def _prove_references(self, rows: list[Row]) -> None:
+        wanted = dict.fromkeys(precision for row in rows for precision in self.proofs.references(row))
+        trials = {
+            f"reference_{precision}": (lambda precision=precision: self._reference(precision)) for precision in wanted
+        }
+        codes = dict(self._in_forks(trials, len(trials), self.deadline))
+        if any(codes.values()):
+            name = next(name for name, code in codes.items() if code)
+            raise RunFailed(f"{name}: failed (log: {self._log(name)})")
+        self.say(f"references trained, after {self._seconds()} s")
+
+    def _reference(self, precision: str) -> None:
+        in_forks = any(row.in_forks for row in self.proof_rows.values())
+        parity.prove_reference(self.proofs, precision, self.folder / "proofs", in_forks)
+
+    def _prove(self, rows: list[Row], until: float) -> list[Row]:
+        """Prove rows, several at a time; returns those that were not reached."""
+        results = self.folder / "proofs"
+        left = {row.name: row for row in rows}
+        trials = {row.name: (lambda row=row: parity.prove(self.proofs, row, results)) for row in rows}
+        for name, _ in self._in_forks(trials, self._at_once(rows), until):
+            row = left.pop(name)
+            verdict = parity.read(self.proofs, row, results) or parity.failed(self.proofs, row, "it left no verdict")
+            if self.found["machine"] is None:
+                self.found["machine"] = self._machine(results / self.proofs.trial(row).folder(1))
+            self.found["proofs"][name] = _brief(verdict)
+            self._write()
+            why = f" ({verdict['reason']})" if verdict["reason"] else ""
+            self.say(f"{name}: {verdict['proof'].replace('-', ' ')}{why}")
+        return list(left.values())
+
+    def _at_once(self, rows: list[Row]) -> int:
+        """How many trials may run at a time, by cores and memory; on a CPU a rank waits for others half of the time."""
+        ranks = max((self.proofs.trial(row).hardware.processes for row in rows), default=1)
+        most = min(max(2, cpu_cores() // ranks), psutil.virtual_memory().available // (PER_RANK * ranks))
+        gpus = [nvml.ask("nvmlDeviceGetMemoryInfo", nvml.gpu(number)) for number in range(nvml.count())]
+        if self.gpus and gpus and None not in gpus:
+            most = min(most, min(gpu.free for gpu in gpus) // PER_RANK_ON_GPU)
+        return max(1, int(most))
+
+    def _in_forks(
+        self, functions: dict[str, Callable[[], None]], at_once: int, until: float
+    ) -> Iterator[tuple[str, int]]:
+        """Call functions in forks; yields the name and exit code of each that has ended. After `until` none begins."""
+        waiting, running = list(functions), {}
+        try:
+            while running or (waiting and time.monotonic() < until):
+                while waiting and len(running) < at_once and time.monotonic() < until:
+                    name = waiting.pop(0)
+                    with self._log(name).open("w", encoding="utf-8") as log:
+                        running[name] = Fork(functions[name], dict(os.environ), log, new_session=True)
+                for name, fork in list(running.items()):
+                    if fork.poll() is not None:
+                        yield name, running.pop(name).wait()
+                if running and time.monotonic() > until + GRACE_SECONDS:
+                    break
+                time.sleep(POLL_SECONDS)
+        finally:
+            _end(running)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def _time(self, until: float) -> list[str]:
+        """Time rows, one after the other; returns what was not reached."""
+        names = _with_bare_loops(self.time_rows)
+        longest = 0.0
+        for position, (name, row) in enumerate(names):
+            if time.monotonic() + MARGIN * longest > until:
+                return [f"time of {later}" for later, _ in names[position:]]
+            if row and not self._can(row):
+                continue
+            began = time.monotonic()
+            try:
+                line = self._timed(row) if row else self._bare(name)
+            except RunStopped:
+                raise
+            except (RunFailed, BadInput) as error:
+                self.say(f"{name}: {error}")
+                line = {"name": name, "failed": str(error)}
+            longest = max(longest, time.monotonic() - began)
+            self.found["times"].append(line)
+            self._write()
+            if "step_ms" in line:
+                self.say(f"{name}: {line['step_ms']:.3g} ms a step")
+        return []
+
+    def _timed(self, row: Row) -> dict:
+        folder = self.folder / "times"
+        with contextlib.redirect_stdout(sys.stderr):
+            record = runs.run(self.times, row, 1, folder)
+        clock, work = record["clock"], record["work"]
+        gpus = read_json(folder / row.folder(1) / paths.ENVIRONMENT)["gpus"]
+        peak = metrics.device_peak(gpus[0], row.precision) if gpus else None
+        devices = max(1, row.hardware.gpu_count)
+        shutil.rmtree(folder / row.folder(1) / paths.CHECKPOINT, ignore_errors=True)
+        return {
+            "name": row.name,
+            "precision": row.precision,
+            "devices": row.hardware.devices,
+            "step_ms": 1000 * clock["step_seconds_median"],
+            "samples_per_second": record["throughput"]["samples_per_second"],
+            "train_seconds": clock["train_seconds"],
+            "cold_seconds": clock["cold_seconds"],
+            "stall_seconds": clock["stall_seconds"],
+            "startup_seconds": clock["first_step_seconds"],
+            "mfu": metrics.utilisation(work["flops"], clock["train_seconds"], devices, peak),
+            "mfu_padded": metrics.utilisation(work["padded_flops"], clock["train_seconds"], devices, peak),
+            "attention": record["settings"].get("attention_kernels"),
+            "disturbed": record["watch"]["disturbed"],
+        }
+
+    def _bare(self, name: str) -> dict:
+        row = self.time_rows[name.removeprefix(BARE)]
+        finished = subprocess.run(
+            self._command("bare", self.times, "times", "--row", row.name), capture_output=True, text=True, check=False
+        )
+        if finished.returncode:
+            raise RunFailed(f"the bare loop failed: {finished.stderr.strip()[-500:]}")
+        figures = json.loads(finished.stdout.splitlines()[-1])
+        return {"name": name, "precision": row.precision, "devices": 1} | figures
+
+    def _machine(self, folder: Path) -> dict | None:
+        file = folder / paths.ENVIRONMENT
+        names = (
+            "cpu",
+            "cores",
+            "memory_mb",
+            "gpus",
+            "cuda",
+            "cudnn",
+            "nccl",
+            "python",
+            "packages",
+            "commit",
+            "changed",
+        )
+        if not file.is_file():
+            return None
+        about = read_json(file)
+        return {name: about.get(name) for name in names}
+
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self.began:.0f}"
+
+    def proof_table(self) -> tuple[list[str], list[list[str]]]:
+        header = ["proof", "same model?", "times its floor", "a mistake is times further", "why"]
+        lines = [
+            [
+                name,
+                verdict["proof"].replace("-", " "),
+                "" if verdict["above_floor"] is None else f"{verdict['above_floor']:.1g}",
+                "" if verdict["below_mistake"] is None else f"{verdict['below_mistake']:,.0f}",
+                verdict["nature"] or verdict["reason"],
+            ]
+            for name, verdict in self.found["proofs"].items()
+        ]
+        return header, lines
+
+    def time_table(self) -> tuple[list[str], list[list[str]]]:
+        """A line for each timed row; `of the bare loop's speed` is in the same precision, on one device."""
+        bare = {line["precision"]: line["step_ms"] for line in self.found["times"] if line["name"].startswith(BARE)}
+        lines = []
+        for line in self.found["times"]:
+            if "failed" in line:
+                lines.append([line["name"], *[""] * 5, line["failed"]])
+                continue
+            theirs = bare.get(line["precision"]) if line["devices"] == 1 else None
+            mfu, cold = line.get("mfu_padded"), line.get("cold_seconds")
+            lines.append(
+                [
+                    line["name"],
+                    f"{line['step_ms']:.1f}",
+                    f"{theirs / line['step_ms']:.2f}" if theirs else "",
+                    f"{line['samples_per_second']:,.0f}",
+                    f"{100 * mfu:.1f} %" if mfu else "",
+                    "" if cold is None else f"{cold:.1f}",
+                    "; ".join(line.get("disturbed", [])),
+                ]
+            )
+        header = [
+            "timed",
+            "step ms",
+            "of the bare loop's speed",
+            "samples/s",
+            "MFU with padding",
+            "cold price s",
+            "note",
+        ]
+        return header, lines
+
+    def last_lines(self) -> Iterator[str]:
+        proofs = self.found["proofs"]
+        yield f"{len(proofs) - len(self.wrong)} of {len(proofs)} proofs are as they must be, after {self._seconds()} s"
+        if self.wrong:
+            yield f"wrong: {', '.join(self.wrong)}"
+        for name, why in self.found["cannot"].items():
+            yield f"not here: {name}: {why}"
+        if self.found["not_reached"]:
+            yield f"not reached: {', '.join(self.found['not_reached'])}; give more --minutes"
+        yield f"all of it: {self.folder / ACCEPT}; the folder {self.folder} is to hand on"
+
+    def tidy(self) -> None:
+        """Leave records, verdicts and logs, and nothing large."""
+        for part in ("proofs", "times"):
+            shutil.rmtree(paths.data_folder(self.folder / part), ignore_errors=True)
+            for pattern in (paths.FINAL_WEIGHTS, paths.CHECKPOINT, paths.LEDGER):
+                for left in (self.folder / part).rglob(pattern):
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+BARE = "bare loop, as "  # before the row whose precision and plan it takes
+
+
+def _read(files: list[Path], gpus: int) -> tuple[Config, dict[str, Row]]:
+    """A configuration over the default one, and its rows in the order of the last of `files`.
+
+    Where there are GPUs it asks for them, so that a fork that sees none of them fails, and proves nothing of a CPU.
+    """
+    device = [f"hardware.device={'cuda' if gpus else 'cpu'}"]
+    config = reading.read([PROJECT / reading.DEFAULT, *(PROJECT / file for file in files)], device)
+    order = reading.load_yaml(PROJECT / files[-1])["rows"]
+    return config, {name: config.rows[name] for name in order if name in config.rows}
+
+
+def _with_bare_loops(rows: dict[str, Row]) -> list[tuple[str, Row | None]]:
+    """Rows by name, before the first of each precision the bare loop in that."""
+    names: list[tuple[str, Row | None]] = []
+    seen = set()
+    for name, row in rows.items():
+        if row.precision not in seen:
+            seen.add(row.precision)
+            names.append((f"{BARE}{name}", None))
+        names.append((name, row))
+    return names
+
+
+def _brief(verdict: dict) -> dict:
+    """What is kept of a verdict."""
+    names = ("proof", "reason", "above_floor", "below_mistake", "fp64", "lossy", "precision", "world_size")
+    return {name: verdict.get(name) for name in names} | {"nature": verdict.get("by_nature", "")}
+
+
+def _end(running: dict[str, Fork]) -> None:
+    """End trials that have not ended by themselves."""
+    for fork in running.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(fork.pid, signal.SIGTERM)
+    for fork in running.values():
+        fork.wait()
