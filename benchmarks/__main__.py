@@ -13,12 +13,16 @@ ddp       `ddp` with two processes against `single`, as real runs in turns; and 
 memory    what `single` takes against the bare loop, as real runs in turns
 start     from launch to first step, each row against importing PyTorch and BERT, likewise
 growth    speed, memory and planning at 10,000, 100,000 and 1,000,000 rows
+gpu       on one GPU: a bare loop and rows in turns, in fp32, tf32 and bf16, compiled, packed, as CUDA graphs, and MFU
+          beside that of the matrix products alone; only by itself, with --minutes and --out FOLDER (gpu.csv)
 workflow  the default benchmark as a user runs it, once: how much of its time is Snakemake's and the rules' own
 """
 
 import argparse
+import csv
 import datetime
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.common import PROJECT, between_marks, markdown, refuse
@@ -43,7 +47,11 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each pair is measured")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md too")
+    parser.add_argument("--minutes", type=float, default=10, help="of gpu, after which it ends with what it has")
+    parser.add_argument("--out", type=Path, help="of gpu: the folder for its table")
     arguments = parser.parse_args()
+    if arguments.what == ["gpu"]:
+        return on_gpu(arguments)
     benchmarks = {benchmark.__name__: benchmark for benchmark in ALL}
     refuse(parser, arguments, "benchmark", benchmarks, "rounds", PAGE)
     keys = {"data.path": arguments.data.resolve()} if arguments.data else {}
@@ -59,6 +67,24 @@ def main() -> None:
     if arguments.write:
         texts = f"the texts of {arguments.data.name}" if arguments.data else "the embedded synthetic corpus"
         write(header, lines, texts)
+
+
+def on_gpu(arguments: argparse.Namespace) -> None:
+    """Print the table of benchmarks/gpu.py, each line as it comes, and write it to gpu.csv."""
+    from benchmarks.gpu import HEADER, gpu
+
+    out = arguments.out or Path.cwd()
+    out.mkdir(parents=True, exist_ok=True)
+    until, lines = time.monotonic() + 60 * arguments.minutes, []
+    with tempfile.TemporaryDirectory() as folder, (out / "gpu.csv").open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(HEADER)
+        for line in gpu(Path(folder), arguments.rounds, until):
+            lines.append(line)
+            table.writerow(line)
+            stream.flush()
+            print(", ".join(f"{name} {cell}" for name, cell in zip(HEADER, line, strict=True) if cell), flush=True)
+    print_table(HEADER, lines)
 
 
 def write(header: list[str], lines: list[list[str]], texts: str) -> None:

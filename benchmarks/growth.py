@@ -10,6 +10,7 @@ import psutil
 from benchmarks.common import PROJECT, SMALL, command, line, run
 from lockstep.config import reading
 from lockstep.data import sources
+from lockstep.data.labels import Labels
 
 SIZES = (10_000, 100_000, 1_000_000)
 ROWS = 2_500  # that are repeated, each time with another mark of two characters: equal texts would be dropped
@@ -58,7 +59,7 @@ def repeated(folder: Path, keys: dict, size: int) -> Path:
     """`size` rows as JSON lines."""
     path = {"path": str(keys["data.path"])} if "data.path" in keys else {}
     data = reading.parse({"data": path | {"limit": ROWS}}).data
-    rows, file = list(sources.read(data, folder)[1]), folder / f"{size}.jsonl"
+    rows, file = list(sources.read(data, folder, [], Labels())[1]), folder / f"{size}.jsonl"
     with file.open("w", encoding="utf-8") as stream:
         for number in range(size):
             text, label, _ = rows[number % len(rows)]

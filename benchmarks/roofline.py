@@ -1,4 +1,4 @@
-"""python -m benchmarks.roofline [--device H200] [--write]: which MFU a GPU can reach at most, from shapes alone.
+"""python -m benchmarks.roofline [--device H100] [--write]: which MFU a GPU can reach at most, from shapes alone.
 
 A step of a BERT encoder is a list of operations; each takes no less time than its arithmetic at the device's peak, and
 no less than its bytes at its memory's bandwidth (Williams, Waterman and Patterson 2009, the roofline model). Their sum
@@ -12,6 +12,7 @@ no communication. What it leaves out (tiles that don't fit, waves that don't fil
 
 import argparse
 import csv
+import itertools
 import sys
 from dataclasses import dataclass
 
@@ -102,18 +103,17 @@ def lines(device: dict) -> list[list[str]]:
     measured = read_measured(device["name"])
     peak, bandwidth = device["tflops"]["bf16"] * 1e12, device["gigabytes_per_second"] * 1e9
     table = []
-    for tokens in WIDTHS:
-        for batch in BATCHES:
-            graphs, eager = bounds(Encoder(), batch, tokens, peak, bandwidth)
-            reached = measured.get((tokens, batch))
-            shown = "not measured" if reached is None else f"{100 * reached:.0f} %"
-            table.append([str(tokens), str(batch), f"{100 * graphs:.0f} %", f"{100 * eager:.0f} %", shown])
+    for tokens, batch in sorted({*itertools.product(WIDTHS, BATCHES), *measured}):
+        graphs, eager = bounds(Encoder(), batch, tokens, peak, bandwidth)
+        reached = measured.get((tokens, batch))
+        shown = "not measured" if reached is None else f"{100 * reached:.0f} %"
+        table.append([str(tokens), str(batch), f"{100 * graphs:.0f} %", f"{100 * eager:.0f} %", shown])
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="H200", help="a name in workflow/devices.yaml")
+    parser.add_argument("--device", default="H100", help="a name in workflow/devices.yaml")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md too")
     arguments = parser.parse_args()
     devices = yaml.safe_load(PEAKS_FILE.read_text(encoding="utf-8"))["devices"]
