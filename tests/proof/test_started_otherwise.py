@@ -91,32 +91,38 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("row", "said", "environment", "reason"),
+    ("said", "reason"),
     [
         # The file says nothing of it, which is fp32.
-        ("own_json", {"mixed_precision": None}, {}, "mixed_precision: the row needs bf16, and Accelerate has no, by"),
+        ({"mixed_precision": None}, "mixed_precision: the row needs bf16, and Accelerate has no, by"),
         (
-            "own_json",
             {"dynamo_config": {"dynamo_backend": "EAGER"}},
-            {},
             "dynamo_backend: the row needs NO, and Accelerate has EAGER, by",
-        ),
-        (
-            "own_file",
-            {},
-            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"},
-            "gradient_accumulation_steps: the row needs 1, and Accelerate has 2, by",
         ),
     ],
 )
-def test_what_accelerate_makes_of_a_file_is_held_against_the_row(place, row, said, environment, reason):
+def test_what_accelerate_makes_of_a_file_is_held_against_the_row(place, said, reason):
     file = place.path("own.json")
     before = file.read_text(encoding="utf-8")
     changed = {key: value for key, value in (json.loads(before) | said).items() if value is not None}
     try:
         file.write_text(json.dumps(changed), encoding="utf-8")
-        finished = place.script("launch", *CONFIGS, "--row", row, **environment)
+        finished = place.script("launch", *CONFIGS, "--row", "own_json")
     finally:
         file.write_text(before, encoding="utf-8")
     assert finished.returncode == 1, finished.stderr
     assert reason in finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "left"),
+    [
+        ("own_file", {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2", "ACCELERATE_MIXED_PRECISION": "bf16"}),
+        ("deepspeed", {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
+        ("fabric", {"LT_PRECISION": "bf16-mixed", "TORCHELASTIC_USE_AGENT_STORE": "True"}),
+    ],
+)
+def test_a_row_trains_under_what_another_launcher_left(place, row, left):
+    finished = place.script("launch", *CONFIGS, "--row", row, **left)
+    assert finished.returncode == 0, finished.stderr

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -19,10 +20,26 @@ from lockstep.run.launchers import FROM_ONE_NODE
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
-# By which schedulers, and launchers that this process may run under, tell a program which rank it is: its own launchers
-# tell its ranks.
-OF_OUTSIDE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-OF_SCHEDULERS = ("SLURM_", "PET_")  # what theirs begin with; Lightning takes a SLURM_NTASKS for its own launcher's
+# What schedulers, and launchers that this process may run under, tell a program: which rank it is of how many, of which
+# job, and how to train. Frameworks heed it beside what their own launcher tells them. MPI's configuration stays.
+OF_OUTSIDE = re.compile(
+    r"""
+    ((LOCAL|GROUP|ROLE|NODE|CROSS)_)?RANK | ((LOCAL|GROUP|ROLE)_)?WORLD_SIZE | (LOCAL|CROSS)_SIZE | ROLE_NAME
+    | MASTER_(ADDR|PORT)
+    | (PET|TORCHELASTIC)_.*                                 # torchrun
+    | (ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM)_.*   # accelerate launch
+    | LT_.*                                                 # Lightning's
+    | HOROVOD_((LOCAL_|CROSS_)?(RANK|SIZE)|HOSTNAME|CONTROLLER|CPU_OPERATIONS|GLOO_(IFACE|RENDEZVOUS_.*)|ELASTIC)
+    | OMPI_(?!MCA_|ALLOW_).* | PMIX_(?!MCA_|PREFIX).*       # Open MPI
+    | OMPI_MCA_(ess(_.*)?|initial_wdir|num_procs)
+    | OMPI_MCA_orte_(app_num|bound_at_launch|ess_.*|hnp_uri|jobfam_session_dir|launch|local_daemon_uri|num_nodes
+                     |precondition_transports|top_session_dir)
+    | PMI_.* | MPI_LOCAL(RANKID|NRANKS) | (MV2|MVP)_COMM_WORLD_.*   # MPICH, Intel MPI, MVAPICH
+    | (SLURM|FLUX|LSB|JSM|PALS|PBS)_.* | CSM_ALLOCATION_ID
+    | (DLTS|DLWS)_JOB_ID | AZUREML_EXPERIMENT_ID | SM_(FRAMEWORK_PARAMS|HP_MP_PARAMETERS|TRAINING_ENV)
+    """,
+    re.VERBOSE,
+)
 
 
 def train(
@@ -103,7 +120,7 @@ def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
     environment |= selection(training_gpus(row.hardware) or None)
     environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
     for name in list(environment):
-        if name in OF_OUTSIDE or name.startswith(OF_SCHEDULERS):
+        if OF_OUTSIDE.fullmatch(name):
             del environment[name]
     if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
         environment[NODE] = str(rendezvous.node)
