@@ -1,5 +1,6 @@
 """`lockstep` as a name to type, and what `lockstep doctor` sees."""
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep import caches
 from lockstep.paths import SCRIPTS
 from tests.conftest import copy_project
 
@@ -107,6 +109,38 @@ def test_the_doctor_says_how_to_get_a_strategy_that_lacks_a_package(monkeypatch)
     lines = DOCTOR["strategies"]()
     assert ["ddp", "yes", ""] in lines
     assert ["horovod", f"lacks {need.package} {need.version}", need.command] in lines
+
+
+def test_where_the_home_can_t_be_written_caches_lie_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    home, here = tmp_path / "home", str(tmp_path / ".snakemake" / "cache")
+
+    def told():
+        (line,) = (line for line in DOCTOR["machine"]() if line[0] == "caches")
+        return line[1]
+
+    monkeypatch.setenv("HOME", str(home))
+    assert told() == str(home / ".cache")
+    assert not home.exists()
+    caches.choose()
+    assert "XDG_CACHE_HOME" not in os.environ
+    home.write_text("no folder")
+    assert told() == f"{here}, as {home / '.cache'} can't be written"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    caches.choose()
+    assert os.environ["XDG_CACHE_HOME"] == told() == str(tmp_path / "mine")
+    for wrong in (home / "inside", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(wrong))
+        caches.choose()
+        assert os.environ["XDG_CACHE_HOME"] == here
+
+
+def test_snakemake_starts_where_the_home_can_t_be_written(tmp_path):
+    place = copy_project(tmp_path / "project")
+    started = place.run("snakemake", "-n", "single", HOME="/proc/none", XDG_CACHE_HOME="")
+    assert started.returncode == 0, started.stderr
+    assert place.path(".snakemake/cache/snakemake").is_dir()
 
 
 def test_show_has_what_differs_and_what_starts_it(run_script):

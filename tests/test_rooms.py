@@ -11,7 +11,7 @@ PACKAGE = SCRIPTS / "lockstep"
 # Each may import from those above it. Folders are rooms; inside one, any file from any other, but not in a circle.
 # config/registry.py names no strategy or task: it imports a file of those rooms by its name, when a run asks for it.
 ORDER = (
-    *("errors", "paths", "files", "stats", "terminal", "provenance", "nvml"),
+    *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report"),
     *("cli", "trust", "tuning", "workflow", "view"),
 )

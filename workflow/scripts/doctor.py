@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from lockstep import cli, nvml, paths
+from lockstep import caches, cli, nvml, paths
 from lockstep.config import containers, hardware, registry
 from lockstep.errors import BadInput
 from lockstep.provenance import horovod_has, output
@@ -45,6 +45,7 @@ def machine() -> list[list[str]]:
         ["GPUs", (", ".join(kinds) or "none") + used, unused],
         ["memory", f"{memory:.1f} GiB free", f"end other programs: less than {MEMORY} GiB" if memory < MEMORY else ""],
         ["disk, in this folder", f"{free:.0f} GiB free", lacking],
+        ["caches", *_caches()],
         ["Python", platform.python_version(), ""],
         ["PyTorch", f"{registry.version('torch')}, built for {build}", ""],
     ]
@@ -107,6 +108,14 @@ def disturbers() -> list[list[str]]:
     if paths.run_files(paths.RESULTS, paths.LOCK, kind="*") and output("pgrep", "-f", "workflow/scripts/launch.py"):
         lines.append(["a run of Lockstep's", "under way", "wait for its end"])
     return lines
+
+
+def _caches() -> list[str]:
+    """Where they lie, and how they come to lie elsewhere."""
+    asked = caches.asked()
+    if caches.can_be_written(asked):
+        return [str(asked), ""]
+    return [f"{caches.here()}, as {asked} can't be written", f"for another folder: export {caches.VARIABLE}=FOLDER"]
 
 
 def _memory(key: str) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from lockstep import provenance
+from lockstep import caches, provenance
 from lockstep.config import registry
 from lockstep.config.hardware import VARIABLES
 from lockstep.errors import BadInput
@@ -98,11 +98,11 @@ def arguments(config: Config, images: dict[str, tuple[str, str]]) -> str:
     Of the host's environment only what changes speed or numbers goes in, and what fetching needs (proxies, the hub);
     and `images`. Caches stay in the working directory.
     """
-    cache = Path.cwd() / ".snakemake" / "cache"
+    cache = caches.here()
     names = {*VARIABLES, *PROXIES, *HUB} - {FOREIGN}
     handed = {name: os.environ[name] for name in sorted(names & os.environ.keys())}
     handed |= {KNOWN: json.dumps(images), provenance.COMMIT: json.dumps(provenance.commit())}
-    handed |= {"XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
+    handed |= {caches.VARIABLE: cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
     os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
     named = [config.data.path, config.predict.file, config.model.name]
     named += [row.options.get("config_file") for row in config.rows.values()]
