@@ -253,6 +253,13 @@ def test_what_a_run_says_of_itself(benchmark):
     assert manifest["command"].startswith("snakemake --cores all")
 
 
+def test_no_file_is_for_its_owner_alone(benchmark):
+    """safetensors makes such, and users share a folder of results by the umask that they have."""
+    usual = benchmark.path("small.yaml").stat().st_mode & 0o077
+    modes = {file: file.stat().st_mode & 0o077 for file in benchmark.path("results").rglob("*") if file.is_file()}
+    assert [str(file) for file, mode in modes.items() if mode != usual] == []
+
+
 def test_no_shared_memory_outlives_the_runs(benchmark):
     """DeepSpeed's ranks share 66 MiB each, which it leaves in /dev/shm."""
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import stat
 
 import numpy as np
 import pytest
+import torch
 from jsonschema import ValidationError
+from safetensors.torch import save_file
 
 from lockstep import files, paths
 from lockstep.data import plan
@@ -96,13 +99,40 @@ def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path):
     for content in ("old", "new"):
         with files.atomic_folder(path) as temporary:
             (temporary / "file").write_text(content)
-            os.chmod(temporary / "file", 0o600)
     with pytest.raises(RuntimeError), files.atomic_folder(path) as temporary:
         (temporary / "file").write_text("half")
         raise RuntimeError
     assert (path / "file").read_text() == "new"
-    assert stat.S_IMODE((path / "file").stat().st_mode) == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o027, 0o077])
+def test_who_may_read_a_file_is_for_the_umask_to_say(tmp_path, umask):
+    """Whatever made it: safetensors and tempfile make files for their owner alone, and a copied tree brings its own."""
+    copied, shared = tmp_path / "copied", tmp_path / "shared"
+    copied.mkdir(mode=0o700)
+    shared.mkdir()
+    before = os.umask(umask)
+    try:
+        shared.chmod(0o2775 & ~umask)  # of a group: what is made in it is the group's
+        files.write_text(shared / "plain", "text")
+        with files.atomic_file(shared / "weights") as temporary:
+            save_file({"a": torch.zeros(1)}, temporary)
+        with files.atomic_folder(shared / "model") as temporary:
+            (temporary / "inside").mkdir()
+            shutil.copytree(copied, temporary, dirs_exist_ok=True)
+            save_file({"a": torch.zeros(1)}, temporary / "inside" / "weights")
+        (shared / "native").mkdir()
+        save_file({"a": torch.zeros(1)}, shared / "native" / "weights")
+        (shared / "native" / "program").touch(mode=0o766)
+        files.seal(shared / "native", {})
+    finally:
+        os.umask(before)
+    modes = {str(file.relative_to(tmp_path)): stat.S_IMODE(file.stat().st_mode) for file in shared.rglob("*")}
+    for name in ("shared/model", "shared/model/inside", "shared/native"):
+        assert modes.pop(name) == 0o2777 & ~umask, name
+    assert modes.pop("shared/native/program") == 0o766 & ~umask
+    assert {name for name, mode in modes.items() if mode != 0o666 & ~umask} == set()
 
 
 def test_array_hashes_see_names_types_shapes_and_values():

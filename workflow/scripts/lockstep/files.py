@@ -12,7 +12,7 @@ import io
 import json
 import os
 import shutil
-import tempfile
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -34,7 +34,7 @@ def atomic_file(path: Path):
             yield temporary
             with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
-            temporary.chmod(0o644)  # safetensors makes files that only their owner can read
+            share([temporary])
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -44,20 +44,41 @@ def atomic_file(path: Path):
 def atomic_folder(path: Path):
     """Yield a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
     with named_when_full(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)  # not by tempfile, whose folders are for nobody else
+        mode = temporary.stat().st_mode
         try:
             yield temporary
-            for file in (file for file in temporary.rglob("*") if file.is_file()):
+            files = [file for file in temporary.rglob("*") if file.is_file()]
+            for file in files:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
-                file.chmod(0o644)
-            temporary.chmod(0o755)
+            share(files)
+            temporary.chmod(mode)  # a tree that was copied into it brings its own
             if path.exists():
                 shutil.rmtree(path)
             temporary.replace(path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def share(files: list[Path]) -> None:
+    """Let group and others have of these files what they have of any other in that folder.
+
+    safetensors makes files for their owner alone. What others have is seen on a file that is made to look at: the umask
+    decides it, which Python reads by setting it, for all threads; and the folder, by an access control list.
+    """
+    for folder in {file.parent for file in files}:
+        probe = folder / f".usual.{os.getpid()}.tmp"
+        with probe.open("wb") as stream:
+            usual = os.fstat(stream.fileno()).st_mode
+        probe.unlink(missing_ok=True)
+        for file in (file for file in files if file.parent == folder and not file.is_symlink()):
+            mode = stat.S_IMODE(file.stat().st_mode)
+            wanted = mode & ~0o077 | usual & 0o077
+            if mode != wanted:
+                file.chmod(wanted)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -93,8 +114,9 @@ def seal(folder: Path, about: dict) -> None:
 
     The manifest holds a hash of itself too.
     """
-    hashes = {}
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+    hashes, files = {}, sorted(file for file in folder.rglob("*") if file.is_file())
+    share(files)
+    for file in files:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         hashes[str(file.relative_to(folder))] = hash_file(file)

@@ -28,7 +28,7 @@ from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, RE
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
-from lockstep.files import read_json, read_object, write_json
+from lockstep.files import atomic_file, read_json, read_object, write_json
 from lockstep.model import models
 from lockstep.proof import conversion
 from lockstep.run import journal, lifetime, record, runs
@@ -249,7 +249,8 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     try:
         finished = runs.run(config, trial, 1, results)
         try:
-            save_file(conversion.read(folder), folder / paths.FINAL_WEIGHTS)
+            with atomic_file(folder / paths.FINAL_WEIGHTS) as temporary:
+                save_file(conversion.read(folder), temporary)
         except RunFailed as error:  # it trained, and nothing can be said of what
             record.write_run(folder / paths.FAILED, finished | {"status": "failed", "reason": str(error)})
             (folder / paths.RECORD).unlink()

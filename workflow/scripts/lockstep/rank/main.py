@@ -22,7 +22,7 @@ from lockstep.config.settings import Settings
 from lockstep.data.mapped import bytes_read
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
-from lockstep.files import read_json, remove_unfinished, write_json
+from lockstep.files import atomic_file, read_json, remove_unfinished, write_json
 from lockstep.model import attention, models
 from lockstep.rank import checkpoint, environment, memory
 from lockstep.rank.clock import Clock
@@ -207,7 +207,8 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
     if strategy.world.rank == 0:
         whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
-        save_file(whole, folder / paths.FINAL_WEIGHTS)
+        with atomic_file(folder / paths.FINAL_WEIGHTS) as temporary:
+            save_file(whole, temporary)
     summary = {"losses": replay.mean_losses(), "gradient_norm": training.files.gradient_norm}
     training.files.write(summary, training.clock.step_seconds())
 
