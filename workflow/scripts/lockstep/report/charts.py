@@ -4,6 +4,7 @@ Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes ea
 Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
 """
 
+import json
 import math
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
+from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.report import headline
 from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
@@ -27,6 +29,7 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
 MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
+OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")  # keys of `hardware` that say how many there are
 SETUP = ("imports", "process_group", "model", "wrap", "data", "check", "warm_up")
 
 
@@ -56,7 +59,7 @@ def drawings(summary: Summary):
         yield "memory", lambda: memory(done, summary)
         yield "setup", lambda: setup(done, summary)
         yield "ranks", lambda: ranks(done, summary)
-    if several := scaling_groups(done):
+    if several := scaling_groups(done, summary):
         yield "scaling", lambda: scaling(several)
     for line in summary.published["rows"]:
         if line["worth"]:
@@ -294,13 +297,23 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     return Drawing(figure, say("picture_ranks"), say("picture_ranks_note"), header, table)
 
 
-def scaling_groups(done: list[dict]) -> dict[str, list[dict]]:
-    """Rows with a speed-up, by strategy, where a strategy was run on several numbers of devices."""
+def scaling_groups(done: list[dict], summary: Summary) -> dict[str, list[dict]]:
+    """Rows with a speed-up that differ in the number of devices only, by their names, fewest devices first."""
     groups: dict[str, list[dict]] = {}
-    for row in done:
+    for row in sorted(done, key=lambda row: row["world_size"]):
         if row["speedup"]:
-            groups.setdefault(f"{row['strategy']} {row['precision']}", []).append(row)
-    return {name: rows for name, rows in groups.items() if len({row["world_size"] for row in rows}) > 1}
+            groups.setdefault(_but_devices(median_run(row, summary)["asked"]), []).append(row)
+    several = [rows for rows in groups.values() if len({row["world_size"] for row in rows}) > 1]
+    return {", ".join(row["row"] for row in rows): rows for rows in several}
+
+
+def _but_devices(asked: dict) -> str:
+    """A run's settings without the number of devices, and without what decides nothing of its time."""
+    left_out = {"hardware": (*OF_DEVICES, *NOT_DECIDING), "train": (*NOT_DECIDING_OF_TRAIN, "seed")}
+    kept = {key: asked[key] for key in ("strategy", "options", "precision")} | {
+        part: {key: value for key, value in asked[part].items() if key not in keys} for part, keys in left_out.items()
+    }
+    return json.dumps(kept, sort_keys=True)
 
 
 def scaling(groups: dict[str, list[dict]]) -> Drawing:
@@ -309,10 +322,9 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
     table, tips = [], {}
     for position, (name, rows) in enumerate(groups.items()):
-        rows = sorted(rows, key=lambda row: row["world_size"])
         sizes, speedups = [row["world_size"] for row in rows], [row["speedup"] for row in rows]
         axes.plot(sizes, speedups, MARKERS[position % 12] + "-", color=COLOURS[position % len(COLOURS)], label=name)
-        table += [[name, str(size), f"{speedup:.2f}"] for size, speedup in zip(sizes, speedups, strict=True)]
+        table += [[row["row"], str(row["world_size"]), f"{row['speedup']:.2f}"] for row in rows]
     axes.set_xlabel(say("axis_devices").en)
     axes.set_ylabel(say("axis_speedup").en)
     axes.set_xticks(range(1, largest + 1))
