@@ -257,7 +257,7 @@ def test_a_strategy_that_forgets_what_its_optimizer_was_told_is_caught(prove, be
     finished = benchmark.script("parity", *files, *changed, "--row", "wrong_forgotten")
     assert finished.returncode == 1
     assert f"optimizer group 0: {key}: " in finished.stderr
-    assert f"the live wrong_forgotten has {live}" in finished.stderr
+    assert f"and wrong_forgotten uses {live}" in finished.stderr
 
 
 # Shapes that name their dropouts, share their layers, or mix their tokens in another way than BERT does.
