@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.conftest import PROJECT
 
@@ -19,3 +20,14 @@ def test_what_wants_the_benchmark_belongs_to_one_worker_and_so_does_each_file():
     groups = dict(re.findall(r"::(\w+).*@(\w+) *$", planned.stdout, re.MULTILINE))
     assert groups.pop("test_the_workflow_s_own_share_is_read_from_snakemake_s_notes") == "benchmark"
     assert set(groups.values()) == {"test_make_benchmark"}
+
+
+def test_slow_tests_are_run_every_night():
+    """CI leaves most of them out, and nobody would see one that fails."""
+    files = [PROJECT / ".github" / "workflows" / name for name in ("ci.yml", "nightly.yml")]
+    ci, nightly = (yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader) for file in files)
+    assert len(nightly["on"]["schedule"]) == 1
+    (job,) = nightly["jobs"].values()
+    assert job["steps"][-1]["run"].startswith("make test-slow")
+    pinned = {step["uses"] for step in ci["jobs"]["run"]["steps"] if "uses" in step}
+    assert {step["uses"] for step in job["steps"] if "uses" in step} <= pinned
