@@ -6,9 +6,12 @@ import re
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from lockstep.files import read_json
-from tests.conftest import PROJECT, copy_project
+from tests.conftest import HOROVOD, PROJECT, copy_project
+
+NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
 
 SMALL = """
 data: {limit: 300}
@@ -160,6 +163,70 @@ def test_a_model_brings_its_own_loss_which_must_be_a_scalar(place):
     finished = prepared(place, name)
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
     assert "MyModel.loss must return the mean loss of the batch, a scalar; not [1]" in finished.stderr
+
+
+# A weight, a layer and a buffer under two names each, of which the second comes first in the alphabet.
+TIED = """
+import torch
+from torch import nn
+
+
+class MyModel(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.within, self.back = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.back.weight = self.within.weight
+        self.again = self.within
+        self.register_buffer("scale", torch.full((64,), 0.5))
+        self.register_buffer("factor", self.scale)
+        self.last = nn.Linear(64, classes)
+
+    def forward(self, pixel_values):
+        inner = torch.tanh(self.within(pixel_values.flatten(1)) * self.scale)
+        return self.last(self.again(torch.tanh(self.back(inner) * self.factor)))
+"""
+EVERY = """
+rows:
+  ddp_spawn: {strategy: ddp_spawn}
+  horovod: {strategy: horovod}
+  zero1: {strategy: deepspeed, stage: 1}
+  accelerate: {strategy: accelerate}
+  trainer: {strategy: trainer}
+  fabric: {strategy: fabric}
+  zero_redundancy: {strategy: zero_redundancy}
+"""
+OF_TIED = (*ASKED, "--config=every.yaml", "--results=tied", "--set=model.name=tied.py:MyModel")
+
+
+@pytest.fixture(scope="module")
+def tied(place):
+    """The task with tied weights, prepared in the folder `tied`."""
+    place.path("tied.py").write_text(TIED)
+    place.path("every.yaml").write_text(EVERY)
+    for script in ("prepare", "plan"):
+        finished = place.script(script, *OF_TIED)
+        assert finished.returncode == 0, finished.stderr
+    return place
+
+
+SLOW = ("single", "dataparallel", "ddp", "ddp_spawn", "deepspeed", "zero1", "accelerate", "fabric", "fsdp")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "trainer",
+        *(pytest.param(row, marks=pytest.mark.slow) for row in (*SLOW, "zero_redundancy")),
+        pytest.param("horovod", marks=[pytest.mark.slow, NEED_HOROVOD]),
+    ],
+)
+def test_every_row_saves_converts_and_tests_a_model_with_tied_weights(tied, row):
+    finished = tied.script("launch", *OF_TIED, "--row", row)
+    assert finished.returncode == 0, finished.stderr
+    (run,) = tied.path("tied/runs").glob(f"{row}/n*/rep1")
+    finished = tied.script("evaluate", str(run))  # which holds what was saved and converted against the live weights
+    assert finished.returncode == 0, finished.stderr
+    assert {"again.weight", "back.weight", "factor"} <= set(load_file(run / "model" / "model.safetensors"))
 
 
 def test_parameters_that_no_step_uses_are_named_where_ranks_would_wait_for_them(place):

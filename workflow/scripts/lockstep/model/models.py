@@ -175,13 +175,17 @@ def has_changing_buffers(model: torch.nn.Module) -> bool:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Parameters that are another one under a second name, as an output layer may be the embedding: name -> the first.
+    """Tensors of a state that are another under a second name, as an output layer may be the embedding: name -> first.
 
-    safetensors keeps each only once, so what some strategies save lacks them.
+    safetensors keeps each only once, and DeepSpeed too, so what some strategies save lacks them.
     """
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    every = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    stored, first = model.state_dict().keys(), {}
+    return {
+        name: first[id(tensor)]
+        for name, tensor in every
+        if name in stored and first.setdefault(id(tensor), name) != name
+    }
 
 
 def with_tied(state: dict[str, torch.Tensor], tied: dict[str, str]) -> dict[str, torch.Tensor]:

@@ -116,9 +116,12 @@ def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) 
             raise BadInput(
                 f"model.name: {about['class']}: its state's {name} is not a dense tensor, and can't be stored."
             )
-    # Of each tensor a copy: safetensors takes none that share memory, as tied weights do.
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def apart(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy of each tensor, in the host's memory: safetensors takes none that share memory, as tied weights do."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
 
 def build(folder: Path) -> torch.nn.Module:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.model import lean, models
+from lockstep.model import lean, models, own
 from lockstep.strategies import ddp
 
 with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
@@ -78,7 +78,10 @@ class Strategy(ddp.Strategy):
         return {"backend": torch.distributed.get_backend(), "arguments": arguments} | wrapped
 
     def save(self, folder):
-        self.trainer.save_model(str(folder))
+        if isinstance(self.module, transformers.PreTrainedModel):
+            self.trainer.save_model(str(folder))
+        elif self.world.rank == 0:  # of others save_model hands on the state as it is, and fails where weights are tied
+            self.trainer._save(str(folder), own.apart(self.module.state_dict()))
 
     @staticmethod
     def to_state_dict(folder):
