@@ -1,8 +1,16 @@
 """Where a step's time goes, from traces whose split is worked out by hand."""
 
-import pytest
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from lockstep.config import reading
+from lockstep.config.hardware import World
+from lockstep.rank import profiling
 from lockstep.rank.profiling import split
+from lockstep.strategies import single
 
 
 def event(name: str, begin: float, end: float, category: str = "cpu_op", correlation: int | None = None) -> dict:
@@ -70,3 +78,33 @@ def test_on_a_gpu_a_kernel_counts_for_the_part_that_launched_it():
 def test_several_steps_are_averaged():
     trace = [*MARKS, mark("step", 40), mark("forward", 45), mark("step", 60), event("aten::mm", 45, 55)]
     assert split(trace)["forward"] == pytest.approx(0.005)
+
+
+class Everything(single.Strategy):
+    def share(self):
+        return 0, 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "trains"),
+    [
+        (Everything, 2, (0, 1)),  # each rank the whole of each batch, as published_deepspeed
+        (single.Strategy, 2, (1, 2)),
+        (single.Strategy, 1, (0, 2)),  # one process for two devices
+    ],
+)
+def test_alone_a_rank_trains_the_share_that_it_has_in_the_row(monkeypatch, tmp_path, kind, world_size, trains):
+    asked = {"strategy": "ddp", "device": "cpu", "processes": 2, "oversubscribe": True}
+    settings = replace(reading.parse({"rows": {"x": asked}}).rows["x"].settings(), data=str(tmp_path))
+    row = kind(settings)
+    row.world = World(world_size - 1, 0, world_size, torch.device("cpu"), "gloo")
+    training = SimpleNamespace(strategy=row, settings=settings, folder=tmp_path, progress=SimpleNamespace(alive=None))
+    shares, clock = [], SimpleNamespace(step_seconds=list)
+    monkeypatch.setattr(profiling, "set_up", lambda *_: SimpleNamespace(wrap=lambda model: None, clock=clock))
+    monkeypatch.setattr(profiling, "Replay", lambda *_: None)
+    monkeypatch.setattr(profiling.models, "load", lambda *_: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(
+        single.Strategy, "train", lambda plain, replay: shares.append((plain.share(), plain.world.size))
+    )
+    profiling._alone(SimpleNamespace(training=training, plan=None, samples=None, dev_split=None))
+    assert shares == [(trains, 1)]  # in a world of its own, where nothing is asked to be synchronised

@@ -96,10 +96,12 @@ class Profiler:
 def _alone(replay: Replay) -> np.ndarray:
     """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
     training = replay.training
-    devices = training.settings.hardware.devices
-    settings = replace(training.settings, hardware=replace(training.settings.hardware, processes=devices))
+    settings = replace(training.settings, hardware=replace(training.settings.hardware, processes=1))
     plain = single.Strategy(settings)
-    plain.world = replace(training.strategy.world, size=devices)
+    plain.world = replace(training.strategy.world, size=1)
+    part, of = training.strategy.share()
+    devices = settings.hardware.devices // training.strategy.world.size  # that this rank drives
+    plain.share = lambda: (part * devices, of * devices)
     silent = SimpleNamespace(step=training.progress.alive, alive=training.progress.alive)
     alone = set_up(plain, settings, training.folder, silent)
     alone.wrap(models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train())
