@@ -1,4 +1,5 @@
-# make setup    set up .venv. PyTorch's build is CUDA's where there are GPUs; TORCH=cpu or TORCH=cuda says otherwise
+# make setup    set up .venv. PyTorch's build is CUDA's where there are GPUs; TORCH=cpu or TORCH=cuda says otherwise,
+#               and TORCH=here takes the PyTorch of the environment that is active
 # make bench    set up, run the default benchmark, print its table (ARGS="..." hands more to snakemake)
 # make quick    set up, and have a first look: few rows, a small model, in results/quick
 # make again    repeat the blocks in which a run was disturbed
@@ -18,6 +19,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?=
+built = $(file < $(VENV)/.complete)
 CORES ?= all
 MARKED ?= not slow
 WORKERS ?= 2
@@ -31,9 +33,9 @@ setup: $(VENV)/.complete $(BIN)/lockstep
 
 # It says which of PyTorch's builds is installed; where TORCH names the other one, set-up is done again.
 $(VENV)/.complete: requirements.txt requirements-dev.txt constraints.txt \
-  $(if $(filter-out $(file < $(VENV)/.complete),$(TORCH)),other-build)
-	@setup/check.sh $(PYTHON) $(VENV) "$(TORCH)"
-	@setup/install.sh $(PYTHON) $(VENV) "$(TORCH)"
+  $(if $(filter-out $(built),$(TORCH)),other-build)
+	@setup/check.sh $(PYTHON) $(VENV) "$(or $(TORCH),$(filter here,$(built)))"
+	@setup/install.sh $(PYTHON) $(VENV) "$(or $(TORCH),$(filter here,$(built)))"
 
 # The name to type, once the environment is activated.
 $(BIN)/lockstep: setup/command.sh $(VENV)/.complete

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What set-up needs of this machine, asked before anything is installed:  setup/check.sh PYTHON VENV [cpu|cuda]
+# What set-up needs of this machine, asked before anything is installed:  setup/check.sh PYTHON VENV [cpu|cuda|here]
 # Says in one line what is missing and how to install it: with `error:` and exit code 2 what nothing goes without, with
 # `note:` what only costs a row.
 python=$1 venv=$2
@@ -32,6 +32,7 @@ asked 'import ensurepip, venv' || fail "$python has no venv. On Debian: apt inst
 mkdir -p "$venv" || exit 2
 free=$(df -Pm "$venv" | awk 'NR == 2 { print $4 }')
 case $decided in
+  here*) needed=2500 ;;
   cpu*) needed=4000 ;;
   *) needed=10000 ;; # CUDA's libraries
 esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set-up, step by step:  setup/install.sh PYTHON VENV [cpu|cuda]      as `make setup` calls it, after setup/check.sh
+# Set-up, step by step:  setup/install.sh PYTHON VENV [cpu|cuda|here]      as `make setup` calls it, after setup/check.sh
 # What pip and compilers print goes into VENV/setup.log, and is shown where a step fails. VENV/.complete is left at last,
 # and says which of PyTorch's builds is there.
 set -euo pipefail
@@ -47,17 +47,31 @@ print("cuda" if built_for_gpus() else "cpu")'
 }
 
 needed 1 "a Python environment in $venv" "$python" -m venv "$venv"
-needed 2 "PyTorch's $build build, $why" setup/torch.sh "$venv/bin/python" "$build" "$asked"
+pip=("$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off)
+if [ "$build" = here ]; then
+  needed 2 "PyTorch as it is there, $why" setup/here.sh find "$python" "$venv/here.txt"
+  setup/here.sh packages > "$venv/packages.txt"
+  # Images of NVIDIA's hold pip to what they have by PIP_CONSTRAINT.
+  needed 3 "the packages of requirements.txt and requirements-dev.txt" \
+    env --unset=PIP_CONSTRAINT "${pip[@]}" --no-deps -r "$venv/packages.txt"
+  setup/here.sh link "$venv" "$venv/here.txt" || exit 1
+else
+  needed 2 "PyTorch's $build build, $why" setup/torch.sh "$venv/bin/python" "$build" "$asked"
+fi
 grep '^note: ' "$log" >&2 || true
 built=$(built_for)
-if [ -n "$asked" ] && [ "$asked" != "$built" ]; then
+if [ "$build" = here ]; then
+  built=here
+elif [ -n "$asked" ] && [ "$asked" != "$built" ]; then
   echo "error: TORCH=$asked is asked for, and pip's index has PyTorch's $built build only" >&2
   exit 1
 elif [ "$build $built" = "cuda cpu" ]; then
   echo "note: pip's index has PyTorch's cpu build only, so no GPU is used" >&2
 fi
-needed 3 "the packages of requirements.txt and requirements-dev.txt" "$venv/bin/python" -m pip install --disable-pip-version-check \
-  --progress-bar off -r requirements.txt -r requirements-dev.txt -c constraints.txt
+if [ "$build" != here ]; then
+  needed 3 "the packages of requirements.txt and requirements-dev.txt" \
+    "${pip[@]}" -r requirements.txt -r requirements-dev.txt -c constraints.txt
+fi
 step 4 "Horovod, built from its source" docker/build-horovod.sh "$venv/bin/python" \
   || echo "note: Horovod's row is left out: $(grep '^error' "$log" || echo "see $log"). Again: make horovod" >&2
 step 5 "DeepSpeed's collectives for CPUs, compiled" collectives \

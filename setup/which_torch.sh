@@ -1,18 +1,18 @@
 #!/bin/sh
-# Which of PyTorch's builds set-up takes, and why:  setup/which_torch.sh [cpu|cuda]
-# Prints `cpu` or `cuda` and the reason. What is named counts; else CUDA's is taken where there is an NVIDIA GPU, by
+# Which of PyTorch's builds set-up takes, and why:  setup/which_torch.sh [cpu|cuda|here]
+# Prints `cpu`, `cuda` or `here` (the one of the active environment) and the reason. What is named counts; else CUDA's is taken where there is an NVIDIA GPU, by
 # nvidia-smi's word, or by its device file where that program is missing or fails. (The driver's files below /proc are
 # seen in containers too that were given no GPU.)
 asked=${1:-}
 
 case $asked in
-  cpu | cuda)
+  cpu | cuda | here)
     echo "$asked as TORCH=$asked asks for it"
     exit
     ;;
   '') ;;
   *)
-    echo "error: TORCH=$asked: there are cpu and cuda" >&2
+    echo "error: TORCH=$asked: there are cpu, cuda and here" >&2
     exit 2
     ;;
 esac

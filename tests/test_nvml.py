@@ -90,8 +90,8 @@ def test_a_gpu_that_does_not_tell_its_temperature_is_watched_all_the_same(two_gp
 
 
 def test_it_is_opened_once(two_gpus, monkeypatch):
-    opened = []
-    monkeypatch.setattr(two_gpus, "nvmlInit", lambda: opened.append(True))
+    opened, open_it = [], two_gpus.nvmlInit
+    monkeypatch.setattr(two_gpus, "nvmlInit", lambda: (opened.append(True), open_it()))
     assert [nvml.count(), nvml.count(), nvml.name(0)] == [2, 2, "Pretended GPU"]
     assert opened == [True]
 

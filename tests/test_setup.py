@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import PROJECT, copy_project
 
@@ -154,12 +155,15 @@ def test_where_gpus_are_cuda_s_build_is_taken_unless_told_otherwise(tmp_path, as
 
 def test_another_build_than_the_two_is_refused_before_anything_is_done(check):
     code, said = check("git", "g++", torch="gpu")
-    assert (code, said) == (2, "error: TORCH=gpu: there are cpu and cuda\n")
+    assert (code, said) == (2, "error: TORCH=gpu: there are cpu, cuda and here\n")
 
 
 @pytest.mark.parametrize(
     ("there", "asked", "again"),
-    [("cpu", "", False), ("cpu", "cpu", False), ("cpu", "cuda", True), ("cuda", "cpu", True), ("", "cuda", True)],
+    [
+        *[("cpu", "", False), ("cpu", "cpu", False), ("cpu", "cuda", True), ("cuda", "cpu", True), ("", "cuda", True)],
+        *[("here", "", False), ("here", "here", False), ("cpu", "here", True), ("here", "cpu", True)],
+    ],
 )
 def test_another_build_is_set_up_when_it_is_asked_for(tmp_path, there, asked, again):
     (tmp_path / ".complete").write_text(f"{there}\n")
@@ -168,7 +172,29 @@ def test_another_build_is_set_up_when_it_is_asked_for(tmp_path, there, asked, ag
     assert (f'setup/install.sh python3 {tmp_path} "{asked}"' in done.stdout) == again
 
 
-@pytest.mark.parametrize(("there", "said"), [("cpu", True), ("cuda", False)])
+def test_pytorch_is_taken_from_the_active_environment_where_it_has_one(tmp_path):
+    folders, here = tmp_path / "folders", PROJECT / "setup" / "here.sh"
+    found = subprocess.run([here, "find", sys.executable, folders], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines()[-1] == f"PyTorch {torch.__version__} of {sys.prefix}"
+    assert str(Path(torch.__file__).parents[1]) in folders.read_text().splitlines()
+    alone = tmp_path / "python"
+    alone.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    alone.chmod(0o755)
+    done = subprocess.run([here, "find", alone, tmp_path / "none"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, (tmp_path / "none").exists()) == (1, "", False)
+    assert done.stderr.startswith(f"error: TORCH=here takes the PyTorch of {sys.executable}, which has none.")
+
+
+def test_beside_it_all_packages_are_pinned_and_none_is_pytorch():
+    here = PROJECT / "setup" / "here.sh"
+    packages = subprocess.run([here, "packages"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all("==" in package for package in packages)
+    names = {package.split("==")[0].lower() for package in packages}
+    assert {"transformers", "snakemake", "pytest", "setuptools"} <= names
+    assert not [name for name in names if name == "torch" or name.startswith(("nvidia-cu", "triton"))]
+
+
+@pytest.mark.parametrize(("there", "said"), [("cpu", True), ("cuda", False), ("here", False)])
 def test_gpus_that_came_later_are_pointed_out(tmp_path, there, said):
     (tmp_path / ".complete").write_text(f"{there}\n")
     program(tmp_path / "bin" / "nvidia-smi", TWO_GPUS)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lockstep import paths
-from lockstep.run import forked
+from lockstep.run import fork
 from tests import pretended
 from tests.conftest import copy_project
 
@@ -150,10 +150,10 @@ def test_on_a_gpu_the_gpu_is_proven(place, tmp_path_factory):
 
 
 def test_a_fork_tells_how_it_ended():
-    assert forked.Fork(lambda: None, dict(os.environ)).wait() == 0
+    assert fork.Fork(lambda: None, dict(os.environ)).wait() == 0
     with open(os.devnull, "w") as nowhere:
-        assert forked.Fork(lambda: 1 / 0, dict(os.environ), nowhere).wait() == 1
-    killed = forked.Fork(lambda: time.sleep(60), dict(os.environ))
+        assert fork.Fork(lambda: 1 / 0, dict(os.environ), nowhere).wait() == 1
+    killed = fork.Fork(lambda: time.sleep(60), dict(os.environ))
     assert killed.poll() is None
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL

@@ -15,14 +15,15 @@ from lockstep.errors import RunFailed
 KINDS = ("flash", "efficient", "cudnn", "math")
 OPERATIONS = {kind: f"_scaled_dot_product_{kind}_attention" for kind in KINDS[:3]} | {"varlen": "_varlen_attn"}
 CALLED = "scaled_dot_product_attention"
+COMPILES_FP64 = (2, 13)  # the version of PyTorch from which a compiled program has attention in fp64 on a CPU
 PLANNING = (9, 0)  # compute capability from which cuDNN's attention comes first
 
 
-def choose(asked: str, device: torch.device, shapes: int) -> list[str]:
+def choose(asked: str, device: torch.device, shapes: int, precision: str = "fp32") -> list[str]:
     """Allow scaled_dot_product_attention the kernels of one kind, or with "auto" its own choice; returns notes.
 
     shapes: how many different ones a plan has. Where there are several, "auto" leaves cuDNN's out on GPUs that would
-    take it.
+    take it. In fp64, which only proofs have, it takes math on a CPU where torch.compile would fail with another.
     """
     kinds = set(KINDS) if asked == "auto" else {asked}
     notes = []
@@ -30,11 +31,19 @@ def choose(asked: str, device: torch.device, shapes: int) -> list[str]:
     if asked == "auto" and shapes > 1 and planning:
         kinds.discard("cudnn")
         notes.append("cuDNN's attention, which plans for each width anew, is left out (attention: cudnn takes it)")
+    if asked == "auto" and device.type == "cpu" and precision == "fp64" and _torch() < COMPILES_FP64:
+        kinds = {"math"}
     torch.backends.cuda.enable_flash_sdp("flash" in kinds)
     torch.backends.cuda.enable_mem_efficient_sdp("efficient" in kinds)
     torch.backends.cuda.enable_cudnn_sdp("cudnn" in kinds)
     torch.backends.cuda.enable_math_sdp("math" in kinds)
     return notes
+
+
+def _torch() -> tuple[int, int]:
+    """PyTorch's version, as (2, 13)."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def allowed() -> list[str]:

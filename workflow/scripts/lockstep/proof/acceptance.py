@@ -28,8 +28,9 @@ from lockstep.files import read_json, write_json
 from lockstep.model import metrics
 from lockstep.paths import PROJECT, SCRIPTS
 from lockstep.proof import parity
-from lockstep.run import forked, runs
-from lockstep.run.forked import Fork
+from lockstep.rank import imports
+from lockstep.run import runs
+from lockstep.run.fork import Fork
 
 CONFIGS = PROJECT / "config"
 PROOFS, TIMES = CONFIGS / "accept.yaml", CONFIGS / "accept_times.yaml"
@@ -61,8 +62,8 @@ class Acceptance:
         self.say = say
         self._begin_anew()
         self._prepare()
-        forked.preload(list(self.proof_rows.values()))
-        if self.gpus and not forked.reaches_gpus():
+        imports.preload(list(self.proof_rows.values()))
+        if self.gpus and not imports.reaches_gpus():
             self.say("forks of this process can't use the GPUs, so that each trial has imports of its own")
             self.proof_rows = {name: replace(row, in_forks=False) for name, row in self.proof_rows.items()}
         able = [row for row in self.proof_rows.values() if self._can(row)]

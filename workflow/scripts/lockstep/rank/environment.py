@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import platform
+import sys
+from pathlib import Path
 
 import torch
 
@@ -31,6 +33,7 @@ def describe() -> dict:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in pinned()},
         "installed": installed(),
+        "torch_from": _elsewhere(torch.__file__),
         "torch_config": torch.__config__.show().strip(),
         "compiler": _first_line("g++", "--version"),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
@@ -57,8 +60,16 @@ def pinned() -> list[str]:
 
 def installed() -> dict[str, str]:
     """Every Python package that is installed here, with its version, as `pip freeze` lists them."""
-    there = {package.metadata["Name"]: package.version for package in importlib.metadata.distributions()}
+    there: dict[str, str] = {}
+    for package in importlib.metadata.distributions():
+        there.setdefault(package.metadata["Name"], package.version)  # of several the first is imported
     return dict(sorted(there.items(), key=lambda package: (package[0] or "").lower()))
+
+
+def _elsewhere(file: str) -> str | None:
+    """The folder of packages that a module comes from, if it is not of this Python environment: TORCH=here."""
+    folder = Path(file).resolve().parents[1]
+    return None if folder.is_relative_to(Path(sys.prefix).resolve()) else str(folder)
 
 
 def gpu_handles() -> list:

@@ -32,7 +32,6 @@ from lockstep.rank.replay import Replay
 from lockstep.rank.resumption import derived_seed
 from lockstep.rank.training import Training, set_up
 from lockstep.run import lifetime
-from lockstep.run.processes import die_with_parent
 from lockstep.run.progress import NODE, Progress, RankFiles
 
 TRIES = 25  # of writing why a rank fails, 0.2 s apart
@@ -44,7 +43,7 @@ def main(folder: Path) -> None:
     The process ends by os._exit: with gloo, PyTorch 2.13's DDP sometimes hangs or aborts in the interpreter's own exit,
     after all is done. So everything is written and flushed first, and what was written says how the run went.
     """
-    die_with_parent()
+    lifetime.die_with_parent()
     files = RankFiles(folder, int(os.environ.get("RANK", 0)))
     lifetime.end_with_holder(paths.node_folder(folder, files.node))
     signal.signal(signal.SIGTERM, _end)
@@ -232,7 +231,9 @@ def _prepare(training: Training) -> tuple[Replay, dict]:
             torch._foreach_mul_(list(model.parameters()), settings.weights_times)
     clock.part("model")
     plan, samples = Plan.load(Path(settings.plan_file)), training.task.load(paths.split_folder(data, "train"))
-    strategy.notes += attention.choose(training.train.attention, world.device, len(set(plan.widths.tolist())))
+    strategy.notes += attention.choose(
+        training.train.attention, world.device, len(set(plan.widths.tolist())), strategy.precision
+    )
     strategy.sample = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
     training.wrap(strategy.synchronised(model))
     if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient

@@ -6,6 +6,7 @@ them (launchers.py), such as DeepSpeed's or Horovod's, outlive their own parent 
 """
 
 import contextlib
+import ctypes
 import datetime
 import fcntl
 import json
@@ -22,13 +23,21 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_text
 from lockstep.paths import LOCK
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_SECONDS = 3  # between SIGTERM and SIGKILL, for a run's processes
 # A run that is being ended holds its folder until its processes are gone, and the next one waits for that.
 LOCK_TIMEOUT_SECONDS = GRACE_SECONDS + 2
 # Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
 SUPERVISOR, STARTER, SESSION = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER", "LOCKSTEP_SESSION"
 
+libc = ctypes.CDLL(None, use_errno=True)
+
 _held: dict[Path, TextIO] = {}  # folders, with the file of each that is locked
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ dies. This process ends when the Snakemake that started it does (lifetime.py).
 
 import collections
 import contextlib
-import ctypes
 import math
 import os
 import signal
@@ -24,22 +23,17 @@ from tqdm import tqdm
 
 from lockstep import paths
 from lockstep.run import lifetime
+from lockstep.run.fork import Fork
+from lockstep.run.lifetime import die_with_parent, libc
 from lockstep.run.progress import LAUNCHED, Progress
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
 # For a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30.
 LAUNCHER_SECONDS = 5
 STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
 LOG_EVERY = 0.1  # of all steps: how often the log gets a line
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_with_parent_deaf() -> None:
@@ -156,7 +150,7 @@ def supervise(
     goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
     KeyboardInterrupt included, no process is left behind.
     """
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, node, ranks)
     with StopRequest(progress, saves, node, nodes) as request:
         started, process = time.perf_counter(), None
@@ -177,8 +171,6 @@ def supervise(
 
 def _start(command: list[str] | Callable[[], None], environment: dict, log, saves: bool):
     if callable(command):
-        from lockstep.run.forked import Fork
-
         return Fork(command, environment, log, new_session=True)
     return subprocess.Popen(
         command,

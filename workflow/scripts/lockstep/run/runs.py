@@ -21,7 +21,7 @@ from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
 from lockstep.paths import data_file, data_folder, plan_file, require
-from lockstep.run import coordination, journal, launchers, lifetime, node, record, saved, training_log, watcher
+from lockstep.run import coordination, forked, journal, launchers, lifetime, node, record, saved, training_log, watcher
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 
@@ -239,10 +239,8 @@ def _train(
 ) -> dict:
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
     start = command
-    if row.in_forks:
-        from lockstep.run import forked  # which imports PyTorch, as whoever asks for forks has
-
-        start = forked.ranks(row, folder, rendezvous) if forked.possible(row) else command
+    if row.in_forks and forked.possible(row):
+        start = forked.ranks(row, folder, rendezvous)
 
     @contextlib.contextmanager
     def meanwhile(log):

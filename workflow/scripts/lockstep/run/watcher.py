@@ -31,14 +31,17 @@ OTHERS_ALLOWED = 0.02
 @contextlib.contextmanager
 def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
     """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were."""
-    from lockstep.run.processes import die_with_parent, signals_wait
+    from lockstep.run import lifetime
+    from lockstep.run.processes import signals_wait
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers))]
     process = None
     try:
         with signals_wait():
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=lifetime.die_with_parent
+            )
         yield
     finally:
         if process:
