@@ -102,6 +102,14 @@ def test_what_was_not_reached_is_named_and_nothing_is_left_running(place):
     assert not running_in(place)
 
 
+def test_nothing_proven_is_no_success(place):
+    finished, found = accept(place, 0.01)
+    assert found["proofs"] == {}
+    assert finished.returncode == 1
+    assert "nothing was proven" in finished.stdout
+    assert "give more --minutes" in finished.stdout
+
+
 def test_ctrl_c_ends_everything_and_keeps_what_was_found(place):
     process = subprocess.Popen(
         ["python", "workflow/scripts/accept.py", "--minutes=5"],

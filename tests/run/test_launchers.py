@@ -13,7 +13,7 @@ from lockstep.run import node
 from lockstep.run.coordination import Rendezvous
 from tests.conftest import PROJECT
 
-FRAMEWORKS = {"deepspeed", "lightning", "horovod", "peft", "bitsandbytes", "matplotlib", "sklearn"}
+FRAMEWORKS = {"deepspeed", "lightning_fabric", "horovod", "peft", "bitsandbytes", "matplotlib", "sklearn"}
 
 
 def imported(code: str) -> set[str]:

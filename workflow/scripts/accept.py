@@ -4,7 +4,8 @@ For a new node, a new driver, a new image; needs no network. First rows are prov
 timed then; then rows are timed, one after the other, beside a bare loop; then the rest is proven, as far as the time
 goes. What it finds is in accept.json after each of them, in a folder to hand on (results/accept).
 
-Exit code 1 where a row is wrong: it trains another model, though not by its nature, or its trial failed.
+Exit code 1 where a row is wrong (it trains another model, though not by its nature, or its trial failed), where a timed
+row failed, and where nothing was proven at all.
 """
 
 import os
@@ -35,14 +36,14 @@ def main() -> int:
     from lockstep.proof import acceptance  # imports PyTorch, which --help needs not wait for
 
     accepted = acceptance.Acceptance(Path(arguments.results), began + 60 * arguments.minutes)
-    found = accepted.run(lambda line: print(line, flush=True))
+    accepted.run(lambda line: print(line, flush=True))
     print_table(*accepted.proof_table())
     print_table(*accepted.time_table())
     for line in accepted.last_lines():
         print(line)
     if not arguments.keep:
         accepted.tidy()
-    return int(bool(found))
+    return int(not accepted.passed)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class Acceptance:
         self.times, self.time_rows = _read([*of_gpus, TIMES], self.gpus)
         self.found: dict = {"proofs": {}, "times": [], "not_reached": [], "cannot": {}, "machine": None}
 
-    def run(self, say: Callable[[str], None]) -> list[str]:
-        """Prove and time; returns the names of the rows that are wrong."""
+    def run(self, say: Callable[[str], None]) -> None:
+        """Prove and time, and write down what was found."""
         self.say = say
         self._begin_anew()
         self._prepare()
@@ -74,13 +74,20 @@ class Acceptance:
         left = self._prove(left, self.deadline)
         self.found["not_reached"] = [*(f"proof of {row.name}" for row in left), *timed]
         self._write()
-        return self.wrong
 
     @property
     def wrong(self) -> list[str]:
         """Rows that train another model, though not by their nature, or whose trial failed."""
         proofs = self.found["proofs"].items()
         return [name for name, verdict in proofs if verdict["proof"] in ("unequal", "failed") and not verdict["nature"]]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was proven, all of it is right, and no timed row failed."""
+        return bool(self.found["proofs"]) and not self.wrong and not self._failed()
+
+    def _failed(self) -> list[str]:
+        return [line["name"] for line in self.found["times"] if "failed" in line]
 
     def _begin_anew(self) -> None:
         for part in ("proofs", "times", "logs"):
@@ -320,9 +327,12 @@ class Acceptance:
 
     def last_lines(self) -> Iterator[str]:
         proofs = self.found["proofs"]
-        yield f"{len(proofs) - len(self.wrong)} of {len(proofs)} proofs are as they must be, after {self._seconds()} s"
+        right = f"{len(proofs) - len(self.wrong)} of {len(proofs)} proofs are as they must be"
+        yield f"{right if proofs else 'nothing was proven'}, after {self._seconds()} s"
         if self.wrong:
             yield f"wrong: {', '.join(self.wrong)}"
+        if failed := self._failed():
+            yield f"failed as they were timed: {', '.join(failed)}"
         for name, why in self.found["cannot"].items():
             yield f"not here: {name}: {why}"
         if self.found["not_reached"]:

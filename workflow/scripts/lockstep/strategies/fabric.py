@@ -3,7 +3,9 @@
 Each rank is fed its own share of the plan: Fabric's own data loaders would hand every rank the whole batches.
 
 Advantages: one program for many strategies, precisions and devices, without giving up the loop.
-Limits: a large import; its defaults must be known (`16-mixed` becomes bf16 on a CPU with a warning only).
+Limits: its defaults must be known (`16-mixed` becomes bf16 on a CPU with a warning only).
+`lightning_fabric` is the package of Fabric alone: `lightning.fabric`, the same in the whole of Lightning, imports twice
+as long.
 On a CPU: as ddp.
 """
 
@@ -11,8 +13,8 @@ import contextlib
 from datetime import timedelta
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
 
 from lockstep.config.hardware import World
 from lockstep.model import models
@@ -81,7 +83,7 @@ class Strategy(ddp.Strategy):
 
 
 INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
-NEEDS = {"lightning": ("2.6.6", "make setup")}
+NEEDS = {"lightning-fabric": ("2.6.6", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),
 ]
