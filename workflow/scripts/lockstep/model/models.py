@@ -62,6 +62,13 @@ def _architecture(folder: Path):
     return config, cls
 
 
+def import_code(folder: Path) -> None:
+    """Import the class of the model stored in a folder, if it is one of transformers'; `load` does so too."""
+    if not own.is_stored(folder):
+        with lean.imports():
+            _architecture(folder)
+
+
 def build(folder: Path) -> torch.nn.Module:
     """A model of the class and size of the one stored in a folder, with any weights."""
     if own.is_stored(folder):

@@ -54,6 +54,8 @@ def main(folder: Path) -> None:
         torch.set_num_threads(settings.hardware.threads)
         torch.set_num_interop_threads(1)
         strategy = registry.load(settings.strategy)(settings)
+        # Before the ranks meet: from then on Horovod's own thread takes a share of each rank's cores.
+        models.import_code(Path(settings.data) / paths.WEIGHTS)
         clock.part("imports")
         world = strategy.start()
         clock.part("process_group")

@@ -51,6 +51,7 @@ class Strategy(ddp.Strategy):
             "disable_tqdm": True,
         }
 
+    @lean.hidden("deepspeed")  # which takes a second to import, only to ask whether the model is one of its
     def train(self, replay):
         self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
