@@ -37,7 +37,7 @@ def main() -> None:
         if not arguments.what:
             data = arguments.data.resolve() if arguments.data else None
             done = train(Path(folder), data, arguments.repeats)
-        lines = [[claim.said, claim.by, *claim.measure(done), f"`{claim.command}`"] for claim in chosen]
+        lines = [[claim.said, claim.by, *claim.judge(done), f"`{claim.command}`"] for claim in chosen]
     print_table(HEADER[:-1], [line[:-1] for line in lines])
     if arguments.write:
         between_marks(PAGE, MARKS, f"{_conditions(arguments)}\n\n{markdown(HEADER, lines)}")

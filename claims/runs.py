@@ -59,9 +59,9 @@ def train(folder: Path, data: Path | None, repeats: int) -> Runs:
     return Runs(records, tests, folders, unavailable)
 
 
-def proof(folder: Path, row: str, options: dict) -> str:
-    """The proof's verdict on a row over images, by a model with batch normalisation."""
-    keys = {"model.name": "basicnet_bn", "hardware.processes": 2, "hardware.oversubscribe": "true"}
+def proof(folder: Path, row: str, options: dict, model: str) -> str:
+    """The proof's verdict on a row over images."""
+    keys = {"model.name": model, "hardware.processes": 2, "hardware.oversubscribe": "true"}
     keys |= {f"rows.{row}.{key}": value for key, value in options.items()}
     files = (str(CONFIGS[0]), str(PROJECT / "config" / "digits.yaml"))
     results = prepared(folder, keys, files)

@@ -47,6 +47,24 @@ def test_amp_must_be_as_good_too(macro_f1, verdict):
     assert claims.amp(done)[0] == verdict
 
 
+def test_a_claim_about_gpus_is_not_judged_by_cpus(monkeypatch):
+    done = runs({"ddp_fp16": [2.0, 2.1, 1.9], "ddp": [1.0, 1.01, 0.99]})
+    claim = claims.Claim("helps", "–", claims.faster("ddp_fp16", "ddp"), of_gpus=True)
+    monkeypatch.setattr(claims.torch.cuda, "is_available", lambda: False)
+    verdict, told = claim.judge(done)
+    assert (verdict, "CPUs stand in for GPUs" in told) == (UNKNOWN, True)
+    monkeypatch.setattr(claims.torch.cuda, "is_available", lambda: True)
+    assert claim.judge(done)[0] == NOT
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [([3.0, 3.1, 2.9], HOLDS), ([0.3, 0.31, 0.29], HOLDS), ([1.2, 1.3, 1.1], UNKNOWN)]
+)
+def test_what_was_said_of_the_most_is_not_refuted_by_less(seconds, verdict):
+    done = runs({"horovod": seconds, "horovod_mpi": [1.0, 1.01, 0.99]})
+    assert claims.backend(done)[0] == verdict
+
+
 def test_steps_are_halved_by_a_larger_batch_only():
     done = runs({"ddp": [1.0], "single": [1.0]}, global_batch=64, steps=105)
     verdict, told = claims.steps(done)
@@ -62,16 +80,25 @@ def test_what_can_t_run_here_can_t_be_told():
 
 def test_every_row_that_a_claim_needs_is_in_its_configuration():
     source = (PROJECT / "claims" / "claims.py").read_text(encoding="utf-8")
-    named = set(re.findall(r'(?:faster|costs|quality_of|quality|ratio)\("(\w+)", "(\w+)"', source))
+    named = set(re.findall(r'(?:faster|costs|changes|quality|ratio)\("(\w+)", "(\w+)"', source))
     assert named
     assert {row for pair in named for row in pair} <= set(ROWS)
 
 
 def test_claims_that_need_no_rows_are_measured_alone():
-    command = [sys.executable, "-m", "claims", "set_epoch", "odd_numbers", "equal_seeds", "map_location"]
+    command = [
+        sys.executable,
+        "-m",
+        "claims",
+        "set_epoch",
+        "odd_numbers",
+        "equal_seeds",
+        "map_location",
+        "unused_parameters",
+    ]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     told = " ".join(done.stdout.split())
-    assert told.count(HOLDS) == 3
+    assert told.count(HOLDS) == 4
     assert "10,003" in told
 
 

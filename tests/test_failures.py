@@ -100,7 +100,7 @@ def fresh(tmp_path_factory) -> Workplace:
         (["--config", "hardware={device: cpu, processes: 999}"], "hardware.processes: 999, but there are"),
         (["--config", "hardware={device: cpu, backend: nccl}"], "backend: nccl works between GPUs only"),
         (["-n", "--config", "train={accumulation: 100}"], "rows.single.global_batch: 64 samples can't be shared by"),
-        (["-n", "--config", "hardware={backend: mpi}"], "rows.single.backend: this PyTorch was built without mpi"),
+        (["-n", "--config", "hardware={backend: mpi}"], "hardware.backend: 'mpi' is not one of auto, gloo, nccl"),
         (["-n", "--config", "train={learning_rate: nan}"], "train.learning_rate: nan is not a finite number"),
         (["-n", "--config", "model={heads: 3, hidden_size: 65}"], "model.heads: 3 heads can't share"),
         (["-n", "--directory", "tests"], "tests, where Lockstep's files are not. Start it in their folder: cd /"),

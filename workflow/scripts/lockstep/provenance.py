@@ -34,11 +34,6 @@ def origin() -> str:
     return output("git", "config", "--get", "remote.origin.url") or ""
 
 
-def backend_built(backend: str) -> bool:
-    """Whether PyTorch was built with what processes may communicate through."""
-    return _says_true(f"import torch.distributed as d; print(d.is_available() and d.is_backend_available({backend!r}))")
-
-
 @cache
 def horovod_has(library: str) -> bool:
     """Whether Horovod was built with "mpi", or with "nccl"."""

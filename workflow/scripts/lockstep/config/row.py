@@ -190,12 +190,6 @@ class Row:
             if self.options["launcher"] != "accelerate":
                 raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
             accelerate_file.refuse(file, self.hardware, self.precision, where)
-        # PyTorch's own builds have the one that their devices use.
-        if self.hardware.backend not in ("gloo", "nccl") and not provenance.backend_built(self.hardware.backend):
-            raise BadInput(
-                f"rows.{self.name}.backend: this PyTorch was built without {self.hardware.backend}; only one that was"
-                " built from source where MPI is installed has mpi. Set it to auto."
-            )
 
     @property
     def unavailable(self) -> str:
