@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import configuration, hardware, reading, schema
+from lockstep.config import configuration, deepspeed_file, hardware, reading, schema
 from lockstep.config.hardware import device_count, selection
 from lockstep.data import plan
 from lockstep.errors import BadInput
@@ -547,6 +547,60 @@ def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_pa
     file.unlink()
     with pytest.raises(BadInput, match=r"own\.yaml does not exist"):
         accelerate_row(file).refuse()
+
+
+DEEPSPEED = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 200_000, "offload_optimizer": {"device": "none"}},
+    "optimizer": {"type": "Adam", "params": {"lr": 5e-4, "eps": 1e-8, "betas": "auto"}},
+    "bf16": {"enabled": False},
+}
+
+
+def deepspeed_row(file, **changes):
+    rows = {"x": {"strategy": "deepspeed", "stage": 2, "config_file": str(file)} | changes}
+    train = {"clip": 1.0, "learning_rate": 5e-4}
+    return reading.parse(CPU | {"rows": rows, "train": train}).rows["x"]
+
+
+def test_a_deepspeed_file_that_agrees_is_taken_and_its_trial_is_the_rows(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(DEEPSPEED))  # 1e-08 among it, a word in YAML
+    row = deepspeed_row(file)
+    row.refuse()
+    merged = deepspeed_file.merged(str(file), {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.0})
+    assert merged["zero_optimization"] == DEEPSPEED["zero_optimization"]
+    assert merged["gradient_clipping"] == 0.0
+    assert {"optimizer", "bf16", "train_micro_batch_size_per_gpu"}.isdisjoint(merged)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"train_batch_size": 32}, "says train_batch_size: 32, and the row's global batch is 64. Set it to 64."),
+        ({"train_micro_batch_size_per_gpu": 64}, "and each of the row's micro-batches has 32 samples. Set it to 32"),
+        ({"gradient_accumulation_steps": 4}, "and the row's accumulation is 1. Set it to 1."),
+        ({"gradient_clipping": 0.5}, "says gradient_clipping: 0.5, and the row clips at 1"),
+        ({"zero_optimization": {"stage": 3}}, "says zero_optimization.stage: 3, and the row's stage is 2"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "the row's offload_optimizer is False"),
+        ({"bf16": {"enabled": True}}, "says bf16.enabled: True, and the row trains in fp32. Set it to False."),
+        ({"optimizer": {"type": "Lamb"}}, "says optimizer.type: 'Lamb', and the row's optimizer is adamw"),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "and the row's optimizer is adamw"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}, "says optimizer.params.lr: 0.001, and the row's is"),
+        ({"optimizer": {"params": {}}}, "says optimizer.type: None"),
+        ({"optimizer": "AdamW"}, "says optimizer: 'AdamW'"),
+        ({"scheduler": {"type": "WarmupLR"}}, "sets scheduler, which has no counterpart in a row. Remove it."),
+        ({"curriculum_learning": {"enabled": True}}, "sets curriculum_learning, which has no counterpart"),
+    ],
+)
+def test_a_deepspeed_file_that_contradicts_its_row_is_refused(tmp_path, said, reason):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(DEEPSPEED | said))
+    with pytest.raises(BadInput, match=re.escape(reason)) as refused:
+        deepspeed_row(file).refuse()
+    assert str(refused.value).startswith(f"rows.x.config_file: {file} ")
 
 
 def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):

@@ -21,8 +21,14 @@ rows:
   fsdp_launch: {strategy: fsdp, launcher: launch}
   own_file: {strategy: accelerate, config_file: own.yaml}
   own_json: {strategy: accelerate, config_file: own.json, precision: bf16}
+  own_ds: {strategy: deepspeed, launcher: torchrun, stage: 2, config_file: ds.json}
   horovod_mpi: {strategy: horovod, controller: mpi}
 """
+# The optimizer is DeepSpeed's own then; torch_adam spares it the compiling of one.
+DEEPSPEED = {
+    "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": "auto"}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 20_000},
+}
 # As `accelerate config` writes it for two GPUs, with a setting that costs time only.
 OWN = """
 compute_environment: LOCAL_MACHINE
@@ -50,6 +56,7 @@ def place(tmp_path_factory):
     copy.path("own.yaml").write_text(OWN + "mixed_precision: 'no'\n", encoding="utf-8")
     own = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_processes": 2}
     copy.path("own.json").write_text(json.dumps(own | {"mixed_precision": "bf16"}), encoding="utf-8")
+    copy.path("ds.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
     for script in ("prepare", "plan"):
         finished = copy.script(script, *CONFIGS)
         assert finished.returncode == 0, finished.stderr
@@ -71,6 +78,7 @@ def references(place):
         ("fsdp_launch", "-m torch.distributed.launch"),
         ("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2"),
         ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
+        ("own_ds", "-m torch.distributed.run"),
         pytest.param("horovod_mpi", "--mpi", marks=needs_mpi),
     ],
 )
@@ -85,6 +93,9 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
     assert made["settings"]["world_size"] == 2
     if row == "horovod_mpi":
         assert made["settings"]["options"]["controller"] == made["settings"]["backend"] == "mpi"
+    if row == "own_ds":
+        assert made["settings"]["options"]["reduce_bucket_size"] == 20_000
+        assert json.loads((folder / "deepspeed.json").read_text())["optimizer"]["params"]["lr"] == 5e-4
     if row == "own_file":
         assert "debug: true" in (folder / "accelerate.yaml").read_text(encoding="utf-8")
 

@@ -5,42 +5,23 @@ train than the row's: that is refused before anything starts. How the ranks then
 strategies/accelerate.py.
 """
 
-from pathlib import Path
-
-import yaml
-
+from lockstep.config import own_files
 from lockstep.config.hardware import Hardware
 from lockstep.errors import BadInput
-from lockstep.files import hash_text
 
 # Keys that may be anything. Of others Accelerate takes whatever they hold for its own arguments, the script among them.
 FREE = ("debug", "use_cpu", "rdzv_backend", "same_network", "main_process_ip", "main_process_port", "downcast_bf16")
 FREE += ("machine_rank", "main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
 
 
-def digest(file: str) -> str | None:
-    """What tells a changed file from the one that a run was made with; None where there is none."""
-    path = Path(file)
-    return hash_text(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
-
-
 def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
     """Raises BadInput where there is no such file, or it says something else than the row `where`."""
-    path = Path(file)
-    if not path.is_file():
-        raise BadInput(f"{where}: {file} does not exist. Name an existing file; a container sees only this folder's.")
-    try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON, which Accelerate takes too, is YAML
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: {file} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(said, dict):
-        raise BadInput(f"{where}: {file} holds no keys and values, as a file that `accelerate config` writes does.")
+    said = own_files.read(file, where)
     held = _wanted(hardware, precision)
-    if more := [str(key) for key, value in said.items() if value and key not in (*FREE, *held)]:
-        raise BadInput(f"{where}: {file} sets {', '.join(more)}, which has no counterpart in a row. Remove it.")
+    own_files.refuse_foreign(said, (*FREE, *held), file, where)
     for key, (wanted, why) in held.items():
         if said.get(key) not in (None, wanted):
-            raise BadInput(f"{where}: {file} says {key}: {said[key]!r}, and {why}. Set it to {wanted!r}.")
+            raise own_files.contradiction(file, where, key, said[key], wanted, why)
     if not said.get("distributed_type"):
         raise BadInput(f"{where}: {file} does not say distributed_type, which Accelerate needs. Set it to MULTI_GPU.")
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import accelerate_file, registry, schema, tracking
+from lockstep.config import accelerate_file, deepspeed_file, own_files, registry, schema, tracking
 from lockstep.config.hardware import Hardware, cpu_cores, resolve, shares_gpus, training_gpus
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
@@ -185,10 +185,16 @@ class Row:
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
-        if file := self.options.get("config_file"):
-            where = f"rows.{self.name}.config_file"
-            if self.options["launcher"] != "accelerate":
-                raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
+        if self.options.get("config_file") and self.kind == paths.RUNS:  # a trial trains otherwise, and takes its part
+            self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
+
+    def _refuse_own_file(self, file: str, where: str) -> None:
+        """Raises BadInput where a configuration file of the user's contradicts the row."""
+        if self.strategy == "deepspeed":
+            deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
+        elif self.options["launcher"] != "accelerate":
+            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
+        else:
             accelerate_file.refuse(file, self.hardware, self.precision, where)
 
     @property
@@ -296,7 +302,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
     if options.get("config_file"):  # a run that was made with another content is not of this row
         options["config_file"] = os.path.expanduser(options["config_file"])
-        options["config_file_sha256"] = accelerate_file.digest(options["config_file"])
+        options["config_file_sha256"] = own_files.digest(options["config_file"])
     row = Row(name, strategy, options, train, _override(shared.hardware, own), shared)
     return replace(row, train=with_batch(train, given, lambda: row.hardware, where))
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 OWN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
+EPS = 1e-8  # of Adam and AdamW
 LAST_RATE = 1e-7  # of the learning rate, where a polynomial schedule ends, as transformers has it
 
 

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lockstep.config.sections import Train
+from lockstep.config.sections import EPS, Train
 from lockstep.model.schedule import lr_factor
-
-EPS = 1e-8  # of Adam and AdamW
 
 
 def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimizer:

@@ -30,7 +30,7 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads}
     wanted |= {"optimizer": asked.train.optimizer, "device": asked.hardware.device}
     actual = {name: live[name] for name in ("world_size", "threads")}
-    actual |= {"optimizer": live["optimizer"].lower(), "device": strategy.world.device.type}
+    actual |= {"optimizer": strategy.algorithm(_innermost(strategy.optimizer)), "device": strategy.world.device.type}
     if asked.dropout is not None:
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
     wanted["tf32_convolutions"] = asked.options.get("tf32", False)

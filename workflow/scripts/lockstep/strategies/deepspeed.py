@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep import paths
+from lockstep.config import deepspeed_file
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import lean
@@ -81,15 +82,26 @@ class Strategy(ddp.Strategy):
             else:
                 dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
                 settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
-        self.files[paths.DEEPSPEED] = settings
         if self.options["activation_checkpointing"]:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        self.optimizer = make_optimizer(model)  # stays in use inside ZeRO's own, whose type no schedule accepts
-        self.model, *_ = self.deepspeed.initialize(
-            model=model, optimizer=self.optimizer, config=settings, dist_init_required=False
-        )
+        own, file = make_optimizer(model), self.options.get("config_file")
+        settings = deepspeed_file.merged(file, settings)
+        named = deepspeed_file.optimizer(file)
+        if named and deepspeed_file.algorithm(named) == self.algorithm(own):
+            settings["optimizer"] = _by_the_engine(named, own)
+            groups = [{key: group[key] for key in ("params", "weight_decay")} for group in own.param_groups]
+            given = {"model_parameters": groups}
+        else:
+            given = {"optimizer": own}
+        self.files[paths.DEEPSPEED] = settings
+        self.model, *_ = self.deepspeed.initialize(model=model, config=settings, dist_init_required=False, **given)
+        self.optimizer = self.model.basic_optimizer  # in use inside ZeRO's own, whose type no schedule accepts
         if self.precision == "fp16" and self.options["stage"] and not self.options["native_precision"]:
             scale_as_native_fp16(self.model)
+
+    def algorithm(self, optimizer):
+        as_adamw = getattr(optimizer, "adam_w_mode", None)  # of DeepSpeed's FusedAdam and DeepSpeedCPUAdam
+        return super().algorithm(optimizer) if as_adamw is None else "adamw" if as_adamw else "adam"
 
     def loss_scale(self):
         without_zero = self.model.torch_autocast_z0_gradscaler
@@ -203,12 +215,27 @@ class Strategy(ddp.Strategy):
         return torch.load(file, map_location="cpu", weights_only=True)["module"]
 
 
+def _by_the_engine(named: dict, own: torch.optim.Optimizer) -> dict:
+    """The optimizer that a user's file names, with the settings that this run trains by: a proof's rate is another."""
+    group = own.param_groups[0]
+    settings = {
+        key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov") if key in group
+    }
+    return named | {"params": (named.get("params") or {}) | settings}
+
+
 INHERITS = ("sync_batchnorm",)
 OPTIONS = {
     "launcher": {
         "enum": ["deepspeed", "torchrun"],
         "default": "deepspeed",
         "description": "DeepSpeed's own launcher, or torchrun",
+    },
+    "config_file": {
+        "type": ["string", "null"],
+        "default": None,
+        "description": "a configuration file of yours for DeepSpeed's engine (ds_config.json), its optimizer too; where"
+        " it contradicts the row, the row is refused",
     },
     "stage": {
         "enum": [0, 1, 2, 3],

@@ -145,6 +145,10 @@ class Strategy:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         return torch.nn.utils.get_total_norm(gradients) / self.loss_scale()
 
+    def algorithm(self, optimizer: torch.optim.Optimizer) -> str:
+        """The word of `train.optimizer` for an optimizer that a framework may have made."""
+        return type(optimizer).__name__.lower()
+
     def loss_scale(self) -> float:
         """What the loss was multiplied by, so that fp16 can hold its gradients; 1.0 where it was not."""
         return self.scaler.get_scale()

@@ -1,0 +1,111 @@
+"""A configuration file of the user's own for DeepSpeed's engine: ds_config.json, as its documentation calls it.
+
+What the row decides must be the same in the file, or "auto", or left out; all else of ZeRO is the file's, as the sizes
+of its buckets. What would train other data, another model or by another schedule is refused. A trial trains other
+batches by other rates than the row, so there the row's side is taken.
+"""
+
+from lockstep.config import own_files
+from lockstep.config.hardware import Hardware
+from lockstep.config.sections import EPS, Train
+
+AUTO = "auto"  # transformers' word for: what the caller trains with
+# Keys whose values may be anything, besides those that a row decides.
+FREE = ("zero_optimization", "fp16", "bf16", "torch_autocast", "activation_checkpointing", "aio", "comms_logger")
+FREE += ("communication_data_type", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients")
+FREE += ("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler")
+FREE += ("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "disable_allgather")
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+
+
+def refuse(file: str, options: dict, train: Train, hardware: Hardware, where: str) -> None:
+    """Raises BadInput where there is no such file, or it says something else than the row `where`."""
+    said = _without_auto(own_files.read(file, where))
+    own_files.refuse_foreign(said, (*FREE, *BATCH, "optimizer"), file, where)
+    for key, (wanted, why) in _wanted(options, train, hardware).items():
+        given = _at(said, key)
+        if given is not None and given != wanted:
+            raise own_files.contradiction(file, where, key, given, wanted, why)
+    for key in ("optimizer", "zero_optimization"):
+        if not isinstance(said.get(key, {}), dict):
+            raise own_files.contradiction(file, where, key, said[key], {}, "DeepSpeed expects keys and values there")
+    if "optimizer" in said:
+        named = algorithm(said["optimizer"])
+        if named != train.optimizer:
+            raise own_files.contradiction(
+                file,
+                where,
+                "optimizer.type",
+                said["optimizer"].get("type"),
+                train.optimizer.capitalize(),
+                f"the row's optimizer is {train.optimizer}",
+            )
+
+
+def algorithm(optimizer: dict) -> str:
+    """The optimizer that DeepSpeed makes of this; its "Adam" is AdamW unless `adam_w_mode` is false."""
+    name = str(optimizer.get("type", "")).lower()
+    as_adamw = (optimizer.get("params") or {}).get("adam_w_mode", True)
+    return "adamw" if name == "adam" and as_adamw else name
+
+
+def merged(file: str | None, ours: dict) -> dict:
+    """The engine's settings: those of the file, without its optimizer, where `ours` says nothing else."""
+    if not file:
+        return ours
+    said = _without_auto(own_files.read(file, "config_file"))
+    for decided in ("optimizer", "fp16", "bf16", "torch_autocast"):
+        if decided not in ours:  # in another precision than the row's, as in the proof
+            said.pop(decided, None)
+    return _over(said, ours) | {key: ours[key] for key in BATCH if key in ours}
+
+
+def optimizer(file: str | None) -> dict | None:
+    """The optimizer that the file has the engine make; None where the row's own is handed to it."""
+    return _without_auto(own_files.read(file, "config_file")).get("optimizer") if file else None
+
+
+def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]:
+    """What keys have to be where they are there, and why."""
+    reduced, native = train.precision != "fp32", options["native_precision"]
+    in_precision = f"the row trains in {train.precision}{', natively' if native else ''}"
+    batch = train.global_batch / hardware.devices / train.accumulation
+    parameters = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
+    if train.optimizer == "sgd":
+        parameters |= {"momentum": train.momentum, "nesterov": train.nesterov}
+    else:
+        parameters |= {"betas": list(train.betas), "eps": EPS}
+    offload = "cpu" if options["offload_optimizer"] else "none"
+    return {
+        "train_batch_size": (train.global_batch, f"the row's global batch is {train.global_batch}"),
+        "train_micro_batch_size_per_gpu": (batch, f"each of the row's micro-batches has {batch:g} samples"),
+        "gradient_accumulation_steps": (train.accumulation, f"the row's accumulation is {train.accumulation}"),
+        "gradient_clipping": (train.clip, f"the row clips at {train.clip:g} (0 is not at all)"),
+        "zero_optimization.stage": (options["stage"], f"the row's stage is {options['stage']}"),
+        "zero_optimization.offload_optimizer.device": (offload, f"the row's offload_optimizer is {offload != 'none'}"),
+        "fp16.enabled": (native and train.precision == "fp16", in_precision),
+        "bf16.enabled": (native and train.precision == "bf16", in_precision),
+        "torch_autocast.enabled": (reduced and not native, in_precision),
+        **{f"optimizer.params.{key}": (value, f"the row's is {value}") for key, value in parameters.items()},
+    }
+
+
+def _at(said: dict, key: str):
+    for part in key.split("."):
+        said = said.get(part) if isinstance(said, dict) else None
+    return said
+
+
+def _without_auto(said: dict) -> dict:
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value for key, value in said.items() if value != AUTO
+    }
+
+
+def _over(said: dict, ours: dict) -> dict:
+    """`ours` over what the file says, key by key."""
+    both = dict(said)
+    for key, value in ours.items():
+        theirs = both.get(key)
+        both[key] = _over(theirs, value) if isinstance(theirs, dict) and isinstance(value, dict) else value
+    return both
