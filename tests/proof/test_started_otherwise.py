@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from lockstep import provenance
+from lockstep.model import models
 from tests.conftest import HOROVOD, copy_project
 
 SMALL = """
@@ -98,6 +99,21 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
         assert json.loads((folder / "deepspeed.json").read_text())["optimizer"]["params"]["lr"] == 5e-4
     if row == "own_file":
         assert "debug: true" in (folder / "accelerate.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["deepspeed", "fsdp"])
+def test_the_checkpoint_of_a_framework_is_read_as_anybodys(place, row):
+    """By its files alone, without the run that they are of, and its weights are the live ones."""
+    finished = place.script("launch", *CONFIGS, "--row", row)
+    assert finished.returncode == 0, finished.stderr
+    native = place.path(f"results/runs/{row}/n2/rep1/native")
+    made = place.path(f"results/made-of-{row}")
+    asked = ("--model", "results/data/weights", "--weights", str(native), "--output", str(made))
+    finished = place.script("convert", *asked)
+    assert finished.returncode == 0, finished.stderr
+    live = json.loads((native / "manifest.json").read_text(encoding="utf-8"))["weights"]
+    assert models.hash_weights(models.load(made).state_dict()) == live
 
 
 @pytest.mark.slow

@@ -1,19 +1,41 @@
-"""Turn a run's own checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer."""
+"""Turn a checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer.
+
+    python workflow/scripts/convert.py results/runs/ddp/n2/rep1                                   a run's own
+    python workflow/scripts/convert.py --model FOLDER --weights THEIRS --output NEW [--labels A,B]    anybody's
+
+FOLDER says of which class and size the model is. THEIRS may be a state dict, also within {"model": ...} or under the
+names that DDP, torch.compile or Fabric give (.pt, .bin, .safetensors); or a folder of transformers', DeepSpeed's or
+PyTorch's distributed checkpoints (FSDP). It is read as values: nothing that stands in it is run.
+"""
 
 import argparse
 from pathlib import Path
 
 from lockstep import cli, paths
+from lockstep.errors import BadInput
 from lockstep.proof import conversion
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    cli.add_model(parser)
+    parser.add_argument("--output", type=Path, help="the folder to make, with --weights")
     arguments = parser.parse_args()
-    model = arguments.run / paths.MODEL
-    weights = conversion.convert(arguments.run, model)
-    print(f"{model}: equal to the live weights, value by value (sha256 {weights[:16]})")
+    if arguments.run and not (arguments.model or arguments.weights):
+        model = arguments.run / paths.MODEL
+        weights = conversion.convert(arguments.run, model)
+        print(f"{model}: equal to the live weights, value by value (sha256 {weights[:16]})")
+        return
+    if arguments.run or not (arguments.model and arguments.weights and arguments.output):
+        raise BadInput("Give a run's folder, or --model FOLDER, --weights FILE and --output FOLDER.")
+    if arguments.output.exists():
+        raise BadInput(f"--output: {arguments.output} is there already. Name a new folder.")
+    from lockstep.proof import foreign
+
+    for note in foreign.convert(arguments.weights, arguments.model, arguments.output, cli.labels(arguments)):
+        print(f"note: {note}")
+    print(f"{arguments.output}: the weights of {arguments.weights}, all of them")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
@@ -17,7 +16,7 @@ from lockstep.terminal import print_table
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--model", type=Path, help="one converted model's folder, as in results/runs/ddp/n2/rep1/model")
+    cli.add_model(parser)
     parser.add_argument("--text", action="append", help="a text to predict; again for more")
     parser.add_argument("--image", action="append", help="the file of an image to predict; again for more")
     arguments = parser.parse_args()
@@ -27,12 +26,15 @@ def main() -> None:
         raise BadInput("--text and --image: give one of them; a model takes texts or images.")
     if any(not text.strip() for text in arguments.text or ()):
         raise BadInput("--text: the text is empty.")
+    if (arguments.weights or arguments.labels) and not arguments.model:
+        raise BadInput("--weights and --labels: name the folder of the model that they are of by --model.")
     if arguments.model:
         if not given:
             raise BadInput('--model needs a text or an image too, as in --text "今天真开心" or --image my.png')
-        task = evaluation.task_of(arguments.model)
-        chosen = _given(task, given, kind)
-        answers = evaluation.predict(arguments.model, [sample for *_, sample in chosen], task)
+        with evaluation.of_weights(arguments.model, arguments.weights, cli.labels(arguments)) as stored:
+            task = evaluation.task_of(stored)
+            chosen = _given(task, given, kind)
+            answers = evaluation.predict(stored, [sample for *_, sample in chosen], task)
         lines = [
             [shown, label, "" if chance is None else f"{chance:.3f}"]
             for (shown, *_), (label, chance) in zip(chosen, answers, strict=True)

@@ -1,22 +1,59 @@
-"""Test a run's converted model on the test split: classification report, confusion matrix, every prediction."""
+"""Test a model: classification report, confusion matrix, every prediction.
+
+    python workflow/scripts/test.py results/runs/ddp/n2/rep1                         a run's model, on the test split
+    python workflow/scripts/test.py --model FOLDER [--weights FILE] --data FILE      any classifier, on any samples
+
+FOLDER is a model as transformers or Lockstep stores it; FILE somebody's checkpoint of that model (convert.py says which
+kinds). Of --data all samples are tested; --set data.text=..., data.label=... name its columns.
+"""
 
 import argparse
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
+from lockstep.errors import BadInput
 from lockstep.report import evaluation
 from lockstep.run import journal
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
+    parser = cli.parser(__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    cli.add_model(parser)
+    parser.add_argument("--data", type=Path, help="a file of texts with labels, or a folder of images by class")
+    parser.add_argument("--output", type=Path, help="a folder for the report and all predictions; only shown without")
     arguments = parser.parse_args()
-    scores = evaluation.test(arguments.run)
-    journal.note_test(arguments.run)
-    print((arguments.run / paths.TEST_TEXT).read_text(encoding="utf-8"))
+    if bool(arguments.run) == bool(arguments.model):
+        raise BadInput("Give a run's folder, or --model FOLDER with --data FILE.")
+    if arguments.run:
+        scores, folder = evaluation.test(arguments.run), arguments.run
+        journal.note_test(arguments.run)
+        print((folder / paths.TEST_TEXT).read_text(encoding="utf-8"))
+    else:
+        scores = _test_file(arguments)
     print(registry.format_scores(scores))
+
+
+def _test_file(arguments: argparse.Namespace) -> dict:
+    if not arguments.data:
+        raise BadInput("--model needs --data FILE: the samples to test it on.")
+    if not arguments.data.exists():
+        raise BadInput(f"--data: {arguments.data} does not exist.")
+    named = replace(cli.configuration(arguments).data, path=str(arguments.data), url=None, hub=None, files={})
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        evaluation.of_weights(arguments.model, arguments.weights, cli.labels(arguments)) as stored,
+    ):
+        folder = arguments.output or Path(temporary)
+        scores = evaluation.test_file(stored, named, folder)
+        print((folder / paths.TEST_TEXT).read_text(encoding="utf-8"))
+    if arguments.output:
+        print(f"all predictions: {arguments.output / paths.TEST_PREDICTIONS}")
+    return scores
 
 
 if __name__ == "__main__":

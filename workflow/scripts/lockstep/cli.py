@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.configuration import Config
-from lockstep.errors import exit_code
+from lockstep.errors import BadInput, exit_code
 
 # Bars of progress and warnings would open each command's output, and fill the logs. Libraries read this when imported.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -42,6 +42,27 @@ def parser(description: str, *, configured: bool = True) -> argparse.ArgumentPar
             "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, as in data.limit=600"
         )
     return argument_parser
+
+
+def add_model(argument_parser: argparse.ArgumentParser) -> None:
+    """The options that name a model, and somebody's weights for it."""
+    argument_parser.add_argument("--model", type=Path, metavar="FOLDER", help="the folder of a model")
+    argument_parser.add_argument(
+        "--weights", type=Path, metavar="FILE", help="somebody's checkpoint of the model in --model, a file or a folder"
+    )
+    argument_parser.add_argument(
+        "--labels", metavar="A,B,...", help="the names of the model's classes by their numbers, where it has no names"
+    )
+
+
+def labels(arguments: argparse.Namespace) -> list[str] | None:
+    """The names in --labels. Raises BadInput where they are not two at least, and all different."""
+    if arguments.labels is None:
+        return None
+    names = [name.strip() for name in arguments.labels.split(",")]
+    if len(names) < 2 or len(set(names)) < len(names) or not all(names):
+        raise BadInput(f"--labels: {arguments.labels}: give two different names at least, as in --labels bad,good.")
+    return names
 
 
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:

@@ -102,7 +102,9 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def position(label: str, names: list[str], where: str) -> int:
+def position(
+    label: str, names: list[str], where: str, how: str = "set data.labels (null takes the labels from the data)"
+) -> int:
     """Where a label stands among `names`: by its name, or by its number where no name is one. Raises BadInput."""
     if label in names:
         return names.index(label)
@@ -114,8 +116,7 @@ def position(label: str, names: list[str], where: str) -> int:
     alike = [name for name in names if spelling(name) == spelling(label)]
     meant = f" It differs from {alike[0]} only in how it is written." if alike else ""
     raise BadInput(
-        f"{where}: label {shortened(label)} is not one of {listed(names)}{numbers}.{meant}"
-        " Fix the row, or set data.labels (null takes the labels from the data)."
+        f"{where}: label {shortened(label)} is not one of {listed(names)}{numbers}.{meant} Fix the row, or {how}."
     )
 
 

@@ -77,6 +77,19 @@ def build(folder: Path) -> torch.nn.Module:
     return cls(config)
 
 
+def classifier(folder: Path, labels: list[str]) -> torch.nn.Module:
+    """A classifier of these labels, by their numbers, of the size of the model stored in a folder; with any weights."""
+    if own.is_stored(folder):
+        raise BadInput(f"{folder}: is a model of one's own, and knows its labels. Leave --labels out.")
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: number for number, name in enumerate(labels)}
+    kind = "Image" if task_name(folder) == "image-classification" else "Sequence"
+    return getattr(transformers, f"AutoModelFor{kind}Classification").from_config(config)
+
+
 def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
     """Write a model into `folder`: as transformers does, or as model/own.py says; there with `labels`, if given."""
     if hasattr(model, "save_pretrained"):

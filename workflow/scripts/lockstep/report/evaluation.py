@@ -1,15 +1,20 @@
 """Tests and predictions of converted models, whatever their task."""
 
 import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from lockstep import paths
 from lockstep.config import registry
+from lockstep.config.sections import Data
 from lockstep.errors import BadInput, brief
 from lockstep.files import MANIFEST, read_json, verify
 from lockstep.model import models
+from lockstep.tasks._classification import Task
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -50,6 +55,32 @@ def test(run: Path) -> dict:
     if settings.get("options", {}).get("count_each_rank"):
         task.times_counted = settings["hardware"]["processes"]
     return task.test(model, Path(settings["data"]), run)
+
+
+@contextlib.contextmanager
+def of_weights(model: Path, weights: Path | None, labels: list[str] | None) -> Iterator[Path]:
+    """The folder of a model: `model` itself, or for a while one with somebody's weights or names of labels."""
+    if weights is None and labels is None:
+        yield model
+        return
+    from lockstep.proof import foreign
+
+    with tempfile.TemporaryDirectory() as folder, readable(model):
+        made = Path(folder) / paths.MODEL
+        for note in foreign.convert(weights or model, model, made, labels):
+            print(f"note: {note}", file=sys.stderr)
+        yield made
+
+
+def test_file(stored: Path, data: Data, folder: Path) -> dict:
+    """Test the classifier in the folder `stored` on all samples that `data` names; as `test`, into `folder`."""
+    task, notes = task_of(stored), []
+    if not isinstance(task, Task):
+        raise BadInput(f"--data: {stored} is no classifier, and this tests classifiers only.")
+    scores = task.test_file(stored, load_model(stored), data, folder, notes)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return scores
 
 
 def predict(folder: Path, inputs: list, task) -> list[tuple[str, float]]:

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from lockstep import paths
-from lockstep.config.sections import Predict
+from lockstep.config.sections import Data, Predict
+from lockstep.data.labels import Labels, listed, position
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_csv, write_json, write_text
 from lockstep.model import models
@@ -96,32 +97,65 @@ class Task(_task.Task):
         return [(int(position), labels[numbers[position]]) for position in chosen]
 
     def test(self, model, data, folder):
-        from sklearn.metrics import classification_report, confusion_matrix
-
         split = paths.split_folder(data, "test")
         samples, names = self.load(split), read_json(data / paths.ABOUT_DATA)["labels"]
-        chances = probabilities(model, samples)
+        return self._report(names, samples.labels, probabilities(model, samples), self.columns(split), folder)
+
+    def read_labelled(
+        self, stored: Path, data: Data, notes: list[str], labels: Labels
+    ) -> tuple[dict[str, list], list, list[int]]:
+        """Columns of predictions.csv, inputs and labels, by their numbers in `labels`, of samples that `data` names.
+
+        Inputs are as the model in the folder `stored` takes them.
+        """
+        raise NotImplementedError
+
+    def test_file(self, stored: Path, model: torch.nn.Module, data: Data, folder: Path, notes: list[str]) -> dict:
+        """Test the classifier in the folder `stored` on all samples that `data` names; writes what `test` writes.
+
+        A label of the data is a name of the model's classes, or, where none of them is a number, the number of one.
+        """
+        names, labels = models.labels(stored), Labels(models.labels(stored))
+        columns, inputs, codes = self.read_labelled(stored, data, notes, labels)
+        if not inputs:
+            raise BadInput(f"{data.path}: holds no samples.")
+        places = [position(name, names, data.path, "name the model's classes by --labels") for name in labels.names]
+        if named := [name for name, place in zip(labels.names, places, strict=True) if names[place] != name]:
+            pairs = [f"{name} is {names[position(name, names, data.path)]}" for name in sorted(named)]
+            notes.append(f"labels that are numbers are taken for the model's classes: {listed(pairs)}")
+        truths = np.array(places, dtype=np.int64)[codes]
+        chances = probabilities(model, self.samples_of(stored, inputs))
+        return self._report(names, truths, chances, columns, folder)
+
+    def _report(
+        self, names: list[str], truths: np.ndarray, chances: np.ndarray, columns: dict[str, list], folder: Path
+    ) -> dict:
+        """Hold predictions against the truth; writes the report, its figures, and each prediction into `folder`.
+
+        truths: int64 [n]; chances: [n, labels]; columns: what people know the samples by.
+        """
+        from sklearn.metrics import classification_report, confusion_matrix
+
         predicted, numbers = chances.argmax(axis=1), range(len(names))
         report = {"labels": numbers, "target_names": names, "zero_division": 0, "digits": 4}
-        counted, counted_as = (np.tile(column, self.times_counted) for column in (samples.labels, predicted))
+        counted, counted_as = (np.tile(column, self.times_counted) for column in (truths, predicted))
         by_class = classification_report(counted, counted_as, output_dict=True, **report)
         scores = {
             "labels": names,
             "support": len(counted),
-            "accuracy": float((predicted == samples.labels).mean()),
+            "accuracy": float((predicted == truths).mean()),
             "macro_f1": by_class["macro avg"]["f1-score"],
             "by_class": by_class,
             "confusion_matrix": confusion_matrix(counted, counted_as, labels=numbers).tolist(),
         }
         write_text(folder / paths.TEST_TEXT, classification_report(counted, counted_as, **report))
-        columns = self.columns(split)
         write_csv(
             folder / paths.TEST_PREDICTIONS,
             [*columns, "truth", "predicted", *(f"p_{name}" for name in names)],
             (
                 [*about, names[truth], names[guess], *(f"{chance:.6f}" for chance in chances_of_one)]
                 for *about, truth, guess, chances_of_one in zip(
-                    *columns.values(), samples.labels, predicted, chances, strict=True
+                    *columns.values(), truths, predicted, chances, strict=True
                 )
             ),
         )

@@ -5,7 +5,7 @@ pixel_values, float [n, channels, height, width], and returns the scores of the 
 """
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,16 @@ class Task(_classification.Task):
     def pictures(self, split, ids):
         pixels = self.load(split).pixels
         return [images.png(np.asarray(pixels[at])) for at in ids]
+
+    def read_labelled(self, stored, data, notes, labels):
+        size = read_json(stored / images.ABOUT)["image_size"]
+        _, rows = image_sources.read(replace(data, image_size=size), Path(), notes)
+        names, pixels, codes = [], [], []
+        for name, image, label, where in rows:
+            names.append(name)
+            pixels.append(image)
+            codes.append(labels.number(label, where))
+        return {"image": names}, pixels, codes
 
     def samples_of(self, folder, inputs):
         about = read_json(folder / images.ABOUT)

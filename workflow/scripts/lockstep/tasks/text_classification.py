@@ -84,6 +84,17 @@ class Task(_classification.Task):
         texts, numbers = columns["text"].to_pylist(), columns["label"].to_numpy()
         return [(texts[at], truth, texts[at]) for at, truth in self.held_out(wanted, numbers, data)]
 
+    def read_labelled(self, stored, data, notes, labels):
+        from lockstep.data import sources
+
+        _, rows = sources.read(data, Path(), notes, labels)
+        texts, codes, numbers = [], [], []
+        for text, code, number in rows:
+            texts.append(text)
+            codes.append(code)
+            numbers.append(number)
+        return {"row": numbers, "text": texts}, texts, codes
+
     def samples_of(self, folder, inputs):
         tokenizer = models.tokenizer(folder)
         token_ids = tokenizer(inputs, truncation=True)["input_ids"]
