@@ -20,8 +20,12 @@ except importlib.metadata.PackageNotFoundError:
         f"error: TORCH=here takes the PyTorch of {sys.executable}, which has none. Activate the environment that has one,"
         " name its Python (make setup TORCH=here PYTHON=...), or leave TORCH=here out"
     )
-if version.split(".")[:2] not in [["2", "11"], ["2", "12"], ["2", "13"]]:
-    print(f"note: Lockstep is tried with PyTorch 2.11 to 2.13, and here is {version}")
+if pathlib.Path(sys.prefix).resolve() == pathlib.Path(".venv").resolve():
+    sys.exit("error: the active environment is Lockstep's own .venv. Activate the one whose PyTorch is meant")
+if tuple(map(int, version.split(".")[:2])) < (2, 11):
+    sys.exit(f"error: Lockstep is proven with PyTorch 2.11 to 2.13, and here is {version}; leave TORCH=here out")
+if tuple(map(int, version.split(".")[:2])) > (2, 13):
+    print(f"note: Lockstep is proven with PyTorch 2.11 to 2.13, and here is {version}")
 print(f"PyTorch {version} of {sys.prefix}")
 folders = [folder for folder in sys.path if folder.endswith("-packages") and pathlib.Path(folder).is_dir()]
 pathlib.Path(sys.argv[1]).write_text("".join(f"{folder}\n" for folder in folders), encoding="utf-8")

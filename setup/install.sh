@@ -27,7 +27,7 @@ step() { # NUMBER WHAT COMMAND...: run a command, its output in the log; says wh
 needed() { # the same; without it there is no going on
   step "$@" || {
     tail -n 20 "$log" >&2
-    echo "error: set-up failed. The end of its log is above, all of it in $log. Once that is fixed: make setup" >&2
+    echo "error: set-up failed. The end of its log is above, all of it in $log. Once that is fixed: make setup${asked:+ TORCH=$asked}" >&2
     exit 1
   }
 }

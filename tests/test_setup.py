@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import venv
 import zipfile
 from pathlib import Path
 
@@ -174,8 +175,12 @@ def test_another_build_is_set_up_when_it_is_asked_for(tmp_path, there, asked, ag
 
 def test_pytorch_is_taken_from_the_active_environment_where_it_has_one(tmp_path):
     folders, here = tmp_path / "folders", PROJECT / "setup" / "here.sh"
-    found = subprocess.run([here, "find", sys.executable, folders], capture_output=True, text=True, check=True).stdout
-    assert found.splitlines()[-1] == f"PyTorch {torch.__version__} of {sys.prefix}"
+    venv.create(tmp_path / "theirs")
+    python = tmp_path / "theirs" / "bin" / "python"
+    packages = next((tmp_path / "theirs" / "lib").glob("python*/site-packages"))
+    (packages / "those.pth").write_text(str(Path(torch.__file__).parents[1]))
+    found = subprocess.run([here, "find", python, folders], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines()[-1] == f"PyTorch {torch.__version__} of {tmp_path / 'theirs'}"
     assert str(Path(torch.__file__).parents[1]) in folders.read_text().splitlines()
     alone = tmp_path / "python"
     alone.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
@@ -183,6 +188,15 @@ def test_pytorch_is_taken_from_the_active_environment_where_it_has_one(tmp_path)
     done = subprocess.run([here, "find", alone, tmp_path / "none"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, (tmp_path / "none").exists()) == (1, "", False)
     assert done.stderr.startswith(f"error: TORCH=here takes the PyTorch of {sys.executable}, which has none.")
+    # An older one than was ever tried, and Lockstep's own.
+    (packages / "those.pth").unlink()
+    (packages / "torch-2.1.0.dist-info").mkdir()
+    (packages / "torch-2.1.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.1.0\n")
+    done = subprocess.run([here, "find", python, tmp_path / "none"], capture_output=True, text=True, check=False)
+    assert "proven with PyTorch 2.11 to 2.13, and here is 2.1.0" in done.stderr
+    if Path(sys.prefix) == PROJECT / ".venv":
+        done = subprocess.run([here, "find", sys.executable, folders], capture_output=True, text=True, check=False)
+        assert "the active environment is Lockstep's own .venv" in done.stderr
 
 
 def test_beside_it_all_packages_are_pinned_and_none_is_pytorch():

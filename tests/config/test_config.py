@@ -603,6 +603,34 @@ def test_a_deepspeed_file_that_contradicts_its_row_is_refused(tmp_path, said, re
     assert str(refused.value).startswith(f"rows.x.config_file: {file} ")
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            {"learning_rate": 5e-5},
+            "arguments.learning_rate: 5e-05, and the row's is 0.0015. Leave it out, or set it to",
+        ),
+        ({"per_device_train_batch_size": 8}, "and each of the row's micro-batches has 32 samples"),
+        ({"bf16": True}, "arguments.bf16: True, and the row trains in fp32"),
+        ({"lr_scheduler_type": "cosine"}, "and the row's schedule is linear"),
+        ({"group_by_length": True}, "arguments.group_by_length: has no effect on a row, or none that a row may have"),
+        ({"learning_rat": 5e-5}, "arguments.learning_rat: has no effect on a row"),
+        ({"deepspeed": "ds.json"}, "arguments.deepspeed: has no effect on a row"),
+    ],
+)
+def test_arguments_of_trainer_that_contradict_the_row_or_do_nothing_are_refused(given, reason):
+    rows = {"x": {"strategy": "trainer", "arguments": {"gradient_checkpointing": True, "seed": 42} | given}}
+    with pytest.raises(BadInput, match=re.escape(f"rows.x.{reason}")):
+        reading.parse(CPU | {"rows": rows}).rows["x"].refuse()
+
+
+def test_arguments_of_trainer_that_agree_are_taken():
+    given = {"torch_compile": True, "learning_rate": 0.0015, "num_train_epochs": 2, "weight_decay": 0.01}
+    reading.parse(CPU | {"train": {"epochs": 2}, "rows": {"x": {"strategy": "trainer", "arguments": given}}}).rows[
+        "x"
+    ].refuse()
+
+
 def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.28.1")
     monkeypatch.setattr("lockstep.provenance.horovod_has", lambda library: False)

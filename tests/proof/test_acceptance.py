@@ -83,7 +83,8 @@ def test_a_machine_is_accepted_but_for_what_is_wrong(place):
         *("bare loop, as single_bf16", "single_bf16"),
     ]
     assert 0.2 < timed["bare loop, as single"] / timed["single"] < 5
-    assert found["not_reached"] == []
+    assert (found["not_reached"], found["finished"]) == ([], True)
+    assert all("disturbed" in line for line in found["times"])
     assert found["machine"]["packages"]["torch"]
     log = place.path("results/accept/proofs/parity/deepspeed/n2/rep1") / paths.LOG
     assert log.read_text().startswith("in forks of process ")
@@ -110,6 +111,15 @@ def test_nothing_proven_is_no_success(place):
     assert "give more --minutes" in finished.stdout
 
 
+def test_a_folder_of_somebody_elses_is_left_alone(place, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "mine.txt").write_text("mine")
+    finished = place.script("accept", f"--results={tmp_path}", "--minutes=0.01")
+    assert finished.returncode == 2
+    assert "holds logs and no accept.json" in finished.stderr
+    assert (tmp_path / "logs" / "mine.txt").read_text() == "mine"
+
+
 def test_ctrl_c_ends_everything_and_keeps_what_was_found(place):
     process = subprocess.Popen(
         ["python", "workflow/scripts/accept.py", "--minutes=5"],
@@ -129,7 +139,10 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_found(place):
     while running_in(place) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not running_in(place)
-    assert json.loads(place.path("results/accept/accept.json").read_text())["proofs"]
+    found = json.loads(place.path("results/accept/accept.json").read_text())
+    assert found["proofs"]
+    assert found["finished"] is False
+    assert "time of single" in found["not_reached"]
 
 
 def running_in(place) -> list[str]:

@@ -20,6 +20,8 @@ retries: 0
 rows:
   launch: {strategy: ddp, launcher: launch}
   fsdp_launch: {strategy: fsdp, launcher: launch}
+  accelerate_launch: {strategy: accelerate, launcher: launch}
+  checkpointing: {strategy: trainer, arguments: {gradient_checkpointing: true}}
   own_file: {strategy: accelerate, config_file: own.yaml}
   own_json: {strategy: accelerate, config_file: own.json, precision: bf16}
   own_ds: {strategy: deepspeed, launcher: torchrun, stage: 2, config_file: ds.json}
@@ -77,6 +79,8 @@ def references(place):
     [
         ("launch", "-m torch.distributed.launch"),
         ("fsdp_launch", "-m torch.distributed.launch"),
+        ("accelerate_launch", "-m torch.distributed.launch"),
+        ("checkpointing", "-m torch.distributed.run"),
         ("own_file", "/own_file/n2/rep1/accelerate.yaml --num_processes 2"),
         ("own_json", "/own_json/n2/rep1/accelerate.json --num_processes 2"),
         ("own_ds", "-m torch.distributed.run"),
@@ -94,6 +98,8 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
     assert made["settings"]["world_size"] == 2
     if row == "horovod_mpi":
         assert made["settings"]["options"]["controller"] == made["settings"]["backend"] == "mpi"
+    if row == "checkpointing":
+        assert made["settings"]["options"]["arguments"] == {"gradient_checkpointing": True}
     if row == "own_ds":
         assert made["settings"]["options"]["reduce_bucket_size"] == 20_000
         assert json.loads((folder / "deepspeed.json").read_text())["optimizer"]["params"]["lr"] == 5e-4

@@ -85,10 +85,10 @@ from pathlib import Path
 from lockstep.config import reading
 from lockstep.run import runs
 
-config = reading.read(["config/config.yaml", "small.yaml"])
+config = reading.read(["config/config.yaml", sys.argv[2]])
 row = config.trial(config.rows[sys.argv[1]])
 again = {"warm": {"dropout": 0.2}, "cold": {"dropout": 0.2, "warm": False}}
-runs.run(config, replace(row, variations=again), 1, Path("results"))
+runs.run(config, replace(row, variations=again), 1, Path(sys.argv[3]))
 print(row.folder(1))
 """
 
@@ -107,14 +107,17 @@ def place(tmp_path_factory):
     return place
 
 
-def trial(place, name: str):
+def trial(place, name: str, config: str = "small.yaml", results: str = "results"):
     """The folder of a row's trial, its clock, and when anything was planned: lists of (time, rank, what)."""
     plans = place.path(f"{name}.plans")
-    finished = place.run("python", "-c", TRIAL, name, PYTHONPATH="workflow/scripts", LOCKSTEP_PLANS=str(plans))
+    finished = place.run(
+        "python", "-c", TRIAL, name, config, results, PYTHONPATH="workflow/scripts", LOCKSTEP_PLANS=str(plans)
+    )
     assert finished.returncode == 0, finished.stderr[-2000:]
-    folder = place.path("results") / finished.stdout.splitlines()[-1]
+    folder = place.path(results) / finished.stdout.splitlines()[-1]
     clock = json.loads((folder / paths.RANKS / "0.json").read_text())["clock"]
-    planned = [line.split(" ", 2) for line in plans.read_text().splitlines()]
+    lines = plans.read_text().splitlines() if plans.exists() else []  # a model without attention plans none
+    planned = [line.split(" ", 2) for line in lines]
     return folder, clock, [(float(when), rank, what) for when, rank, what in planned]
 
 
@@ -137,3 +140,76 @@ def test_nothing_is_planned_in_the_window_and_the_model_is_bit_for_bit_the_one_w
     assert [what for when, _, what in planned if opened < when < closed] == []
     assert clock["warm_up_seconds"] > 0
     assert different(folder) == []
+
+
+# Models that keep a state wherever a module can, and, where WHERE says so, where none should be.
+OWN = """
+import torch
+from torch import nn
+
+CALLS = [0]
+
+class Keeping(nn.Module):
+    def __init__(self, vocab_size, classes):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 8)
+        self.scores = nn.Linear(8, classes)
+        self.register_buffer("mean", torch.zeros(8))
+        self.scale = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.calls, self.seen = 0, []
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, input_ids, attention_mask):
+        x = (self.embedding(input_ids) * attention_mask[..., None].to(self.scale.dtype)).mean(1)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.scale.data.mul_(0.99)
+        self.calls += 1
+        self.seen.append(self.calls)
+        noise = torch.rand(8, generator=self.generator).to(x.dtype)
+        return self.scores((x - self.mean) * self.scale + noise + 0.01 * len(self.seen) + 0.1 * self.later())
+
+    def later(self):
+        if not hasattr(self, "first"):
+            self.first = self.calls
+        return self.first
+
+class Global(nn.Module):
+    def __init__(self, vocab_size, classes):
+        super().__init__()
+        self.embedding, self.scores = nn.Embedding(vocab_size, 8), nn.Linear(8, classes)
+
+    def forward(self, input_ids, attention_mask):
+        CALLS[0] += 1
+        return self.scores(self.embedding(input_ids).mean(1)) * (1 + 0.1 * CALLS[0])
+"""
+
+
+def prepare_own(place, name: str) -> tuple[str, str]:
+    """The configuration and the results' folder of one of OWN."""
+    place.path("own.py").write_text(OWN, encoding="utf-8")
+    text = SMALL.replace("model: {hidden_size: 32, layers: 1}", f"model: {{name: own.py:{name}}}")
+    place.path(f"{name}.yaml").write_text(f"{text}rows: {{alone: {{strategy: single}}}}\n", encoding="utf-8")
+    for script in ("prepare", "plan"):
+        finished = place.script(script, f"--config={name}.yaml", f"--results={name}")
+        assert finished.returncode == 0, finished.stderr
+    return f"{name}.yaml", name
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_a_model_of_ones_own_keeps_is_put_back(place):
+    config, results = prepare_own(place, "Keeping")
+    for row in ("alone", "ddp"):
+        folder, *_ = trial(place, row, config, results)
+        assert different(folder) == [], row
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_state_that_can_not_be_put_back_is_no_equal_model(place):
+    """The reference has no warm-up, so one that leaves a trace shows."""
+    config, results = prepare_own(place, "Global")
+    asked = (f"--config={config}", f"--results={results}", "--row=reference", "--row=alone")
+    finished = place.script("parity", *asked)
+    assert finished.returncode == 1, finished.stdout
+    assert "unequal" in finished.stdout

@@ -1,15 +1,20 @@
 """Train the plan of a row by a loop as one would write it by hand, on one device, and print what a step takes.
 
-What it prints is one line of JSON: step_ms (median), samples_per_second, train_seconds, steps. Nothing is kept. The
+What it prints is one line of JSON: step_ms (median), samples_per_second, train_seconds, steps; and why its times can't
+be trusted, if they can't (disturbed). Nothing is kept. The
 model must be one of transformers', as of the default configuration.
 """
 
 import json
 import os
+import tempfile
+import time
+from pathlib import Path
 
 from lockstep import cli, paths
-from lockstep.config.hardware import selection, training_gpus
+from lockstep.config.hardware import cpu_cores, selection, training_gpus
 from lockstep.data import prepared
+from lockstep.run import watcher
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -42,15 +47,20 @@ def main() -> None:
     model = models.load(data / paths.WEIGHTS, config.model.dropout).train().to(device)
     optimizer = make_optimizer(model, row.train)
     schedule = make_schedule(optimizer, row.train, plan.steps, plan.epochs)
-    seconds = bare.timed(
-        model, optimizer, schedule, plan, Tokens.load(paths.split_folder(data, "train")), row.precision
-    )
+    tokens = Tokens.load(paths.split_folder(data, "train"))
+    with tempfile.TemporaryDirectory() as folder:
+        with watcher.beside(Path(folder), (training_gpus(row.hardware) or [])[:1]):
+            seconds = bare.timed(model, optimizer, schedule, plan, tokens, row.precision)
+            window = [time.perf_counter() - float(seconds.sum()), time.perf_counter()]
+        samples = watcher.read(Path(folder))
+    busy = row.hardware.threads if row.hardware.device == "cpu" else 1
     steady = seconds[WARMUP_STEPS:] if len(seconds) > 2 * WARMUP_STEPS else seconds
     figures = {
         "step_ms": 1000 * float(np.median(steady)),
         "samples_per_second": len(plan.ids) / float(seconds.sum()),
         "train_seconds": float(seconds.sum()),
         "steps": plan.steps,
+        "disturbed": watcher.judge(samples, window, cpu_cores(), busy)["disturbed"],
     }
     print(json.dumps(figures))
 

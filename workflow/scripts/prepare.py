@@ -35,6 +35,7 @@ def main() -> None:
         samples = task.load(paths.split_folder(prepared, "train"))
         plan.save_lengths(prepared, samples.lengths)
         model = models.load(prepared / paths.WEIGHTS)
+        weights = models.hash_weights(model.state_dict())  # before a forward pass, which may change one's own
         look_at_padding(model, samples, config.model, summary["notes"])
         parts = [part for part in PARTS if (prepared / part).is_dir()]
         summary |= {
@@ -43,7 +44,7 @@ def main() -> None:
             "model": config.model.name,
             "parameters": models.count_parameters(model),
             "batch_statistics": models.has_batch_statistics(model),
-            "weights": models.hash_weights(model.state_dict()),
+            "weights": weights,
             "unused_parameters": task.unused_parameters(model, samples),
             "asked": config.data_settings,
             "files": files.inventory(prepared, parts),

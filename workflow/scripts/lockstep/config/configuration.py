@@ -121,7 +121,9 @@ class Config:
         """`single` in `precision`: the trial that those of all rows are compared with."""
         train = replace(self.train, precision=precision, accumulation=1)
         row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.shared)
-        return replace(self._trial(row), variations={} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES)
+        # Without a warm-up, so that one which leaves a trace in the model of a row is seen.
+        variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
+        return replace(self._trial(row), variations=variations, warm=False)
 
     def trial(self, row: Row) -> Row:
         """The row's run for the proof: few steps, on several devices where there are.

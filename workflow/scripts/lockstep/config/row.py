@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import accelerate_file, deepspeed_file, own_files, registry, schema, tracking
+from lockstep.config import accelerate_file, deepspeed_file, own_files, registry, schema, tracking, trainer_arguments
 from lockstep.config.hardware import Hardware, cpu_cores, resolve, shares_gpus, training_gpus
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
@@ -64,6 +64,7 @@ class Row:
     # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
     in_forks: bool = False  # whether its ranks are forks of a process with their imports, so that nothing is timed
+    warm: bool = True  # whether one batch of each shape is computed before the timed window
     excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
 
     @property
@@ -137,6 +138,7 @@ class Row:
             hardware=self.hardware,
             variations=self.variations,
             kind=self.kind,
+            warm=self.warm,
         )
 
     def deciding(self) -> dict:
@@ -187,6 +189,9 @@ class Row:
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
         if self.options.get("config_file") and self.kind == paths.RUNS:  # a trial trains otherwise, and takes its part
             self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
+        if self.options.get("arguments") and self.kind == paths.RUNS:
+            where = f"rows.{self.name}.arguments"
+            trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
 
     def _refuse_own_file(self, file: str, where: str) -> None:
         """Raises BadInput where a configuration file of the user's contradicts the row."""

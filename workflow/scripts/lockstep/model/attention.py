@@ -63,7 +63,7 @@ def explained(asked: str):
             raise
         raise RunFailed(
             f"attention: {asked} is asked for, and PyTorch has no such kernel for these batches on this device in this"
-            " precision (flash takes no padding mask); take auto"
+            " precision (flash takes no padding mask on a GPU, and no dropout on a CPU); take auto"
         ) from None
 
 

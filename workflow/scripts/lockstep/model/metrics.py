@@ -33,7 +33,7 @@ LESS_THAN_ITS_NAME = re.compile(r"\b(MIG|NVL|Laptop|Mobile|Max-Q|Ti|SUPER|D)\b|-
 class Shape:
     """What the formula needs of a model."""
 
-    encoder: int  # N
+    encoder: float  # N; of a model of one's own the products of a token, on average
     head: int  # H
     layers: int  # L
     width: int  # h
@@ -71,7 +71,7 @@ class Shape:
             model.eval()(**inputs)
         model.train()
         products = counter.get_total_flops() // 2
-        return Shape(products // tokens, 0, 0, 0) if tokens else Shape(0, products, 0, 0)
+        return Shape(products / tokens, 0, 0, 0) if tokens else Shape(0, products, 0, 0)
 
 
 def training_flops(shape: Shape, lengths: np.ndarray) -> float:

@@ -29,7 +29,7 @@ from lockstep.model import metrics
 from lockstep.paths import PROJECT, SCRIPTS
 from lockstep.proof import parity
 from lockstep.rank import imports
-from lockstep.run import runs
+from lockstep.run import lifetime, runs
 from lockstep.run.fork import Fork
 
 CONFIGS = PROJECT / "config"
@@ -49,17 +49,22 @@ class Acceptance:
     def __init__(self, folder: Path, deadline: float):
         self.folder, self.deadline = folder, deadline
         self.began = time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
+        _require_own(folder)
         self.gpus = visible_gpus()
         of_gpus = [Path(reading.ON_GPUS)] if self.gpus else []
         self.proofs, proven = _read([PROOFS], self.gpus)
         self.proof_rows = {name: replace(row, in_forks=True) for name, row in proven.items()}
         self.times, self.time_rows = _read([*of_gpus, TIMES], self.gpus)
         self.found: dict = {"proofs": {}, "times": [], "not_reached": [], "cannot": {}, "machine": None}
+        self.found["finished"] = False
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Prove and time, and write down what was found."""
+        """Prove and time, and write down what was found. Raises BadInput where another one works in the folder."""
         self.say = say
+        with lifetime.hold(self.folder):
+            self._run()
+
+    def _run(self) -> None:
         self._begin_anew()
         self._prepare()
         imports.preload(list(self.proof_rows.values()))
@@ -70,9 +75,9 @@ class Acceptance:
         first = self.began + FIRST_PROOFS * (self.deadline - self.began)
         self._prove_references(able)
         left = self._prove(able, first)
-        timed = self._time(self.deadline)
-        left = self._prove(left, self.deadline)
-        self.found["not_reached"] = [*(f"proof of {row.name}" for row in left), *timed]
+        self._time(self.deadline)
+        self._prove(left, self.deadline)
+        self.found["finished"] = True
         self._write()
 
     @property
@@ -96,6 +101,11 @@ class Acceptance:
         self._write()
 
     def _write(self) -> None:
+        """Write down what was found so far; whatever ends this, the file says what was not reached."""
+        cannot, timed = self.found["cannot"], [line["name"] for line in self.found["times"]]
+        proofs = [name for name in self.proof_rows if name not in cannot and name not in self.found["proofs"]]
+        times = [name for name, _ in _with_bare_loops(self.time_rows) if name not in cannot and name not in timed]
+        self.found["not_reached"] = [*(f"proof of {name}" for name in proofs), *(f"time of {name}" for name in times)]
         self.found["seconds"] = round(time.monotonic() - self.began, 1)
         write_json(self.folder / ACCEPT, self.found)
 
@@ -140,6 +150,8 @@ class Acceptance:
             f"reference_{precision}": (lambda precision=precision: self._reference(precision)) for precision in wanted
         }
         codes = dict(self._in_forks(trials, len(trials), self.deadline))
+        if not codes:
+            return
         if any(codes.values()):
             name = next(name for name, code in codes.items() if code)
             raise RunFailed(f"{name}: failed (log: {self._log(name)})")
@@ -197,13 +209,12 @@ class Acceptance:
     def _log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def _time(self, until: float) -> list[str]:
-        """Time rows, one after the other; returns what was not reached."""
-        names = _with_bare_loops(self.time_rows)
+    def _time(self, until: float) -> None:
+        """Time rows, one after the other, until the time is up."""
         longest = 0.0
-        for position, (name, row) in enumerate(names):
+        for name, row in _with_bare_loops(self.time_rows):
             if time.monotonic() + MARGIN * longest > until:
-                return [f"time of {later}" for later, _ in names[position:]]
+                return
             if row and not self._can(row):
                 continue
             began = time.monotonic()
@@ -219,7 +230,6 @@ class Acceptance:
             self._write()
             if "step_ms" in line:
                 self.say(f"{name}: {line['step_ms']:.3g} ms a step")
-        return []
 
     def _timed(self, row: Row) -> dict:
         folder = self.folder / "times"
@@ -295,7 +305,8 @@ class Acceptance:
 
     def time_table(self) -> tuple[list[str], list[list[str]]]:
         """A line for each timed row; `of the bare loop's speed` is in the same precision, on one device."""
-        bare = {line["precision"]: line["step_ms"] for line in self.found["times"] if line["name"].startswith(BARE)}
+        timed = [line for line in self.found["times"] if "step_ms" in line]
+        bare = {line["precision"]: line["step_ms"] for line in timed if line["name"].startswith(BARE)}
         lines = []
         for line in self.found["times"]:
             if "failed" in line:
@@ -346,6 +357,21 @@ class Acceptance:
             for pattern in (paths.FINAL_WEIGHTS, paths.CHECKPOINT, paths.LEDGER):
                 for left in (self.folder / part).rglob(pattern):
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _require_own(folder: Path) -> None:
+    """Make the folder. Raises BadInput where that can't be, or it holds what is somebody else's: some would go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        own = (folder / ACCEPT).is_file()
+        others = [] if own else sorted({file.name for file in folder.iterdir()} - {lifetime.LOCK})
+    except OSError as error:
+        raise BadInput(f"--results: {folder}: {error.strerror}. Name a folder that can be written.") from None
+    if others:
+        raise BadInput(
+            f"--results: {folder} holds {others[0]} and no {ACCEPT}: it is no folder of an earlier `lockstep accept`."
+            " Name a new one."
+        )
 
 
 BARE = "bare loop, as "  # before the row whose precision and plan it takes

@@ -5,7 +5,9 @@ makes a program, an allocator asks the device for memory, ranks connect when the
 minute this may take seconds, which a long training does not have: so it has a price of its own (`cold_seconds`).
 """
 
+import collections
 import contextlib
+import copy
 import random
 
 import numpy as np
@@ -13,6 +15,10 @@ import torch
 
 from lockstep.model import attention
 from lockstep.model.optimizer import make_optimizer
+
+EVERY_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that each module has
+VALUES = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, torch.Tensor)
+VALUES += (random.Random, np.random.Generator, np.random.RandomState)
 
 
 def warm_up(replay) -> None:
@@ -65,18 +71,65 @@ def _rehearse_update(training) -> None:
 
 @contextlib.contextmanager
 def _leaving_no_trace(strategy):
-    """Put random states and buffers back to what they are now, when the block ends."""
-    modules = (strategy.module, strategy.trained_module())
-    buffers = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
+    """Put random states and what a forward pass may change in the model back to what they are now, when the block ends.
+
+    That is its buffers; in a model of one's own also its parameters, and attributes that hold plain values, arrays or
+    generators of random numbers. What it keeps elsewhere, as in a global variable, stays: the proof sees that, as its
+    reference has no warm-up.
+    """
+    modules = list(dict.fromkeys([*strategy.module.modules(), *strategy.trained_module().modules()]))
+    buffers = [(module, dict(module._buffers), _copies(module.buffers(recurse=False))) for module in modules]
+    of_ones_own = "code" in getattr(strategy.module, "lockstep", {})
+    own = list(strategy.module.modules()) if of_ones_own else []
+    parameters = _copies(parameter for module in own for parameter in module.parameters(recurse=False))
+    attributes = [(module, _plain(vars(module))) for module in own]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if strategy.world.device.type == "cuda" else []
     yield
     with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        for module, there, copies in buffers:
+            module._buffers.clear()  # a forward pass may have put others in their places
+            module._buffers.update(there)
+            for tensor, before in copies:
+                tensor.copy_(before)
+        for parameter, before in parameters:
+            parameter.copy_(before)
+    for module, before in attributes:
+        _put_back(module, before)
     python, numpy_state, on_cpu = states
     random.setstate(python)
     np.random.set_state(numpy_state)
     torch.set_rng_state(on_cpu)
     if on_gpus:
         torch.cuda.set_rng_state_all(on_gpus)
+
+
+def _copies(tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+def _plain(attributes: dict) -> dict:
+    """Copies of a module's attributes that are its own and hold values, and the states of its generators."""
+    own = {name: value for name, value in attributes.items() if name not in EVERY_MODULES}
+    states = {name: value.get_state() for name, value in own.items() if isinstance(value, torch.Generator)}
+    return states | {name: copy.deepcopy(value) for name, value in own.items() if _holds_values(value)}
+
+
+def _put_back(module: torch.nn.Module, before: dict) -> None:
+    for name, value in list(vars(module).items()):
+        if name in EVERY_MODULES:
+            continue
+        if isinstance(value, torch.Generator) and name in before:
+            value.set_state(before[name])
+        elif name in before:
+            vars(module)[name] = before[name]
+        elif _holds_values(value):
+            del vars(module)[name]  # which the warm-up's forward pass was the first to set
+
+
+def _holds_values(value) -> bool:
+    if isinstance(value, dict):
+        return all(map(_holds_values, value.values()))
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return all(map(_holds_values, value))
+    return value is None or isinstance(value, VALUES)

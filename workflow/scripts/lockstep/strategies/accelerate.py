@@ -109,9 +109,10 @@ class Strategy(ddp.Strategy):
 INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 OPTIONS = {
     "launcher": {
-        "enum": ["accelerate", "torchrun"],
+        "enum": ["accelerate", "torchrun", "launch"],
         "default": "accelerate",
-        "description": "accelerate launch with a configuration file of its own, or torchrun",
+        "description": "accelerate launch with a configuration file of its own, torchrun, or the deprecated"
+        " torch.distributed.launch",
     },
     "config_file": {
         "type": ["string", "null"],

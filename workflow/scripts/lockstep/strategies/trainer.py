@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.config import trainer_arguments
 from lockstep.model import lean, models, own
 from lockstep.strategies import ddp
 
@@ -51,11 +52,15 @@ class Strategy(ddp.Strategy):
             "disable_tqdm": True,
         }
 
+    def own_arguments(self) -> dict:
+        """Those of the user's that Trainer is handed."""
+        return trainer_arguments.given(self.options.get("arguments", {}))
+
     @lean.hidden("deepspeed")  # which takes a second to import, only to ask whether the model is one of its
     def train(self, replay):
         self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
-            output_dir=str(replay.training.folder), max_steps=replay.steps, **self.arguments
+            output_dir=str(replay.training.folder), max_steps=replay.steps, **self.arguments, **self.own_arguments()
         )
         self.trainer = Replaying(self, replay, arguments)
         self.trainer.accelerator.ddp_handler.gradient_as_bucket_view = self.options["gradient_as_bucket_view"]
@@ -75,8 +80,10 @@ class Strategy(ddp.Strategy):
 
     def live(self):
         arguments = {name: getattr(self.trainer.args, name) for name in self.arguments}
+        handed = {name: getattr(self.trainer.args, name) for name in self.own_arguments()}
+        theirs = {"arguments": self.options.get("arguments", {}) | handed, "training_arguments": arguments}
         wrapped = ddp.live_options(self.model) if isinstance(self.model, DistributedDataParallel) else {}
-        return {"backend": torch.distributed.get_backend(), "arguments": arguments} | wrapped
+        return {"backend": torch.distributed.get_backend()} | theirs | wrapped
 
     def save(self, folder):
         if isinstance(self.module, transformers.PreTrainedModel):
@@ -99,6 +106,14 @@ INHERITS = (
     "find_unused_parameters",
     "sync_batchnorm",
 )
+OPTIONS = {
+    "arguments": {
+        "type": "object",
+        "default": {},
+        "description": "arguments of yours for transformers.TrainingArguments; where one contradicts the row, or has no"
+        " effect on it, the row is refused",
+    },
+}
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),

@@ -57,7 +57,7 @@ class Task:
         raise NotImplementedError
 
     def unused_parameters(self, model: torch.nn.Module, samples: Samples) -> list[str]:
-        """The parameters that get no gradient of the first sample's loss. Raises BadInput where that can't be had."""
+        """The parameters to train that get no gradient of the first sample's loss. Raises BadInput where that can't be had."""
         batch = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         labels = inputs.pop("labels")
@@ -76,7 +76,8 @@ class Task:
                 f"model.name: the loss of {type(model).__name__} depends on no parameter, so none is trained."
             )
         loss.backward()
-        unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        unused = [name for name, parameter in trained.items() if parameter.grad is None]
         model.zero_grad()
         model.train()
         return unused

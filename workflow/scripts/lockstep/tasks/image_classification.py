@@ -65,13 +65,15 @@ class Task(_classification.Task):
         inputs = {"pixel_values": torch.zeros(1, channels, height, width)}
         if name in MODELS or config.model.file:
             sizes = {"channels": channels, "height": height, "width": width, "classes": len(labels)}
-            model = own.initialise(convnets.NAMES.get(name, name), sizes, config.train.seed)
-            own.require_scores(model, inputs, (1, len(labels)), f"{len(labels)} classes")
+            own_name = convnets.NAMES.get(name, name)
+            tried = own.initialise(own_name, sizes, config.train.seed)
+            own.require_scores(tried, inputs, (1, len(labels)), f"{len(labels)} classes")
+            model = own.initialise(own_name, sizes, config.train.seed)  # which no forward pass has changed
         else:
             from transformers import AutoModelForImageClassification
 
             torch.manual_seed(config.train.seed)
-            model = pretrained.load(AutoModelForImageClassification, config.model, notes, labels)
+            model = tried = pretrained.load(AutoModelForImageClassification, config.model, notes, labels)
             try:
                 with torch.no_grad():
                     model.eval()(**inputs)
@@ -80,7 +82,7 @@ class Task(_classification.Task):
                     f"model.name: {name} can't take images of {width} x {height} pixels in {channels} channels"
                     f" ({' '.join(str(error).split())}). Set data.image_size to what it was made for."
                 ) from None
-        return model, metrics.Shape.counted(model, inputs)
+        return model, metrics.Shape.counted(tried, inputs)
 
     def load(self, split):
         return images.Images.load(split)

@@ -49,6 +49,9 @@ class Task(_task.Task):
             shape = (1, longest, len(tokenizer))
             own.require_scores(model, example, shape, f"{len(tokenizer)} tokens for each of {longest} in a sequence")
             shape = metrics.Shape.counted(model, example, longest)
+            model = own.initialise(
+                config.model.name, sizes, config.train.seed
+            )  # as it was: to try it may have changed it
         else:
             model = decoders.initialise(config.model, tokenizer, longest, config.train.seed, notes)
             shape = metrics.Shape.of_decoder(model)

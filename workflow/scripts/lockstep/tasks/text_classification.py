@@ -40,6 +40,9 @@ class Task(_classification.Task):
             tokens = torch_ids(longest)
             own.require_scores(model, tokens, (1, len(labels)), f"{len(labels)} classes")
             shape = metrics.Shape.counted(model, tokens, longest)
+            model = own.initialise(
+                config.model.name, sizes, config.train.seed
+            )  # as it was: to try it may have changed it
         else:
             example = next(prepare.texts(splits["train"]))
             model = encoders.initialise(
