@@ -23,7 +23,31 @@ def names(values, expected=None) -> list[str]:
     return [known.names[number] for number in numbers]
 
 
-@pytest.mark.parametrize("word", ["", "  ", "nan", "NaN", "None", "NULL", "N/A", "na", "-", "?", "<NA>", "#N/A", None])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "",
+        "  ",
+        "nan",
+        "NaN",
+        "None",
+        "NULL",
+        "N/A",
+        "na",
+        "-",
+        "?",
+        "<NA>",
+        "#N/A",
+        None,
+        "N.A.",
+        "\uff2e/A",
+        "\u2014",
+        "(blank)",
+        "#VALUE!",
+        "\u200b",
+        ".",
+    ],
+)
 def test_words_for_no_label_are_refused(word):
     with pytest.raises(BadInput, match=r"here: (the label is .* which means that there is none|has no label)"):
         names(["a", word])
@@ -88,6 +112,11 @@ def test_letters_in_two_parts_are_the_letter_in_one():
         (True, 1),
         ("0,5", "0.50"),
         ("\u65b0", "\u65b0 "),
+        ("good", "good\u200b"),
+        ("\u2764", "\u2764\ufe0f"),
+        ("don't", "don\u2019t"),
+        ("non-toxic", "non_toxic"),
+        ("-1", "\u22121"),
     ],
 )
 def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):

@@ -59,11 +59,27 @@ def test_the_row_of_a_fault_in_json_lines_is_its_line(tmp_path):
         ("a.csv", "text,label\nja,1\n".encode("utf-16"), "is UTF-16. Convert it to UTF-8"),
         ("a.csv", "text,label\nja,1\n".encode("utf-16-le"), "is not UTF-8 text, but UTF-16 or something else"),
         ("a.csv", b"%PDF-1.7", "is a PDF"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1", "is a pointer of git LFS"),
+        ("a.csv", "text,label\n\u4eca,1\n".encode("iso2022_jp"), "is in ISO 2022"),
+        ("a.txt", b"<!-- saved from url --><p>x", "is a web page or XML"),
         ("a.json", b'{"text": {"0": "a"}, "label": {"0": 1}}', "not dict (of 'text', 'label'). Save a list of objects"),
         ("a.json", b'{"data": [["a", 1]], "version": 2}', "not dict, whose key 'data' has a list"),
         ("a.json", b'{"0": {"text": "a", "label": 1}, "1": {"text": "b", "label": 0}}', "not dict (of '0', '1')"),
     ],
-    ids=["zip", "rtf", "html", "utf-16", "utf-16 bare", "pdf", "columns", "nested", "numbers as keys"],
+    ids=[
+        "zip",
+        "rtf",
+        "html",
+        "utf-16",
+        "utf-16 bare",
+        "pdf",
+        "lfs",
+        "iso 2022",
+        "comment",
+        "columns",
+        "nested",
+        "numbers as keys",
+    ],
 )
 def test_files_that_hold_no_rows_say_what_they_are(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
@@ -112,6 +128,11 @@ def test_texts_to_predict_are_lines(tmp_path):
 
     (tmp_path / "a.txt").write_bytes(f"\ufeff{ODD}\r\n  \ntwo\n".encode())
     assert lines_of(tmp_path / "a.txt") == [ODD, "two"]
+    others = {"JSON": b'["one","two"]\n', "is a PDF": b"%PDF-1.7", "UTF-16": "one\ntwo".encode("utf-16-le")}
+    for what, content in others.items():
+        (tmp_path / "b.txt").write_bytes(content)
+        with pytest.raises(BadInput, match=what):
+            lines_of(tmp_path / "b.txt")
 
 
 def test_documents_of_a_text_file_are_what_stands_between_empty_lines(tmp_path):
@@ -138,8 +159,28 @@ def test_blanks_go_where_they_stand_between_chinese_characters(tmp_path, texts, 
     kept = [text for text, _ in read(tmp_path, notes, path=path)]
     assert kept == [text.replace(" ", "") if joined else text for text in texts]
     assert [note for note in notes if note.startswith("blanks")] == (
-        ["blanks between words are removed, as most stand between Chinese or Japanese characters"] * joined
+        [
+            "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between words"
+            " of alphabets stay"
+        ]
+        * joined
     )
+
+
+def test_words_of_alphabets_keep_their_blanks_among_chinese_ones(tmp_path):
+    chinese = ["\u597d \u597d \u597d"] * 9
+    texts = [*chinese, "\u4eca \u5929 iPhone 15 Pro Max \u771f \u597d", "the room was cold"]
+    (tmp_path / "a.json").write_text(json.dumps([[text, n % 2] for n, text in enumerate(texts)]))
+    kept = [text for text, _ in read(tmp_path, [], path=str(tmp_path / "a.json"))]
+    assert kept[8:] == ["\u597d\u597d\u597d", "\u4eca\u5929iPhone 15 Pro Max\u771f\u597d", "the room was cold"]
+
+
+def test_objects_by_position_must_have_one_order_or_numbers_for_names(tmp_path):
+    (tmp_path / "a.json").write_text('[{"1": "title", "0": "text", "2": "x"}, {"0": "b", "1": "c", "2": "y"}]')
+    assert read(tmp_path, [], path=str(tmp_path / "a.json"), text=0, label=2) == [("text", "x"), ("b", "y")]
+    (tmp_path / "b.json").write_text('[{"text": "a", "label": "x"}, {"label": "y", "text": "b"}]')
+    with pytest.raises(BadInput, match=r"row 2: begins with 'label', 'text', and row 1 with 'text', 'label'"):
+        read(tmp_path, [], path=str(tmp_path / "b.json"), text=0, label=1)
 
 
 def test_latin_texts_that_lose_their_blanks_are_told(tmp_path):

@@ -95,7 +95,7 @@ def test_texts_over_several_lines_stay_whole_and_are_noted(tmp_path):
     rows, notes = [("good, day\nand, night\nand, morning", "x"), ("b", "y")], []
     assert read_file(tmp_path, "a.csv", written(rows), notes) == rows
     assert notes == [
-        f"{tmp_path / 'a.csv'}: rows 2 hold line ends and ',' within quotation marks; each is taken for one row"
+        f"{tmp_path / 'a.csv'}: rows 2 hold line ends within quotation marks, up to 3 lines; each is taken for one row"
     ]
 
 
@@ -110,6 +110,12 @@ def test_a_mark_that_none_closes_is_named(tmp_path):
         BadInput, match=r"row 3: broken CSV: a field begins with a quotation mark \(\"\) that none closes"
     ):
         read_file(tmp_path, "a.csv", 'text,label\n"a, b",x\n"c,y\nd,x\n')
+
+
+def test_the_positions_that_pandas_writes_above_columns_are_a_header(tmp_path):
+    (tmp_path / "a.csv").write_text("0,1\n" + "".join(f"t{n},{n % 2}\n" for n in range(20)))
+    kept = read(tmp_path, [], path=str(tmp_path / "a.csv"), text=0, label=1)
+    assert kept == [(f"t{n}", str(n % 2)) for n in range(20)]
 
 
 @pytest.mark.parametrize("rows_with_that_label", [1, 2])

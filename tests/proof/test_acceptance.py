@@ -111,7 +111,8 @@ def test_nothing_proven_is_no_success(place):
     assert "give more --minutes" in finished.stdout
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(place, tmp_path):
+def test_a_folder_of_somebody_elses_is_left_alone(place, tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("theirs")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mine.txt").write_text("mine")
     finished = place.script("accept", f"--results={tmp_path}", "--minutes=0.01")

@@ -36,6 +36,7 @@ def main() -> None:
         plan.save_lengths(prepared, samples.lengths)
         model = models.load(prepared / paths.WEIGHTS)
         weights = models.hash_weights(model.state_dict())  # before a forward pass, which may change one's own
+        require_numbers(model, config.model.name)
         look_at_padding(model, samples, config.model, summary["notes"])
         parts = [part for part in PARTS if (prepared / part).is_dir()]
         summary |= {
@@ -66,6 +67,13 @@ def main() -> None:
     for note in summary["notes"]:
         print(note)
     print(f"{config.model.name}: {summary['parameters']:,} parameters, {summary['inputs']}")
+
+
+def require_numbers(model, name: str) -> None:
+    """Raises BadInput where a weight is no number: no training would make it one."""
+    for key, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise BadInput(f"model.name: {name}: {key} holds what is no number (nan or inf). Name another model.")
 
 
 def look_at_padding(model, samples, asked: Model, notes: list[str]) -> None:

@@ -29,6 +29,8 @@ SPLIT = re.compile(
     r"(train(ing)?|trn|dev|val|valid|validation|eval|evaluation|test(ing)?|tst)([ _-]?(set|data|images?|imgs|split))?",
     re.IGNORECASE,
 )
+# What the names of such parts hold, where what is in them says it too: seg_train, fold1, 2019, x_test, 训练集.
+PART = re.compile(r"tr(ai)?n|te?st|val|eval|dev|pred|fold|part|split|\d|训练|测试|验证", re.IGNORECASE)
 IDX_BYTE = 0x08  # the type of an idx file's numbers: unsigned bytes
 IDX_PART = re.compile(r"(train|test|t10k)[-_.]*$")  # how what stands before "images" in the name of an idx file ends
 
@@ -80,7 +82,7 @@ def _folder(folder: Path, data: Data, notes: list[str], remarks: Remarks) -> Ite
     if idx := _idx_files(folder):
         yield from _idx(idx, data, remarks)
         return
-    for part in _classes(folder):
+    for part in _classes(folder, notes):
         inside = _files(part)
         images = [file for file in inside if file.suffix.lower() in ENDINGS]
         if len(images) < len(inside):
@@ -104,7 +106,7 @@ def _idx_files(folder: Path) -> list[Path]:
     return sorted(file for file in files if file.is_file())
 
 
-def _classes(folder: Path) -> list[Path]:
+def _classes(folder: Path, notes: list[str]) -> list[Path]:
     """The folders that are classes. Raises BadInput where those in `folder` seem to be something else."""
     parts = sorted(part for part in folder.iterdir() if part.is_dir() and not _hidden(part.name))
     if not parts:
@@ -120,6 +122,22 @@ def _classes(folder: Path) -> list[Path]:
             f"data.path: {folder} is divided already ({listed(part.name for part in parts)}), and has no folder for"
             f" each class. {name}; Lockstep divides it by data.splits."
         )
+    names = [{sub.name for sub in inner[part]} for part in parts]
+    if len(parts) > 1 and len(names[0]) > 1 and all(each == names[0] for each in names):
+        found = f"each of its folders ({listed(part.name for part in parts)}) holds the same ones"
+        found += f" ({listed(sorted(names[0]))})"
+        if all(PART.search(part.name) for part in parts):
+            raise BadInput(f"data.path: {folder}: {found}. Those seem to be the classes: name data.path: {parts[0]}.")
+        notes.append(f"{folder}: {found}, and the outer ones are taken for the classes")
+    if any(names) and all(SPLIT.fullmatch(name) for each in names for name in each):
+        raise BadInput(
+            f"data.path: {folder}: its classes are divided already ({parts[0].name}/{min(names[0] | {''})}...). Put the"
+            " images of each class into one folder; Lockstep divides them by data.splits."
+        )
+    for part in splits:
+        notes.append(f"{part}: is taken for a class, though its name is that of a part of a data set")
+    if loose := sum(_is_image(file) for file in folder.iterdir()):
+        notes.append(f"{folder}: {loose} images beside the folders of the classes are of none, and left out")
     direct = [part for part in parts if any(_is_image(file) for file in part.iterdir())]
     deep = [part for part in parts if part not in direct and len(inner[part]) > 1]
     if deep and (direct or len(parts) == 1):

@@ -10,7 +10,24 @@ from lockstep.errors import BadInput
 
 # By what programs write where there is no value (pandas, R, SQL, spreadsheets, Python, JavaScript, UCI's data sets).
 MISSING = {"", "-", "--", "?", "nan", "-nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "\\n", "nat"}
-MISSING |= {"undefined", "missing", "(null)", "#n/a n/a", "1.#qnan", "-1.#ind"}
+MISSING |= {
+    "undefined",
+    "missing",
+    "(null)",
+    "[null]",
+    "<null>",
+    "<none>",
+    "(blank)",
+    "n.a.",
+    "n/a.",
+    "..",
+    "...",
+    "??",
+}
+MISSING |= {"#n/a n/a", "1.#qnan", "1.#ind", "-1.#ind", "nan(ind)", "-nan(ind)", "na_character_", "pd.na", "[]", "{}"}
+MISSING |= {".", "''", "---", "\\\\n", "#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"}
+DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")  # hyphens, dashes and the minus sign
+INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # joiners, marks, variants
 WHOLE = re.compile(r"([+-]?\d+)\.0*")  # a whole number that some program has written as a fraction
 HALF = re.compile("[\ud800-\udfff]")
 SHOWN = 10  # labels that a message lists
@@ -47,7 +64,7 @@ class Labels:
         name = unicodedata.normalize("NFC", as_written)
         if HALF.search(name):
             raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Fix the row.")
-        if name.casefold() in MISSING and name not in self.expected:
+        if _plain(name) in MISSING and name not in self.expected:
             raise BadInput(f"{where}: the label is {name!r}, which means that there is none. {self._how_to_keep(name)}")
         if (whole := WHOLE.fullmatch(name)) and name not in self.expected:
             name = str(int(whole[1])) if len(name) < 20 else whole[1]
@@ -83,15 +100,22 @@ class Labels:
 def spelling(name: str) -> str:
     """What two labels have in common that differ in nothing but how they are written.
 
-    Blanks, case, full-width characters (NFKC), zeros before or after a number, a decimal comma, true and 1.
+    Blanks, case, full-width characters (NFKC), zeros before or after a number, a decimal comma, true and 1; characters
+    that nobody sees; forms of the dash and of the apostrophe; hyphens and underscores in place of blanks.
     """
-    plain = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    plain = "".join(_plain(name).split())
     plain = {"true": "1", "false": "0"}.get(plain, plain)
     try:
         number = Decimal(plain.replace(",", "."))
     except InvalidOperation:
-        return plain
+        return re.sub("[-_]", "", plain) or plain
     return str(number.normalize()) if number.is_finite() and abs(number.adjusted()) < 50 else plain
+
+
+def _plain(name: str) -> str:
+    """A label in plain characters, those that one sees, and small letters."""
+    visible = INVISIBLE.sub("", unicodedata.normalize("NFKC", name))
+    return DASHES.sub("-", visible).replace("\u2019", "'").replace("\u2018", "'").casefold().strip()
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -97,6 +97,13 @@ def divide(
     numbers = number_of[codes]
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
         notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
+    gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
+    if gone:
+        notes.append(
+            f"each {unit} with the label {listed(gone)} repeats an earlier one, so that no class is left of it"
+        )
+    if contradicted := int((codes != codes[first[which]]).sum()):
+        notes.append(f"{contradicted} of the duplicates removed have another label than what they repeat")
     counts = Counter({own_names[code]: count for code, count in Counter(codes.tolist()).items()})
     notes += own_labels.notes(counts, unit)
     held_back = kept[tests[kept]] if tests is not None else kept[:0]

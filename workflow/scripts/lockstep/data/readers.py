@@ -36,7 +36,9 @@ OTHERS = {
     b"\xff\xfe": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
-PAGES = (b"<!doctype html", b"<html", b"<?xml")
+PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!--", b"<head", b"<body", b"<p>", b"<div")
+LFS = b"version https://git-lfs"
+ESCAPES = (b"\x1b$B", b"\x1b$@", b"\x1b$)", b"\x1b(J")  # by which ISO 2022's encodings begin another character set
 
 
 def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[tuple[int, object]]:
@@ -70,7 +72,7 @@ def _kind(file: Path, data: Data, notes: list[str], labelled: bool) -> str:
     named = ENDINGS.get(ending.lower())
     with open_bytes(file) as stream:
         head = stream.read(HEAD)
-    _require_rows(file, head)
+    require_rows(file, head)
     if data.format != "auto":
         kind = data.format
     elif head.startswith(PARQUET):
@@ -92,13 +94,19 @@ def _is_gzip(file: Path) -> bool:
         return stream.read(len(GZIP)) == GZIP
 
 
-def _require_rows(file: Path, head: bytes) -> None:
+def require_rows(file: Path, head: bytes) -> None:
     """Raises BadInput where a file is none that could hold rows, and says what it is."""
     for begin, (what, remedy) in OTHERS.items():
         if head.startswith(begin):
             raise BadInput(f"{file}: is {what}. {remedy}.")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:20].lower().startswith(PAGES):
         raise BadInput(f"{file}: is a web page or XML. Save what it shows as CSV or plain text.")
+    if head.startswith(LFS):
+        raise BadInput(f"{file}: is a pointer of git LFS, not the file itself. Fetch it: git lfs pull.")
+    if not head.startswith(PARQUET) and any(escape in head for escape in ESCAPES):
+        raise BadInput(
+            f"{file}: is in ISO 2022, as Japanese mail is. Convert it to UTF-8: iconv -f ISO-2022-JP -t UTF-8."
+        )
     if b"\0" in head[:1000] and not head.startswith(PARQUET):
         raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 or something else than text. Convert it to UTF-8.")
 
@@ -133,6 +141,16 @@ def _value(line: str):
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
+
+
+def require_lines(file: Path) -> None:
+    """Raises BadInput where a file is none of texts, one a line, and says what it is."""
+    with open_bytes(file) as stream:
+        head = stream.read(HEAD)
+    require_rows(file, head)
+    first = next((line for line in head.decode("utf-8-sig", errors="replace").split("\n") if line.strip()), "")
+    if head.startswith(PARQUET) or isinstance(_value(first), list | dict) or first.strip() == "[":
+        raise BadInput(f"{file}: holds {'Parquet' if head.startswith(PARQUET) else 'JSON'}. Give it one text a line.")
 
 
 def _undecodable(file: Path) -> int:

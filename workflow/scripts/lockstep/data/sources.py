@@ -17,11 +17,12 @@ import requests
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus, readers
-from lockstep.data.labels import HALF, Labels
+from lockstep.data.labels import HALF, Labels, listed
 from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
 BLANK = re.compile(r"(\S) +(?=(\S))")  # what stands on both sides of blanks
+BESIDE_CHARACTERS = "beside characters"  # what "auto" comes to for join_blanks, where most blanks are
 BLANKS_LOOK = 1000  # rows that tell what blanks are for
 BLOCK = 2**16  # bytes of a download at a time; what has come of one is lost with the connection
 MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
@@ -49,7 +50,24 @@ def records(
     else:
         file = Path(data.path) if data.path else download(data.url, data.sha256, downloads)
         name, rows = str(data.path or data.url), readers.rows(file, data, notes, labelled)
-    return name, itertools.islice(rows, data.limit)
+    return name, itertools.islice(_in_one_order(rows, data, name), data.limit)
+
+
+def _in_one_order(rows: Iterator[tuple[int, object]], data: Data, name: str) -> Iterator[tuple[int, object]]:
+    """The rows. Raises BadInput where columns are asked for by position, and objects name theirs in several orders."""
+    asked = [column for column in (data.text, data.label, data.prompt, data.completion) if isinstance(column, int)]
+    count, first = max(asked, default=-1) + 1, None
+    for number, row in rows:
+        if count and isinstance(row, dict):
+            names = list(itertools.islice(row, count))
+            first = first or (number, names)
+            if names != first[1] and not set(map(str, asked)) <= row.keys():
+                raise BadInput(
+                    f"{name}, row {number}: begins with {listed(map(repr, names))}, and row {first[0]} with"
+                    f" {listed(map(repr, first[1]))}; columns are asked for by position. Name them, as in"
+                    " data.text: text, data.label: label."
+                )
+        yield number, row
 
 
 def _columns(rows, data: Data, name: str, labels: Labels) -> Iterator[tuple[str, int, int]]:
@@ -76,9 +94,12 @@ def with_blanks_decided(
                 between, characters = between + len(pairs), characters + sum(pairs)
     mostly_characters = between > 0 and 2 * characters > between
     if data.join_blanks == "auto":
-        data = replace(data, join_blanks=mostly_characters)
+        data = replace(data, join_blanks=BESIDE_CHARACTERS if mostly_characters else False)
         if mostly_characters:
-            notes.append("blanks between words are removed, as most stand between Chinese or Japanese characters")
+            notes.append(
+                "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between"
+                " words of alphabets stay"
+            )
     elif data.join_blanks and between and not mostly_characters:
         notes.append("blanks between words are removed (data.join_blanks), and most stand between letters of alphabets")
     return data, itertools.chain(first, rows)
@@ -87,6 +108,17 @@ def with_blanks_decided(
 def _is_character(letter: str) -> bool:
     """Whether a character is one of a script, as Chinese and Japanese, that puts no blanks between its words."""
     return unicodedata.east_asian_width(letter) in ("W", "F") and not "\uac00" <= letter <= "\ud7a3"
+
+
+def _without_blanks_beside_characters(text: str) -> str:
+    words = text.split(" ")
+    joined = [words[0]]
+    for word in words[1:]:
+        before = joined[-1][-1:]
+        if not (word and _is_character(word[0])) and not (before and _is_character(before)):
+            joined.append(" ")
+        joined.append(word)
+    return "".join(joined)
 
 
 def _cell(row, column: str | int, position: int):
@@ -102,7 +134,11 @@ def text_of(row, column: str | int, position: int, key: str, where: str, data: D
     text = _column(row, column, position, key, where)
     if not isinstance(text, str):
         raise BadInput(f"{where}: the {key} is {text!r}; expected a string.")
-    cleaned = (text.replace(" ", "") if data.join_blanks else text).strip()
+    if data.join_blanks == BESIDE_CHARACTERS:
+        text = _without_blanks_beside_characters(text)
+    elif data.join_blanks:
+        text = text.replace(" ", "")
+    cleaned = text.strip()
     if not cleaned:
         raise BadInput(f"{where}: the {key} is empty. Remove the row.")
     if HALF.search(cleaned):
@@ -119,6 +155,8 @@ def _column(row, column: str | int, position: int, key: str, where: str):
     if isinstance(row, dict):
         if column in row:
             return row[column]
+        if isinstance(column, int) and str(column) in row:  # as pandas calls columns without names
+            return row[str(column)]
         if isinstance(column, int) and column < len(row):
             return list(row.values())[column]
         raise BadInput(

@@ -131,7 +131,7 @@ class Survey:
         self.enclosed, self.filled = Counter(), Counter()  # by column: fields within marks, and all that hold something
         self.doubled = False  # whether any field within marks holds one that is written twice
         self.unreadable = False  # by RFC 4180
-        self.over_lines: list[int] = []  # rows of several lines that hold as many separators as the file has columns
+        self.over_lines: dict[int, int] = {}  # rows of several lines; and how many
         self.swallowed: dict[int, int] = {}  # rows of several lines, of which two are rows by themselves; and how many
 
     @classmethod
@@ -192,8 +192,7 @@ class Survey:
                     at = _column_of_label(row, data)
                 if len(lines) > 1:
                     several.append((first_line, lines))
-                    if sum(field.count(self.separator) for field in row if "\n" in field or "\r" in field) >= len(row):
-                        self.over_lines.append(first_line)
+                    self.over_lines[first_line] = len(lines)
                 elif at < len(row) and len(known) < REMEMBERED:
                     known.add(row[at].strip())
         except csv.Error:
@@ -218,9 +217,10 @@ class Survey:
         if dialect.letters and (self.unreadable or self.swallowed):
             return [f"{file}: each line is a row, and quotation marks are letters, as they enclose no fields"]
         if self.over_lines and not dialect.letters:
+            numbers, longest = listed(map(str, self.over_lines)), max(self.over_lines.values())
             return [
-                f"{file}: rows {listed(map(str, self.over_lines))} hold line ends and {self.separator!r} within"
-                " quotation marks; each is taken for one row"
+                f"{file}: rows {numbers} hold line ends within quotation marks, up to {longest} lines; each"
+                " is taken for one row"
             ]
         return []
 
@@ -267,6 +267,8 @@ def _is_header(first: list[str], data: Data, file: Path, dialect: Dialect) -> bo
         return True
     at = data.label if isinstance(data.label, int) else 1
     label = first[at].strip() if at < len(first) else ""
+    if [name.strip() for name in first] == [str(position) for position in range(len(first))]:
+        return True  # as pandas calls columns without names
     others: Counter[str] = Counter()
     for _, row in itertools.islice(_records(file, dialect), 1, None):
         others[row[at].strip() if at < len(row) else ""] += 1

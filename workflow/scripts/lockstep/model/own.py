@@ -25,6 +25,7 @@ from lockstep.files import hash_file, read_json, write_json
 from lockstep.paths import PROJECT
 
 TRUSTED = PROJECT / ".snakemake" / "lockstep-trusted"  # sha256 of each file that was named; not of what travels
+EVERY_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that each module has
 ABOUT, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
 
 
@@ -71,10 +72,26 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
             f"model.name: {name} has {min(others)}, and weights are kept in float32. Leave their type as it is;"
             " train.precision says in which one is computed."
         )
+    _require_registered(model, name)
     model.lockstep = {"class": name, "arguments": arguments}
     if file:
         model.lockstep |= {"class": match["name"], "code": file.read_bytes()}
     return model
+
+
+def _require_registered(model: torch.nn.Module, name: str) -> None:
+    """Raises BadInput where modules or parameters are in a plain list or dict, where PyTorch does not know of them."""
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if attribute not in EVERY_MODULES and any(
+                isinstance(v, torch.nn.Module | torch.nn.Parameter) for v in inside
+            ):
+                where = f"{path}.{attribute}" if path else attribute
+                raise BadInput(
+                    f"model.name: {name}: {where} is a plain {type(value).__name__} of modules or parameters, which is"
+                    " neither trained nor stored. Make it a torch.nn.ModuleList, ModuleDict or ParameterList."
+                )
 
 
 def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...], owners: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
+from lockstep.data.labels import listed
 from lockstep.errors import BadInput, brief
 from lockstep.model import heads, padding
 from lockstep.model.models import LOCAL, require_weights
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # training needs no configuration, and starts sooner without 
 
 # What is fetched of a model: configuration and tokenizer, then weights in the better of the two formats that it has.
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+MADE_ANEW = ("position_ids", "token_type_ids")  # buffers that older versions stored
 WEIGHTS = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
 
@@ -57,6 +59,12 @@ def load(
         name = next(iter(others))
         raise BadInput(f"model.name: {model.name}: {name} has another shape than its config.json says.")
     _require_body(pretrained, report["missing_keys"], model.name, notes)
+    body = f"{pretrained.base_model_prefix}."  # heads of another task are expected, and left out
+    unused = sorted(
+        name for name in report["unexpected_keys"] if name.startswith(body) and not name.endswith(MADE_ANEW)
+    )
+    if unused:
+        notes.append(f"{model.name}: its config.json has no place for {listed(unused)}, which is left out")
     if labels is None:
         return pretrained
     if others:
@@ -66,7 +74,11 @@ def load(
         return pretrained
     output = heads.output_name(pretrained, len(labels))
     if output is None or any(name.startswith(f"{output}.") for name in report["missing_keys"]):
-        return pretrained  # whose head is a new one
+        if report["missing_keys"] and (config.architectures or [""])[0].endswith("Classification"):
+            notes.append(
+                f"{model.name} is called a classifier, and its files hold no head of this form: it gets a new one"
+            )
+        return pretrained
     return heads.fitted(pretrained, output, own_labels, labels, model.name, notes)
 
 

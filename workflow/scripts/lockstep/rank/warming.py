@@ -15,8 +15,8 @@ import torch
 
 from lockstep.model import attention
 from lockstep.model.optimizer import make_optimizer
+from lockstep.model.own import EVERY_MODULES
 
-EVERY_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that each module has
 VALUES = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, torch.Tensor)
 VALUES += (random.Random, np.random.Generator, np.random.RandomState)
 

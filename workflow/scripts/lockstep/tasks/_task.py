@@ -57,7 +57,7 @@ class Task:
         raise NotImplementedError
 
     def unused_parameters(self, model: torch.nn.Module, samples: Samples) -> list[str]:
-        """The parameters to train that get no gradient of the first sample's loss. Raises BadInput where that can't be had."""
+        """Those to train that get no gradient of the first sample's loss. Raises BadInput where that can't be had."""
         batch = samples.batch(np.zeros(1, dtype=np.int64), int(samples.lengths[0]))
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         labels = inputs.pop("labels")

@@ -118,9 +118,12 @@ def torch_ids(length: int) -> dict:
 
 def lines_of(file: Path) -> list[str]:
     """The lines of a text file that are not empty. Raises BadInput where there is none."""
+    from lockstep.data import readers
+
     try:
+        readers.require_lines(file)
         texts = [line.strip() for line in text_lines(file) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise BadInput(f"predict.file: {file} can't be read as UTF-8 text: {error}") from None
     if not texts:
         raise BadInput(f"predict.file: {file} holds no text. Give it one text a line.")
