@@ -26,8 +26,8 @@ def test_rows_overlap_nowhere_and_are_hardly_more_than_needed(lengths):
         taken[row[text], column[text] : column[text] + length] += 1
     assert taken.max() == 1
     assert taken.sum() == lengths.sum()
-    # First-fit decreasing takes at most 11/9 of the fewest rows and one more (Dosa 2007: 6/9); these are at least as many
-    # as the tokens fill, and as there are texts of which no two fit into a row.
+    # First-fit decreasing takes at most 11/9 of the fewest rows, and 6/9 (Dosa 2007). These are at least as many as the
+    # tokens fill, and as there are texts of which no two fit into a row.
     fewest = max(np.ceil(lengths.sum() / 40), (lengths > 20).sum())
     assert len(taken) <= 11 / 9 * fewest + 1 or (np.sort(lengths)[::-1][: len(taken)] > 13).all()
 

@@ -160,8 +160,8 @@ def test_blanks_go_where_they_stand_between_chinese_characters(tmp_path, texts, 
     assert kept == [text.replace(" ", "") if joined else text for text in texts]
     assert [note for note in notes if note.startswith("blanks")] == (
         [
-            "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between words"
-            " of alphabets stay"
+            "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between"
+            " words of alphabets stay"
         ]
         * joined
     )
