@@ -106,7 +106,7 @@ def test_an_unknown_claim_is_refused():
     command = [sys.executable, "-m", "claims", "set_epoc"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no such claim: set_epoc; there are workers, map_location" in done.stderr
+    assert "no such claim: set_epoc; there are workers, four_workers, map_location" in done.stderr
 
 
 def test_the_page_has_every_claim_and_its_verdict():

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from lockstep import paths
 from lockstep.config import containers, registry
@@ -78,6 +80,14 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     shutil.copytree(place.path("results"), place.path("other"))
+    # A model that something else trained, whose classes are those of my.csv, and its weights.
+    theirs = Path(shutil.copytree(place.path("results/runs/ddp/n2/rep1/model"), place.path("FOLDER")))
+    about = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
+    names = ["bad", "good", *map(str, range(2, len(about["id2label"])))]
+    about |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    (theirs / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    (theirs / "manifest.json").unlink()
+    torch.save(load_file(theirs / "model.safetensors"), place.path("their.pt"))
     return place
 
 
@@ -112,6 +122,8 @@ def run(place: Workplace, words: list[str]) -> None:
         name, _, tag = rest[-1].removeprefix("lockstep/").partition(":")
         assert name in {containers.family(strategy) for strategy in registry.names()}
         assert tag in ("cpu", "cuda")
+    elif words == ["lockstep", "accept"]:  # which takes eight minutes, and does what there is time for
+        check(place.script("command", "accept", "--minutes=0.1"), 0, 1)
     elif program == "lockstep":
         check(place.script("command", *rest))
     elif program == "source":

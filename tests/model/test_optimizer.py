@@ -15,6 +15,7 @@ from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_
 from lockstep.model.schedule import lr_factor
 
 TRAIN = reading.parse({}).train
+SCHEDULES = ["constant", "linear", "cosine", "polynomial", "step", "constant_then_linear"]
 ASKED = {
     "adamw": {"betas": [0.8, 0.99]},
     "adam": {"betas": [0.8, 0.99]},
@@ -121,13 +122,25 @@ def test_step_is_pytorch_s_steplr_over_epochs(per_epoch, epochs, every, gamma):
     assert ours == pytest.approx([theirs[epoch] for epoch in of])
 
 
+@given(per_epoch=st.integers(1, 9), constant=st.integers(1, 4), falling=st.integers(1, 5))
+def test_constant_then_linear_stays_for_so_many_epochs_and_ends_at_zero(per_epoch, constant, falling):
+    of = [step // per_epoch for step in range(per_epoch * (constant + falling))]
+    train = replace(TRAIN, schedule="constant_then_linear", constant_epochs=constant, warmup=0)
+    shares = list(map(lr_factor(train, len(of), of), range(len(of) + 1)))
+    stays, falls = shares[: per_epoch * constant], shares[per_epoch * constant :]
+    assert set(stays) == {1.0}
+    assert falls == pytest.approx([1 - step / (per_epoch * falling) for step in range(len(falls))])
+
+
 @given(
     start=st.floats(0, 1),
     warmup=st.integers(1, 20),
-    schedule=st.sampled_from(["constant", "linear", "cosine", "polynomial", "step"]),
+    schedule=st.sampled_from(SCHEDULES),
 )
 def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, schedule):
-    train = replace(TRAIN, schedule=schedule, warmup=float(warmup), warmup_start=start, step_epochs=9)
+    train = replace(
+        TRAIN, schedule=schedule, warmup=float(warmup), warmup_start=start, step_epochs=9, constant_epochs=9
+    )
     share = lr_factor(train, 40, [0] * 40)
     assert share(0) == start
     assert share(warmup) == pytest.approx(1, abs=1e-9)
@@ -136,7 +149,7 @@ def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, sched
 
 
 @given(
-    schedule=st.sampled_from(["constant", "linear", "cosine", "polynomial", "step"]),
+    schedule=st.sampled_from(SCHEDULES),
     steps=st.integers(1, 50),
     warmup=st.floats(0, 80),
 )

@@ -47,6 +47,7 @@ TAKEN_BY = {
     "power": ("schedule", ("polynomial",)),
     "step_epochs": ("schedule", ("step",)),
     "gamma": ("schedule", ("step",)),
+    "constant_epochs": ("schedule", ("constant_then_linear",)),
 }
 
 
@@ -323,6 +324,11 @@ def refuse_foreign(train: Train, given: dict, where: str) -> None:
     if train.nesterov and not train.momentum and {"nesterov", "momentum"} & given.keys():
         raise BadInput(
             f"{where}.nesterov: Nesterov's momentum needs a momentum above 0; set momentum, to 0.9 for example."
+        )
+    if train.schedule == "constant_then_linear" and train.constant_epochs >= train.epochs:
+        raise BadInput(
+            f"{where}.constant_epochs: of {train.epochs} epochs {train.constant_epochs} are to be constant, and none is"
+            " left for the rate to fall in. Lower it, raise epochs, or take schedule: constant."
         )
     if train.schedule == "polynomial" and train.learning_rate <= LAST_RATE:
         raise BadInput(

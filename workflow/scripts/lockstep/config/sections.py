@@ -74,6 +74,7 @@ class Train:
     schedule: str
     power: float
     step_epochs: int
+    constant_epochs: int
     gamma: float
     warmup: float
     warmup_start: float

@@ -1,5 +1,6 @@
 """The learning-rate schedule as a function of the step; without PyTorch, as a run's supervisor asks it too."""
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,13 +12,14 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
 
     Args:
         steps: how many optimizer steps there are.
-        epochs: the epoch of each step, from 0; only `train.schedule: step` asks for it.
+        epochs: the epoch of each step, from 0, never falling; only schedules that count epochs ask for it.
 
     Warm-up rises in a line from `warmup_start`. The rest is, to the last bit, what transformers' schedules of the same
-    names are; `step` is PyTorch's StepLR over epochs.
+    names are; `step` is PyTorch's StepLR over epochs; `constant_then_linear` falls to 0 from its `constant_epochs` on.
     """
     warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
     left = max(1, steps - warmup)
+    falls_from = bisect.bisect_left(epochs, train.constant_epochs) if len(epochs) else 0
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -33,6 +35,8 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
         if train.schedule == "step":
             epoch = int(epochs[min(step, steps - 1)])  # after the last step there is no other
             return train.gamma ** (epoch // train.step_epochs)
+        if train.schedule == "constant_then_linear" and step > falls_from:
+            return max(0.0, (steps - step) / (steps - falls_from)) if falls_from < steps else 1.0
         return 1.0
 
     return factor

@@ -19,7 +19,8 @@ from lockstep.run import lifetime
 # What may change of `train`, besides what decides nothing, between a state and the run that goes on from it. How long a
 # run is, and its schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by
 # themselves.
-FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "warmup", "warmup_start")
+FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "constant_epochs")
+FREE += ("warmup", "warmup_start")
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
