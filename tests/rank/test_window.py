@@ -207,7 +207,7 @@ def test_known_sleeps_are_measured_to_within_two_percent(training, monkeypatch):
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
     assert clock["total_seconds"] > sum(slept) + 3 * 0.3
     assert 0 < clock["evaluation_seconds"] < clock["total_seconds"] - sum(slept) - 3 * 0.3
-    assert clock["setup"]["check"] > 0.2
+    assert clock["setup"]["check"] + clock["setup"]["warm_up"] > 0.2  # the wait for others before the window opens
 
 
 def test_a_schedule_that_is_stepped_too_often_ends_the_run(training, monkeypatch):
