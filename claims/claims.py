@@ -125,12 +125,8 @@ def changes(ours: str, theirs: str) -> Callable[[Runs], tuple[str, str]]:
     """Whether a row takes another time than another, be it more or less."""
 
     def measure(done: Runs) -> tuple[str, str]:
-        if missing := _missing(done, ours, theirs):
-            return UNKNOWN, missing
-        ratio = done.ratio(theirs, ours)
-        return (
-            UNKNOWN if _judged(ratio) == UNKNOWN else HOLDS
-        ), f"`{ours}` is {_told(ratio)} times as fast as `{theirs}`"
+        verdict, told = faster(ours, theirs)(done)
+        return (UNKNOWN if verdict == UNKNOWN else HOLDS), told
 
     return measure
 

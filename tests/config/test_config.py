@@ -573,7 +573,7 @@ def test_a_deepspeed_file_that_agrees_is_taken_and_its_trial_is_the_rows(tmp_pat
     merged = deepspeed_file.merged(str(file), {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.0})
     assert merged["zero_optimization"] == DEEPSPEED["zero_optimization"]
     assert merged["gradient_clipping"] == 0.0
-    assert {"optimizer", "bf16", "train_micro_batch_size_per_gpu"}.isdisjoint(merged)
+    assert {"optimizer", "bf16", "train_batch_size", "train_micro_batch_size_per_gpu"}.isdisjoint(merged)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ rows:
 """
 # The optimizer is DeepSpeed's own then; torch_adam spares it the compiling of one.
 DEEPSPEED = {
+    "train_batch_size": 31,  # the row's, in a trial too
     "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": "auto"}},
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 20_000},
 }

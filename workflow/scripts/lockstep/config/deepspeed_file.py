@@ -54,10 +54,10 @@ def merged(file: str | None, ours: dict) -> dict:
     if not file:
         return ours
     said = _without_auto(own_files.read(file, "config_file"))
-    for decided in ("optimizer", "fp16", "bf16", "torch_autocast"):
-        if decided not in ours:  # in another precision than the row's, as in the proof
+    for decided in ("optimizer", "fp16", "bf16", "torch_autocast", *BATCH):
+        if decided not in ours:  # in another precision or batch than the row's, as in the proof
             said.pop(decided, None)
-    return _over(said, ours) | {key: ours[key] for key in BATCH if key in ours}
+    return _over(said, ours)
 
 
 def optimizer(file: str | None) -> dict | None:

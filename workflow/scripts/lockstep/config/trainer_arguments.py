@@ -10,7 +10,6 @@ from lockstep.errors import BadInput
 
 TAKEN = ("gradient_checkpointing", "gradient_checkpointing_kwargs", "full_determinism", "torch_empty_cache_steps")
 TAKEN += ("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "neftune_noise_alpha")
-SCHEDULES = {"linear": "linear", "constant": "constant", "polynomial": "polynomial"}  # of Trainer, by the row's name
 
 
 def refuse(arguments: dict, options: dict, train: Train, hardware: Hardware, where: str) -> None:
@@ -42,7 +41,7 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
         "adam_epsilon": (EPS, f"all rows have {EPS:g}"),
         "max_grad_norm": (train.clip, f"the row clips at {train.clip:g} (0 is not at all)"),
         "num_train_epochs": (train.epochs, f"the row's epochs are {train.epochs}"),
-        "lr_scheduler_type": (SCHEDULES.get(train.schedule), f"the row's schedule is {train.schedule}"),
+        "lr_scheduler_type": (train.schedule, f"the row's schedule is {train.schedule}"),
         "label_smoothing_factor": (train.label_smoothing, f"the row's label_smoothing is {train.label_smoothing:g}"),
         "seed": (train.seed, f"the row's seed is {train.seed}"),
         "bf16": (train.precision == "bf16", in_precision),

@@ -55,8 +55,14 @@ class Acceptance:
         self.proofs, proven = _read([PROOFS], self.gpus)
         self.proof_rows = {name: replace(row, in_forks=True) for name, row in proven.items()}
         self.times, self.time_rows = _read([*of_gpus, TIMES], self.gpus)
-        self.found: dict = {"proofs": {}, "times": [], "not_reached": [], "cannot": {}, "machine": None}
-        self.found["finished"] = False
+        self.found: dict = {
+            "proofs": {},
+            "times": [],
+            "not_reached": [],
+            "cannot": {},
+            "machine": None,
+            "finished": False,
+        }
 
     def run(self, say: Callable[[str], None]) -> None:
         """Prove and time, and write down what was found. Raises BadInput where another one works in the folder."""

@@ -65,9 +65,11 @@ def of_weights(model: Path, weights: Path | None, labels: list[str] | None) -> I
         return
     from lockstep.proof import foreign
 
-    with tempfile.TemporaryDirectory() as folder, readable(model):
+    with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / paths.MODEL
-        for note in foreign.convert(weights or model, model, made, labels):
+        with readable(model):
+            notes = foreign.convert(weights or model, model, made, labels)
+        for note in notes:
             print(f"note: {note}", file=sys.stderr)
         yield made
 
