@@ -13,7 +13,7 @@ import torch
 
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
-from lockstep.model import batch_norm, lean, own
+from lockstep.model import batch_norm, heads, lean, own
 
 DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
@@ -77,15 +77,14 @@ def build(folder: Path) -> torch.nn.Module:
     return cls(config)
 
 
-def classifier(folder: Path, labels: list[str]) -> torch.nn.Module:
+def classifier(folder: Path, labels: list[str], notes: list[str]) -> torch.nn.Module:
     """A classifier of these labels, by their numbers, of the size of the model stored in a folder; with any weights."""
     if own.is_stored(folder):
         raise BadInput(f"{folder}: is a model of one's own, and knows its labels. Leave --labels out.")
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {name: number for number, name in enumerate(labels)}
+    heads.set_labels(config, labels, str(folder), notes)
     kind = "Image" if task_name(folder) == "image-classification" else "Sequence"
     return getattr(transformers, f"AutoModelFor{kind}Classification").from_config(config)
 

@@ -46,10 +46,11 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
     labels: the names of its classes by their numbers; those that the folder `model` knows if None.
     Raises BadInput where the weights are not all of that model's, and of its shapes.
     """
-    blank = _blank(model, labels)
+    notes: list[str] = []
+    blank = _blank(model, labels, notes)
     tied = models.tied_names(blank)
     names = [name for name in blank.state_dict() if name not in tied]
-    state, notes = read(weights, names)
+    state, of_weights = read(weights, names)
     if missing := [name for name in names if name not in state]:
         raise BadInput(
             f"{weights}: lacks {_listed(missing)}, {len(missing)} of the {len(names)} tensors of the model in {model}."
@@ -66,7 +67,7 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
     with atomic_folder(destination) as temporary:
         models.save(blank, temporary, labels or _labels(model))
         _copy_beside(model, temporary)
-    return notes
+    return notes + of_weights
 
 
 def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -228,7 +229,7 @@ class _Values(pickle.Unpickler):
         raise pickle.UnpicklingError(f"its index names {module}.{name}, which is no value")
 
 
-def _blank(model: Path, labels: list[str] | None) -> torch.nn.Module:
+def _blank(model: Path, labels: list[str] | None, notes: list[str]) -> torch.nn.Module:
     """A model of the class and size of the one stored in a folder; with a head for `labels`, if they are given."""
     if not models.is_stored(model):
         raise BadInput(f"{model}: is not a model folder (no config.json). Name the folder of the model.")
@@ -239,7 +240,7 @@ def _blank(model: Path, labels: list[str] | None) -> torch.nn.Module:
                 " --labels bad,good."
             )
         return models.build(model)
-    return models.classifier(model, labels)
+    return models.classifier(model, labels, notes)
 
 
 def _labels(model: Path) -> list[str] | None:
