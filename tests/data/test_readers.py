@@ -6,6 +6,8 @@ import re
 import zipfile
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lockstep import files
@@ -59,6 +61,10 @@ def test_the_row_of_a_fault_in_json_lines_is_its_line(tmp_path):
         ("a.csv", "text,label\nja,1\n".encode("utf-16"), "is UTF-16. Convert it to UTF-8"),
         ("a.csv", "text,label\nja,1\n".encode("utf-16-le"), "is not UTF-8 text, but UTF-16 or something else"),
         ("a.csv", b"%PDF-1.7", "is a PDF"),
+        ("a.pkl", b"\x80\x05\x95", "is a pickle, which may run anything"),
+        ("a.parquet", b"a.csv".ljust(257, b"\0") + b"ustar\x0000", "is a tar archive. Unpack it"),
+        ("a.jsonl", b'{"text": "a", "label": 1, "text": "b"}', "row 1: an object has the key 'text' twice"),
+        ("a.json", b'[{"text": "a", "label": 1, "label": 0}]', "an object has the key 'label' twice"),
         ("a.csv", b"version https://git-lfs.github.com/spec/v1", "is a pointer of git LFS"),
         ("a.csv", "text,label\n\u4eca,1\n".encode("iso2022_jp"), "is in ISO 2022"),
         ("a.txt", b"<!-- saved from url --><p>x", "is a web page or XML"),
@@ -73,6 +79,10 @@ def test_the_row_of_a_fault_in_json_lines_is_its_line(tmp_path):
         "utf-16",
         "utf-16 bare",
         "pdf",
+        "pickle",
+        "tar",
+        "key twice in a line",
+        "key twice",
         "lfs",
         "iso 2022",
         "comment",
@@ -104,6 +114,16 @@ def test_texts_and_labels_that_are_lists_are_named(tmp_path):
     pd.DataFrame({"text": ["a"], "label": [["x", "y"]]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(BadInput, match=r"row 1: the label is \['x', 'y'\]; expected a name or a number"):
         read(tmp_path, path=str(tmp_path / "a.parquet"))
+
+
+def test_columns_of_one_name_in_parquet_and_folders_are_refused(tmp_path):
+    """Of two columns of one name pyarrow's rows keep the last one, and positions count one less."""
+    columns = [pa.array(["a", "b"]), pa.array(["c", "d"]), pa.array([0, 1])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=r"a\.parquet: two columns have one name, 'text'"):
+        read(tmp_path, path=str(tmp_path / "a.parquet"))
+    with pytest.raises(BadInput, match=r"is a folder\. Name the file in it"):
+        read(tmp_path, path=str(tmp_path))
 
 
 def test_links_are_files(tmp_path):

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_utf8_is_named(tmp_path):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(BadInput, match=r"data\.path: .* is not a file"):
+    with pytest.raises(BadInput, match=r"data\.path: .* is a folder"):
         read(tmp_path, path=str(tmp_path))
 
 

@@ -24,9 +24,9 @@ def written(rows, **how) -> str:
     return stream.getvalue()
 
 
-def read_file(folder, name: str, content: str, notes=None):
+def read_file(folder, name: str, content: str, notes=None, **data):
     (folder / name).write_text(content, encoding="utf-8", newline="")
-    return read(folder, notes, path=str(folder / name), join_blanks=False)
+    return read(folder, notes, path=str(folder / name), join_blanks=False, **data)
 
 
 def many(count: int, every: int) -> list[tuple[str, str]]:
@@ -34,6 +34,25 @@ def many(count: int, every: int) -> list[tuple[str, str]]:
     begins, ends = ('"', ""), ("", '"')
     marks = [begins if n % every == 1 else ends if n % every == every - 1 else ("", "") for n in range(count)]
     return [(f"{a}visit number {n}{b}", ("bad", "good")[n % 2]) for n, (a, b) in enumerate(marks)]
+
+
+def test_of_two_separators_that_divide_each_row_the_one_with_fewer_labels_is_taken(tmp_path):
+    rows = [(f"well, number {n}", ("bad", "good")[n % 2]) for n in range(20)]
+    notes = []
+    content = "".join(f"{text};{label}\n" for text, label in rows)
+    assert read_file(tmp_path, "a.csv", content, notes, text=0, label=1) == rows
+    assert notes[0] == (
+        f"{tmp_path / 'a.csv'}: ';' is taken for what separates its columns; ',' would divide each row, too"
+    )
+
+
+def test_marks_after_backslashes_are_refused_by_their_line(tmp_path):
+    """As Spark writes them; to RFC 4180 such a field ends there, or the backslash is a letter."""
+    content = 'text,label\n"fine day",good\n"he said \\"no\\" twice",bad\n' * 3
+    with pytest.raises(BadInput, match=r"a\.csv, row 3: .* has a backslash before it"):
+        read_file(tmp_path, "a.csv", content)
+    folder = [("C:\\new\\", "good"), ("so so", "bad")] * 3  # a backslash at a field's end is a letter
+    assert read_file(tmp_path, "b.csv", written(folder, quoting=csv.QUOTE_ALL)) == folder
 
 
 @pytest.mark.parametrize(("name", "separator"), [("a.tsv", "\t"), ("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t")])

@@ -41,6 +41,15 @@ def test_such_a_tokenizer_stays_so_when_it_is_stored(tmp_path):
         assert all(again(text)["input_ids"] == tokenizer(text)["input_ids"] for text in MARKED)
 
 
+def test_texts_that_are_cut_are_counted(tmp_path):
+    tokenizer = tokenizer_of(tmp_path, **BERTS)
+    tokenizer.model_max_length = 5  # two of them begin and end a text
+    texts = ["bad day", "good bad day", "good bad day good", "day " * 50]
+    remarks = vocabulary.Remarks(tokenizer)
+    remarks.add_cut(texts, tokenizer(texts, truncation=True)["input_ids"])
+    assert remarks.notes() == ["2 of 4 texts have more than 5 tokens (data.max_length), and what is beyond is left out"]
+
+
 @pytest.mark.parametrize(
     ("texts", "note"),
     [

@@ -388,6 +388,14 @@ def test_texts_need_no_labels_whatever_the_file(run_script, tmp_path):
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize(("first", "told"), [("text", True), ("several words", False)])
+def test_a_name_of_a_column_that_is_learnt_as_a_text_is_told(run_script, tmp_path, first, told):
+    (tmp_path / "a.csv").write_text("\n".join([first, *texts(60)]), encoding="utf-8")
+    code, out, errors = prepared(run_script, *of(path="a.csv"), "--set", "data.text=0")
+    assert code == 0, errors
+    assert ("the first text of a.csv is 'text', and is learnt as any other" in out) == told
+
+
 def test_splits_hold_each_text_once():
     rows = [(text,) for text in texts(200)]
     data = reading.parse({"task": "language-modelling", "train": {"best": "loss"}}).data

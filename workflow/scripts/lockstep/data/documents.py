@@ -98,13 +98,25 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Rows]:
     name, rows = sources.records(_without_labels(data, columns), downloads, notes, labelled=len(columns) > 1)
     texts = [(column, position) for position, (column, _) in enumerate(columns)]
     data, rows = sources.with_blanks_decided(data, rows, texts, notes)
-    return name, [
+    documents = [
         tuple(
             sources.text_of(row, column, position, key, f"{name}, row {number}", data)
             for position, (column, key) in enumerate(columns)
         )
         for number, row in rows
     ]
+    if isinstance(columns[0][0], int) and _looks_like_names(documents):
+        notes.append(
+            f"the first text of {name} is {' and '.join(map(repr, documents[0]))}, and is learnt as any other; if it is"
+            " the name of a column, set data.text (or data.prompt and data.completion) to it"
+        )
+    return name, documents
+
+
+def _looks_like_names(documents: Rows) -> bool:
+    """Whether the first row may be a header: each of its texts could be a name, and no other row has such."""
+    named = [all(text.isascii() and text.isidentifier() for text in row) for row in documents]
+    return len(named) > 1 and named[0] and not any(named[1:])
 
 
 def _without_labels(data: Data, columns: list[tuple[str | int, str]]) -> Data:

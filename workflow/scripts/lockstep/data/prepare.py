@@ -112,6 +112,9 @@ def divide(
     parts = {part: divided[inside] for part, inside in places.items()}
     if len(held_back):
         parts["test"] = held_back
+        if untrained := np.setdiff1d(numbers[held_back], numbers[divided]).tolist():
+            names = listed(labels[number] for number in untrained)
+            notes.append(f"only the {unit}s kept for the test have the label {names}, which no model can learn here")
     summary = {
         "source": source,
         "synthetic": data.embedded,
@@ -205,6 +208,7 @@ def store(splits: dict[str, Dataset], tokenizer, folder: Path, notes: list[str],
     def tokenise(batch: dict) -> dict:
         token_ids = tokenizer(batch["text"], truncation=True)["input_ids"]
         remarks.add(batch["text"], token_ids)
+        remarks.add_cut(batch["text"], token_ids)
         return {"input_ids": token_ids}
 
     with tempfile.TemporaryDirectory(dir=folder) as work:

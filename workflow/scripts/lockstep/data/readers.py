@@ -33,16 +33,21 @@ OTHERS = {
     b"SQLite format 3": ("an SQLite database", "Export the table as CSV"),
     b"%PDF": ("a PDF", "Give its text as CSV or plain text"),
     b"{\\rtf": ("RTF, as word processors save it", "Save it as plain text (UTF-8)"),
+    b"\x80\x04": ("a pickle, which may run anything when it is read", "Save it as Parquet, JSON or CSV"),
+    b"\x80\x05": ("a pickle, which may run anything when it is read", "Save it as Parquet, JSON or CSV"),
     b"\xff\xfe": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!--", b"<head", b"<body", b"<p>", b"<div")
+TAR = 257, b"ustar"  # where a tar archive says that it is one
 LFS = b"version https://git-lfs"
 ESCAPES = (b"\x1b$B", b"\x1b$@", b"\x1b$)", b"\x1b(J")  # by which ISO 2022's encodings begin another character set
 
 
 def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[tuple[int, object]]:
     """The rows of a file, as its format has them. `labelled`: whether each has a text and a label. Raises BadInput."""
+    if file.is_dir():
+        raise BadInput(f"data.path: {file} is a folder. Name the file in it that holds the rows.")
     if not file.is_file():
         raise BadInput(f"data.path: {file} is not a file. Name an existing one.{containers.outside(str(file))}")
     try:
@@ -99,6 +104,8 @@ def require_rows(file: Path, head: bytes) -> None:
     for begin, (what, remedy) in OTHERS.items():
         if head.startswith(begin):
             raise BadInput(f"{file}: is {what}. {remedy}.")
+    if head[TAR[0] :].startswith(TAR[1]):
+        raise BadInput(f"{file}: is a tar archive. Unpack it: tar -xf {file}.")
     if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:20].lower().startswith(PAGES):
         raise BadInput(f"{file}: is a web page or XML. Save what it shows as CSV or plain text.")
     if head.startswith(LFS):
@@ -165,9 +172,18 @@ def _undecodable(file: Path) -> int:
 
 
 def _parse(text: str, where: str):
-    """One JSON value. Raises BadInput for what Python reads no further, and JSONDecodeError for what is not JSON."""
+    """One JSON value. Raises BadInput for what Python reads no further or in part, and JSONDecodeError for no JSON."""
+
+    def whole(pairs: list[tuple[str, object]]) -> dict:
+        read = dict(pairs)
+        if len(read) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise BadInput(f"{where}: an object has the key {twice!r} twice. Remove one, or give it another name.")
+        return read
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=whole)
     except json.JSONDecodeError:
         raise
     except ValueError:
@@ -234,6 +250,9 @@ def _parquet(file: Path):
         table = pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
         raise BadInput(f"{file}: is not a Parquet file: {error}.") from None
+    names = table.schema_arrow.names
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f"{file}: two columns have one name, {twice!r}. Rename one, or leave it out.")
     yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
 
 

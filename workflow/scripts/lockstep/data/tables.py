@@ -21,6 +21,7 @@ SEPARATORS = ",;\t|"
 LOOK = 100  # rows that tell a file's separator
 REMEMBERED = 10_000  # different labels
 QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a field that quotation marks enclose, those inside it doubled
+ESCAPED = re.compile(r'"(?:[^"\\]|\\.)*\\"(?:[^"\\]|\\.)*"')  # the same, with backslashes before those inside it
 
 
 @dataclass
@@ -37,8 +38,13 @@ def rows(file: Path, data: Data, kind: str, notes: list[str]) -> Iterator[tuple[
     kind: "csv" or "tsv". Raises BadInput.
     """
     by_name = isinstance(data.text, str)
-    separator = _separator(file, data, kind)
+    separator = _separator(file, data, kind, notes)
     survey = Survey.of(file, separator, data)
+    if survey.escaped:
+        raise BadInput(
+            f'{file}, row {survey.escaped}: a quotation mark inside a field has a backslash before it (\\"). Write it'
+            " twice in its place, as most programs do (in Spark: option escape, '\"')."
+        )
     dialect = Dialect(separator, survey.quotes_are_letters())
     records = _records(file, dialect)
     first = next(records, None)
@@ -130,6 +136,7 @@ class Survey:
         self.enclosing = True  # whether marks stand as a program writes them that quotes where it must
         self.enclosed, self.filled = Counter(), Counter()  # by column: fields within marks, and all that hold something
         self.doubled = False  # whether any field within marks holds one that is written twice
+        self.escaped = 0  # the first line with a field within marks that holds one after a backslash
         self.unreadable = False  # by RFC 4180
         self.over_lines: dict[int, int] = {}  # rows of several lines; and how many
         self.swallowed: dict[int, int] = {}  # rows of several lines, of which two are rows by themselves; and how many
@@ -147,7 +154,7 @@ class Survey:
     def _line_by_line(self, file: Path) -> None:
         """Every line, as if quotation marks were letters."""
         width, needless = None, set()  # columns with fields within marks that need none
-        for line in _lines(file):
+        for number, line in enumerate(_lines(file), 1):
             fields = line.rstrip("\r\n").split(self.separator)
             if not line.strip():
                 continue
@@ -161,6 +168,8 @@ class Survey:
                 self.filled[column] += 1
                 if not QUOTED.fullmatch(field):
                     self.enclosing = False
+                    if ESCAPED.fullmatch(field):
+                        self.escaped = self.escaped or number
                     continue
                 self.enclosed[column] += 1
                 if '"' in field[1:-1]:
@@ -241,11 +250,15 @@ def _column_of_label(header: list[str], data: Data) -> int:
     return names.index(data.label) if data.label in names else 1
 
 
-def _separator(file: Path, data: Data, kind: str) -> str:
-    """What stands between a file's columns: the first that gives its first rows several columns each, all as many, with
-    the names that are asked for above them. Where none does, a tab in TSV and a comma in CSV."""
+def _separator(file: Path, data: Data, kind: str, notes: list[str]) -> str:
+    """What stands between a file's columns: what gives its first rows several columns each, all as many, with the names
+    that are asked for above them. Where none does, a tab in TSV and a comma in CSV.
+
+    Where several do, by which columns have no names, the one with the fewest different labels; of as many, the usual.
+    """
     usual = "\t" if kind == "tsv" else ","
     names = {name for name in (data.text, data.label) if isinstance(name, str)} if isinstance(data.text, str) else set()
+    labels: dict[str, int] = {}  # how many different ones each separator gives
     for separator in sorted(SEPARATORS, key=lambda separator: separator != usual):
         for letters in (False, True):
             try:
@@ -254,8 +267,15 @@ def _separator(file: Path, data: Data, kind: str) -> str:
                 continue
             several_alike = len({len(row) for row in first}) == 1 < len(first[0])
             if several_alike and names <= {name.strip() for name in first[0]}:
-                return separator
-    return usual
+                at = _column_of_label(first[0], data)
+                labels.setdefault(separator, len({row[at].strip() for row in first if at < len(row)}))
+    chosen = min(labels, key=labels.get, default=usual)
+    if others := [separator for separator in labels if separator != chosen]:
+        notes.append(
+            f"{file}: {chosen!r} is taken for what separates its columns; {listed(map(repr, others))} would divide each"
+            " row, too"
+        )
+    return chosen
 
 
 def _is_header(first: list[str], data: Data, file: Path, dialect: Dialect) -> bool:

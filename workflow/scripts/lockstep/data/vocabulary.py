@@ -13,6 +13,7 @@ class Remarks:
 
     def __init__(self, tokenizer):
         self.tokenizer, self.tokens, self.unknown, self.with_marks = tokenizer, 0, 0, 0
+        self.texts, self.cut = 0, 0  # how many there are, and how many are longer than what is left of them
         self.ends: Counter[int] = Counter()  # texts, by how many of the token that ends one they have
         self.marks: Counter[str] = Counter()
         marks = set(tokenizer.all_special_tokens) if not tokenizer.split_special_tokens else set()
@@ -29,8 +30,25 @@ class Remarks:
                 self.with_marks += bool(found)
                 self.marks.update(found)
 
+    def add_cut(self, texts: list[str], token_ids: list[list[int]]) -> None:
+        """Count the texts of which `token_ids` are the first ones only, as the tokenizer was told how many it may give.
+
+        Only those are looked at once more that have just so many.
+        """
+        self.texts += len(texts)
+        longest = self.tokenizer.model_max_length
+        full = [text for text, ids in zip(texts, token_ids, strict=True) if len(ids) >= longest]
+        if full:
+            whole = self.tokenizer(full, truncation=False, verbose=False)["input_ids"]
+            self.cut += sum(len(ids) > longest for ids in whole)
+
     def notes(self) -> list[str]:
         notes = []
+        if self.cut:
+            notes.append(
+                f"{self.cut} of {self.texts} texts have more than {self.tokenizer.model_max_length} tokens"
+                " (data.max_length), and what is beyond is left out"
+            )
         if self.with_marks:
             marks = listed(mark for mark, _ in self.marks.most_common())
             notes.append(
