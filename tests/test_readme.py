@@ -1,4 +1,5 @@
-"""The READMEs: the Chinese one follows the English one; the commands that they print work, the files they name exist.
+"""The READMEs, and the guide's pages that tell how to use Lockstep: in both languages their commands are the same and
+work, and the files they name exist.
 
 Commands are run as printed where that is quick; those that train, as a dry run; those of Docker without it.
 """
@@ -24,6 +25,8 @@ from tests.conftest import PROJECT, Workplace
 from tests.test_engines import answers
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
+GUIDE = [PROJECT / "docs" / "guide" / f"{page}.md" for page in ("running", "own", "results", "containers", "elsewhere")]
+PAGES = [(ENGLISH, CHINESE), *((page, page.with_suffix(".zh.md")) for page in GUIDE)]
 PROGRAMS = ("make", "snakemake", "python", "lockstep", "docker", "source", "export")
 
 
@@ -34,7 +37,7 @@ def blocks(text: str) -> list[str]:
 
 
 def commands(file: Path) -> list[str]:
-    """Every command that a README names, in its blocks or within a sentence."""
+    """Every command that a page names, in its blocks or within a sentence."""
     text = file.read_text(encoding="utf-8")
     within = re.findall(r"`((?:make|snakemake|python|docker|lockstep) [^`]+)`", text)
     return [line for line in blocks(text) if line.split()[0] in PROGRAMS] + list(dict.fromkeys(within))
@@ -46,9 +49,20 @@ def test_the_chinese_readme_is_of_this_english_one():
     assert digest in CHINESE.read_text(encoding="utf-8")
 
 
-def test_both_show_the_same_commands():
-    assert blocks(CHINESE.read_text(encoding="utf-8")) == blocks(ENGLISH.read_text(encoding="utf-8"))
-    assert set(commands(CHINESE)) == set(commands(ENGLISH))
+def all_commands() -> list[str]:
+    """Every command of the README and of the guide's pages beside it, once."""
+    return list(dict.fromkeys(command for page, _ in PAGES for command in commands(page)))
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAGES, ids=lambda page: page.name)
+def test_both_show_the_same_commands(english, chinese):
+    assert blocks(chinese.read_text(encoding="utf-8")) == blocks(english.read_text(encoding="utf-8"))
+    assert set(commands(chinese)) == set(commands(english))
+
+
+def test_the_readme_is_read_in_a_minute():
+    assert len(ENGLISH.read_text(encoding="utf-8").splitlines()) <= 90
+    assert len(all_commands()) >= 75  # most of which stand in the guide
 
 
 def test_the_dev_container_is_the_bare_machine_that_the_readme_asks_for():
@@ -58,11 +72,13 @@ def test_the_dev_container_is_the_bare_machine_that_the_readme_asks_for():
     assert f"ARG BASE={container['image']}\n" in (PROJECT / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("file", [ENGLISH, CHINESE])
+@pytest.mark.parametrize("file", [page for pair in PAGES for page in pair], ids=lambda page: page.name)
 def test_what_they_link_to_is_there(file):
     text = file.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("http") or (PROJECT / link).exists(), link
+    links = re.findall(r"\]\(([^)#\s]+)", text)
+    assert links
+    for link in links:
+        assert link.startswith("http") or (file.parent / link).exists(), link
     for script in re.findall(r"workflow/scripts/\w+\.py", text):
         assert (PROJECT / script).is_file(), script
 
@@ -182,7 +198,7 @@ def trains_again(command: str) -> bool:
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(command, marks=[pytest.mark.slow] if trains_again(command) else []) for command in commands(ENGLISH)],
+    [pytest.param(command, marks=[pytest.mark.slow] if trains_again(command) else []) for command in all_commands()],
 )
 def test_every_command_works_as_printed(place, command):
     if "--report" in command:
