@@ -148,8 +148,8 @@ def test_ranks_that_share_a_gpu_are_told_of():
     """A row of three ranks on one GPU is fastest; single has one to itself."""
     best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "rank": None, "repeats": 2}
     summary = SimpleNamespace(ratios={}, profiles={})
-    assert headline.say_fastest(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
-    assert "(4 GPUs)" in headline.say_fastest(best | {"devices": 4}, [best], summary).en
+    assert headline.answer(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
+    assert "(4 GPUs)" in headline.answer(best | {"devices": 4}, [best], summary).en
     used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
     assert [headline.shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
 
@@ -213,8 +213,13 @@ def test_rows_are_compared_block_by_block(results):
     assert summary.ratios["fsdp"]["single"]["low"] < 1 < summary.ratios["fsdp"]["single"]["high"]
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     lines = first_lines(summary)
-    assert lines[0] == "On this machine (2 CPU devices), ddp trains fastest; fsdp takes 1.25 times as long."
-    assert lines[1] == "ddp takes 0.800 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
+    assert lines[0] == (
+        "Use ddp: 1.25 times as fast as single (1.17 to 1.33), the same model. fsdp takes 1.25 times as long."
+    )
+    assert (
+        lines[1]
+        == "ddp (2 CPU devices) takes 0.800 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
+    )
     assert "So many runs can show differences of 8.5 % and more between two rows." in lines[3]
 
 
@@ -226,10 +231,27 @@ def test_rows_that_are_alike_share_the_first_place(results):
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
-    first = (
-        "On this machine (2 CPU devices), ddp and fsdp are fastest, and these runs can't tell which of them is first."
-    )
+    first = "Use ddp: 1.25 times as fast as single (1.21 to 1.28), the same model. Tied with it: fsdp."
     assert first_lines(summary)[0] == first
+
+
+def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_faster(results):
+    """Which of them had the shorter time is chance."""
+    repeat(results, "single", [10.0, 10.2, 10.1])
+    repeat(results, "ddp", [8.2, 8.1, 8.3])
+    repeat(results, "fsdp", [8.1, 8.0, 8.2])
+    three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
+    summary, rows = gathered(results, repeats=3, rows=three)
+    assert rows["fsdp"]["train_seconds"] < rows["ddp"]["train_seconds"]
+    assert first_lines(summary)[0].startswith("Use ddp: 1.2")
+    assert "Tied with it: fsdp." in first_lines(summary)[0]
+
+
+def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
+    repeat(results, "single", [10.0, 10.2, 10.1])
+    repeat(results, "ddp", [10.1, 10.0, 10.2])
+    summary, _ = gathered(results, repeats=3, rows={name: {"strategy": name} for name in ("single", "ddp")})
+    assert first_lines(summary)[0] == "Use single: no other row is shown to be faster. Tied with it: ddp."
 
 
 def profiled(steps: float, communication: float, exposed: float) -> dict:
@@ -241,18 +263,21 @@ def profiled(steps: float, communication: float, exposed: float) -> dict:
 @pytest.mark.parametrize(
     ("ours", "said"),
     [
-        (profiled(0.050, 0.030, 0.024), "its step took 30 ms longer, 24 to 30 ms of them exposed communication"),
+        (
+            profiled(0.050, 0.030, 0.024),
+            "30 ms longer than fast's, 24 to 30 ms of them exposed communication",
+        ),
         (profiled(0.050, 0.030, 0.009), ""),  # the two ways of finding it disagree
         (profiled(0.050, 0.030, 0.002), ""),  # no more than where nothing is communicated
         (profiled(0.050, 0.030, 0.024) | {"step_seconds": 0.022}, ""),  # recording it made it slower
-        (profiled(0.050, 0.002, 0.0), "its step took 30 ms longer, 28 ms of them backward"),
+        (profiled(0.050, 0.002, 0.0), "30 ms longer than fast's, 28 ms of them backward"),
         (None, ""),
     ],
 )
 def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
     profiles = {"slow": ours, "fast": profiled(0.020, 0.0, 0.0), "single": profiled(0.03, 0.0, -0.0026)}
     text = headline.because("slow", "fast", profiles)
-    assert text.en == (f"; in one profiled run of each, {said}" if said else "")
+    assert text.en == (f"In one profiled run of each, slow's step took {said}." if said else "")
 
 
 def test_a_disturbed_run_is_shown_and_left_out(results):

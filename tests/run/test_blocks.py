@@ -210,8 +210,16 @@ def test_why_it_ends(results, ddp, fsdp, changes, why):
     train(results, "single", [20.0, 20.4])
     train(results, "ddp", ddp)
     train(results, "fsdp", fsdp)
-    decided = blocks.decide(asked(results, **changes), results, 2)
+    now = asked(results, **changes)
+    decided = blocks.decide(now, results, 2)
     assert (decided["rows"], decided["why"]) == ([], why)
+    # Two repetitions a row are what its rule came to, and no breach; of `repeats: 2` they would be.
+    files.write_json(decision_file(results, 2), decided)
+    for repeats, told in (("auto", False), (2, True)):
+        asked_for = now.source | {"rows": DROPPED | now.source["rows"], "repeats": repeats}
+        (results / "config.yaml").write_text(yaml.safe_dump(asked_for))
+        breaches = [what for _, what in fairness.check(results).breaches]
+        assert any("2 repetitions; at least 3" in what for what in breaches) == told
 
 
 def test_a_row_that_was_always_disturbed_stays_in_contention(results):

@@ -247,18 +247,20 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for run in records.values():
         repeats.setdefault(run["row"], set()).add(run["repeat"])
     every = set().union(*repeats.values())
-    wanted, decided = dict.fromkeys(repeats, every), None
+    wanted, decided, ended = dict.fromkeys(repeats, every), None, False
     asked = paths.config_file(results)
     if asked.is_file():
         now = reading.read([asked])
         decided = blocks.last(now, results)
         if decided:
+            ended = not decided["rows"]
             rows = repeats.keys() & now.rows.keys()
             wanted |= {row: set(blocks.repetitions(now, now.rows[row], results)) for row in rows}
     for row, have in repeats.items():
         if missing := sorted(wanted[row] - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
-        elif len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
+        # Blocks that ended by their rule are as many as were announced; the report says what so few can't tell.
+        elif not ended and len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
             yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
         yield from ((row, breach) for breach in _proven(row, records, results))
 

@@ -1,6 +1,7 @@
 """The report's first lines, the same in the terminal, in Markdown and on the page.
 
-1. which row is fastest  2. by how much  3. is it the same model?  4. under which conditions  5. what not to conclude
+1. which row to use  2. by how much it is faster  3. is it the same model?  4. under which conditions  5. what not to
+conclude
 """
 
 import math
@@ -32,7 +33,7 @@ def figures(summary: Summary) -> list[Figure]:
     done = summary.finished_rows
     if not done:
         return []
-    best = fastest([row for row in done if trusted(summary.runs[row["row"]])] or done)
+    best = recommended([row for row in done if trusted(summary.runs[row["row"]])] or done)
     shown = [Figure(say("figure_time", row=best["row"]), say("figure_seconds", n=f"{best['train_seconds']:.3g}"))]
     if best["speedup"] and best["strategy"] != BASELINE:
         limits = [best["speedup_low"], best["speedup_high"]]
@@ -67,14 +68,16 @@ def lines(summary: Summary) -> list[Text]:
 
 def _times(done: list[dict], summary: Summary) -> list[Text]:
     """Which row is fastest, and by how much."""
-    best = fastest(done)
+    best = recommended(done)
     # A single closed row among open ones is what those are compared with, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
-    sentences = [] if alone else [say_fastest(best, done, summary)]
+    sentences = [] if alone else [answer(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
         sentences += [_ratio(best, baseline, ratio)] if ratio else []
+    if not alone:
+        sentences += _why_slowest(best, done, summary)
     sentences += _cold(best, done)
     sentences += _control(done, baseline, summary.ratios)
     if summary.ladder:
@@ -138,20 +141,66 @@ def fastest(done: list[dict]) -> dict:
     return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
 
 
-def say_fastest(best: dict, done: list[dict], summary: Summary) -> Text:
+def recommended(done: list[dict]) -> dict:
+    """The row to use: the fastest, or of the rows that none is shown to be faster than the first in the table's order.
+
+    Tables begin with what is simplest to write, as the default one does.
+    """
+    best = fastest(done)
+    tied = [best, *_tied(best, done)]
+    return next(row for row in done if row in tied)
+
+
+def _tied(best: dict, done: list[dict]) -> list[dict]:
+    """The other rows that share the first place with `best`, of more than one run each."""
+    several = [row for row in done if row["world_size"] > 1 or row["strategy"] == BASELINE]
+    return [
+        row
+        for row in several
+        if row is not best and row["rank"] == best["rank"] == 1 and min(row["repeats"], best["repeats"]) > 1
+    ]
+
+
+def answer(best: dict, done: list[dict], summary: Summary) -> Text:
+    """The first sentence: which row to use, what it gains, whether it is the same model, and what ties with it."""
+    tied, last = _tied(best, done), _last(best, done, summary)
+    slowest = same("")
+    if last is not best and last not in tied:
+        slowest = say("slowest", row=last["row"], ratio=f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}")
+    if best["repeats"] == 1 or not best["rank"]:
+        once = "fastest_once" if best["repeats"] == 1 else "fastest"
+        return say(once, devices=_devices(best), row=best["row"], slowest=slowest)
+    ties = say("tied", rows=some([row["row"] for row in tied], 2)) if tied else same("")
+    gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best)
+    return say("use", row=best["row"], gain=gain, proof=_proof(best), ties=ties, slowest=slowest)
+
+
+def _gain(row: dict) -> Text:
+    if row["speedup"] is None:
+        return same("")
+    between = same("")
+    if None not in (row["speedup_low"], row["speedup_high"]):
+        between = say("use_gain_between", low=f"{row['speedup_low']:.2f}", high=f"{row['speedup_high']:.2f}")
+    return say("use_gain", speedup=f"{row['speedup']:.2f}", between=between)
+
+
+def _proof(row: dict) -> Text:
+    """What the first sentence says of the recommended row's model."""
+    if row["strategy"] == BASELINE:
+        return same("")
+    return say({"equal": "use_equal", "within-tolerance": "use_within"}.get(row["proof"], "use_unproven"))
+
+
+def _last(best: dict, done: list[dict], summary: Summary) -> dict:
+    """The slowest row that can be compared with `best`, on as many devices; `best` where there is none."""
     ratios = summary.ratios.get(best["row"], {})
-    alike = [row["row"] for row in done if row is not best and row["rank"] == best["rank"] == 1 and row["repeats"] > 1]
     slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
-    last = max(slower, key=lambda row: row["train_seconds"], default=best)
-    one, several = "cpu_device", "cpu_devices"
-    if best["device"] == "cuda":
-        one, several = "gpu_device", "gpu_devices"
-    return say(
-        "fastest_once" if best["repeats"] == 1 else "fastest_open" if alike else "fastest",
-        devices=say(several if best["devices"] > 1 else one, n=best["devices"]),
-        row=some([best["row"], *alike]) if alike else best["row"],
-        slowest=_slowest(last, best, summary) if last is not best and last["row"] not in alike else same(""),
-    )
+    return max(slower, key=lambda row: row["train_seconds"], default=best)
+
+
+def _devices(row: dict) -> Text:
+    kind = "gpu" if row["device"] == "cuda" else "cpu"
+    return say(f"{kind}_devices" if row["devices"] > 1 else f"{kind}_device", n=row["devices"])
 
 
 def _hardware(row: dict, summary: Summary) -> dict:
@@ -179,7 +228,8 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
     if min(total) <= 0 or min(part) <= error or any(max(pair) > AGREE * min(pair) for pair in (total, part)):
         return same("")
     spans = {"total": total, "part": [min(seconds, max(total)) for seconds in part]}
-    return say("because", phase=say(f"phase_{phase}"), **{name: _span(values) for name, values in spans.items()})
+    took = {name: _span(values) for name, values in spans.items()}
+    return say("because", slow=slower, best=faster, phase=say(f"phase_{phase}"), **took)
 
 
 def _span(seconds: list[float]) -> Text:
@@ -188,12 +238,16 @@ def _span(seconds: list[float]) -> Text:
     return same(low) if low == high else say("span", low=low, high=high)
 
 
-def _slowest(last: dict, best: dict, summary: Summary) -> Text:
-    ratio = 1 / summary.ratios[best["row"]][last["row"]]["value"]
-    reason = because(last["row"], best["row"], summary.profiles)
+def _why_slowest(best: dict, done: list[dict], summary: Summary) -> list[Text]:
+    """Where the slowest row's time goes, if a profile tells, and in which precision it computes, if in another."""
+    last = _last(best, done, summary)
+    if last is best or last in _tied(best, done):
+        return []
+    sentences = [because(last["row"], best["row"], summary.profiles)]
     if last["precision"] != best["precision"]:
-        reason += say("other_precision", ours=last["precision"], theirs=best["precision"])
-    return say("slowest", row=last["row"], ratio=f"{ratio:.2f}", because=reason)
+        names = {"slow": last["row"], "best": best["row"], "ours": last["precision"], "theirs": best["precision"]}
+        sentences.append(say("other_precision", **names))
+    return [sentence for sentence in sentences if sentence.en]
 
 
 def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
@@ -201,6 +255,7 @@ def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
     return say(
         "ratio",
         row=best["row"],
+        devices=_devices(best),
         baseline=baseline["row"],
         ratio=f"{ratio['value']:.3f}",
         interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
