@@ -38,6 +38,7 @@ FREE_KEYS = (
     "eval_samples",
     "checkpoint",
     "best",
+    "snapshot_every",
 )
 # Keys of `train` that only some choices of another key take.
 TAKEN_BY = {
@@ -167,6 +168,11 @@ class Row:
             raise BadInput(
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
                 " set checkpoint_every to 0."
+            )
+        if self.train.snapshot_every > self.train.epochs:
+            raise BadInput(
+                f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, and the epochs are {self.train.epochs}:"
+                " no snapshot would be taken. Lower it, or raise epochs; 0 asks for none."
             )
         if self.train.accumulation > 1 and self.options.get("static_graph"):
             raise BadInput(

@@ -88,6 +88,7 @@ class Train:
     checkpoint: str
     best: str
     checkpoint_every: int
+    snapshot_every: int
     keep: int
     log_every: int
     log_to: list[str]

@@ -165,6 +165,7 @@ def train(training: Training) -> None:
     if training.profiler:
         training.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
+    replay.snapshots.finish(replay.dev_split.history)
     if training.train.checkpoint_every:  # from which a longer run goes on
         replay.resumption.save(replay.steps)
     files.write(
@@ -185,6 +186,7 @@ def train(training: Training) -> None:
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,
             "saved": replay.resumption.cost,
+            "snapshots": replay.snapshots.noted,
             "notes": strategy.notes,
         },
         clock.step_seconds(),

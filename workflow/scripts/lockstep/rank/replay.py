@@ -21,6 +21,7 @@ from lockstep.rank import checkpoint, readback, warming
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
+from lockstep.rank.snapshots import Snapshots
 from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
 
@@ -55,6 +56,7 @@ class Replay:
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
+        self.snapshots = Snapshots(training, plan, len(samples))
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
         self.loss_log = Losses(self)
 
@@ -160,10 +162,13 @@ class Replay:
         if self.training.profiler:
             self.training.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
-        if evaluated or saved:
+        kept = self.snapshots.due(self.done)
+        if evaluated or kept or saved:
             self.end()
             if evaluated:
                 self.dev_split.evaluate(self.done)
+            if kept:
+                self.snapshots.take(self.done, self.dev_split.history)
             if saved:
                 self.resumption.save(self.done)
             self._open()

@@ -105,7 +105,8 @@ def _run(
             path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
     if not state:
-        shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
+        for name in (paths.TENSORBOARD, paths.SNAPSHOTS):  # a state goes on with them
+            shutil.rmtree(folder / name, ignore_errors=True)
     remove_unfinished(folder)
     for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
         left.unlink(missing_ok=True)
@@ -350,6 +351,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],
         "saved": ranks[0]["saved"],
+        "snapshots": ranks[0]["snapshots"],
         "clock": largest
         | {
             "setup": {part: max(clock["setup"][part] for clock in clocks) for part in clocks[0]["setup"]},

@@ -183,6 +183,11 @@ class Strategy:
         if self.world.rank == 0:  # every rank holds the same weights
             torch.save(self.model.state_dict(), folder / "checkpoint.pt")
 
+    def as_kept(self) -> contextlib.AbstractContextManager:
+        """The context in which the model, in the midst of training, is as it would be kept; then training goes on as if
+        nothing had been. Called on every rank."""
+        return contextlib.nullcontext()
+
     @staticmethod
     def to_state_dict(folder: Path) -> dict[str, torch.Tensor]:
         """What `save` wrote, under the model's plain parameter names, as full tensors."""
