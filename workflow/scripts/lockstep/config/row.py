@@ -185,6 +185,11 @@ class Row:
                 f"rows.{self.name}.compile: static: CUDA graphs, as which it is replayed, overwrite the gradients that"
                 " accumulation adds to. Set compile to dynamic, or accumulation to 1."
             )
+        if self.hardware.workers and self.options.get("resident"):
+            raise BadInput(
+                f"rows.{self.name}.workers: with resident: true batches are put together on the GPU, where no worker"
+                " process is. Set workers to 0, or resident to false."
+            )
         if self.train.attention in ("efficient", "cudnn") and self.hardware.device == "cpu":
             raise BadInput(
                 f"rows.{self.name}.attention: {self.train.attention}: only GPUs have it. Set it to auto, flash or math."

@@ -108,6 +108,8 @@ class AskedHardware:
     gpus: list[int] | None
     mixed_gpus: bool
     threads: int | str
+    workers: int
+    pin_memory: bool | str
     nodes: int
     node_cores: int | None
     node_gpus: int | None

@@ -59,6 +59,7 @@ class Replay:
         self.snapshots = Snapshots(training, plan, len(samples))
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
         self.loss_log = Losses(self)
+        self.ahead = False  # whether this rank's workers make the batches that come next
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -67,12 +68,31 @@ class Replay:
         for number, ids in enumerate(map(self._ordered, parts), 1):
             if self.training.profiler:
                 self.training.profiler.mark("data")
-            yield self._batch(step, ids, last=number == len(parts))
+            yield self._batch(step, ids, last=number == len(parts), ahead=self.ahead)
 
-    def _batch(self, step: int, ids: np.ndarray, last: bool) -> Batch:
-        tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
+    def _batch(self, step: int, ids: np.ndarray, last: bool, ahead: bool = False) -> Batch:
+        if ahead:
+            ids, arrays = self.training.workers.next()  # which the ledger is to hold, whatever was ordered
+            tensors = self.training.strategy.inputs(arrays)
+        else:
+            tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
         labels = tensors.pop("labels")
         return Batch(step, ids, tensors, labels, last)
+
+    def _begin_ahead(self) -> None:
+        """Have this rank's workers make all batches that are left."""
+        strategy, accumulation = self.training.strategy, self.training.train.accumulation
+        make, (part, of) = strategy.collate(), strategy.share()
+        self.training.workers.begin(
+            (make, self._ordered(ids), strategy.padded_width(int(self.plan.widths[step])))
+            for step in range(self.done, self.steps)
+            for ids in self.plan.micro_batches(step, part, of, accumulation)
+        )
+        self.ahead = True
+        self.live_settings["workers"] = there = len(self.training.workers.pids)
+        if there != self.training.settings.hardware.workers:
+            asked = f"workers: {self.training.settings.hardware.workers} are asked for"
+            raise RunFailed(f"{asked}, and {there} are there; the others were killed, or ran out of memory")
 
     def one_of_each_shape(self) -> Iterator[tuple[int, Batch]]:
         """This rank's share of one micro-batch of each size and width in the plan, and its step; the widest first.
@@ -147,6 +167,8 @@ class Replay:
         self.live_settings = readback.check(self.training.strategy, settings, first.inputs)
         if settings.saved:
             self.resumption.restore(Path(settings.saved))
+        if self.training.workers:
+            self._begin_ahead()
         self.training.clock.part("check")
         if settings.warm:
             warming.warm_up(self)

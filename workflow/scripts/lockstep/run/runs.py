@@ -184,6 +184,10 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         notes.append("its GPUs are AMD's: processes of others, clocks, utilisation and energy are not told of")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
+    hardware = row.hardware
+    if hardware.workers and busy_cores(asdict(hardware)) > (cores := cpu_cores()):
+        many = hardware.workers * hardware.processes_per_node
+        notes.append(f"its {many} worker processes and its ranks share {cores} CPU cores")
     if row.train.device_batch:
         size = f"{row.train.device_batch} x {row.hardware.devices} devices x {row.train.accumulation} micro-batches"
         theirs = row.shared.train.global_batch
