@@ -12,6 +12,7 @@ from lockstep import paths
 from lockstep.data import plan
 from lockstep.files import verify
 from lockstep.proof import conversion
+from lockstep.report import page
 from tests.rank.test_resumption import (
     ROWS,
     SCRIPTS,
@@ -135,3 +136,15 @@ def test_another_runs_state_brings_its_snapshots_along(prepared):
 def test_an_epoch_that_is_cut_short_has_no_end(max_steps, ends):
     made = plan.make(np.ones(23, np.int64), global_batch=5, epochs=3, seed=1, batching="plain", max_steps=max_steps)
     assert made.epoch_ends(23) == ends
+
+
+def test_the_page_lists_snapshots_with_what_they_came_to():
+    taken = [
+        {"epoch": 1, "step": 17, "dev": None, "seconds": 0.1},
+        {"epoch": 2, "step": 34, "dev": {"support": 68, "macro_f1": 0.25}, "seconds": 0.1},
+    ]
+    record = {"repeat": 1, "log": "results/runs/ddp/n2/rep1/run.log", "snapshots": taken}
+    said = page._snapshots(record)
+    assert "epochs 1 (step 17); 2 (step 34, dev macro_f1 0.2500)" in said.en
+    assert "results/runs/ddp/n2/rep1 --snapshot EPOCH" in said.en
+    assert "results/runs/ddp/n2/rep1 --snapshot" in said.zh
