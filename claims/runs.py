@@ -59,6 +59,23 @@ def train(folder: Path, data: Path | None, repeats: int) -> Runs:
     return Runs(records, tests, folders, unavailable)
 
 
+def by_workers(folder: Path, numbers: tuple[int, ...], turns: int) -> dict[int, list[float]]:
+    """Images a second that one device trains, of MNIST's size, by the number of its worker processes; in turns."""
+    from benchmarks.images import write_images
+
+    files = (str(CONFIGS[0]), str(PROJECT / "config" / "mnist.yaml"))
+    keys = {"data.path": write_images(folder / "images"), "hardware.device": "auto", "retries": 0}
+    results = prepared(folder / "results", keys, files)
+    speeds = {number: [] for number in numbers}
+    for turn in range(turns):
+        for number in numbers if turn % 2 else reversed(numbers):
+            words = ["--row", "single", f"--set=hardware.workers={number}", *(f"--config={file}" for file in files)]
+            subprocess.run(command("launch", results, keys, *words), cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+            (record,) = paths.run_files(results, paths.RECORD, row="single")
+            speeds[number].append(json.loads(record.read_text())["throughput"]["samples_per_second"])
+    return speeds
+
+
 def proof(folder: Path, row: str, options: dict, model: str) -> str:
     """The proof's verdict on a row over images."""
     keys = {"model.name": model, "hardware.processes": 2, "hardware.oversubscribe": "true"}

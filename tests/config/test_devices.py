@@ -73,7 +73,7 @@ def main(folder):
             "bytes_read": 0,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
-            "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0},
+            "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0}, "snapshots": [],
         },
         np.full(plan.steps, 0.01),
     )

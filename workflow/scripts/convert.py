@@ -1,6 +1,7 @@
 """Turn a checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer.
 
     python workflow/scripts/convert.py results/runs/ddp/n2/rep1                                   a run's own
+    python workflow/scripts/convert.py results/runs/ddp/n2/rep1 --snapshot 3          as it was at the end of epoch 3
     python workflow/scripts/convert.py --model FOLDER --weights THEIRS --output NEW [--labels A,B]    anybody's
 
 FOLDER says of which class and size the model is. THEIRS may be a state dict, also within {"model": ...} or under the
@@ -19,16 +20,24 @@ from lockstep.proof import conversion
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    cli.add_snapshot(parser)
     cli.add_model(parser)
     parser.add_argument("--output", type=Path, help="the folder to make, with --weights")
     arguments = parser.parse_args()
     if arguments.run and not (arguments.model or arguments.weights):
-        model = arguments.run / paths.MODEL
-        weights = conversion.convert(arguments.run, model)
+        run = arguments.run if arguments.snapshot is None else cli.snapshot(arguments.run, arguments.snapshot)
+        model = run / paths.MODEL
+        weights = conversion.convert(run, model)
         print(f"{model}: equal to the live weights, value by value (sha256 {weights[:16]})")
         return
-    if arguments.run or not (arguments.model and arguments.weights and arguments.output):
-        raise BadInput("Give a run's folder, or --model FOLDER, --weights FILE and --output FOLDER.")
+    if (
+        arguments.run
+        or arguments.snapshot is not None
+        or not (arguments.model and arguments.weights and arguments.output)
+    ):
+        raise BadInput(
+            "Give a run's folder, with --snapshot or without, or --model FOLDER, --weights FILE and --output FOLDER."
+        )
     if arguments.output.exists():
         raise BadInput(f"--output: {arguments.output} is there already. Name a new folder.")
     from lockstep.proof import foreign

@@ -9,6 +9,7 @@ from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
 from lockstep.files import write_csv
 from lockstep.model import models
+from lockstep.proof import conversion
 from lockstep.report import evaluation
 from lockstep.run import staleness
 from lockstep.terminal import print_table
@@ -16,6 +17,7 @@ from lockstep.terminal import print_table
 
 def main() -> None:
     parser = cli.parser(__doc__)
+    cli.add_snapshot(parser)
     cli.add_model(parser)
     parser.add_argument("--text", action="append", help="a text to predict; again for more")
     parser.add_argument("--image", action="append", help="the file of an image to predict; again for more")
@@ -28,6 +30,8 @@ def main() -> None:
         raise BadInput("--text: the text is empty.")
     if (arguments.weights or arguments.labels) and not arguments.model:
         raise BadInput("--weights and --labels: name the folder of the model that they are of by --model.")
+    if arguments.snapshot is not None and arguments.model:
+        raise BadInput("--snapshot: it is of the rows' runs, and --model names another model. Give one of them.")
     if arguments.model:
         if not given:
             raise BadInput('--model needs a text or an image too, as in --text "今天真开心" or --image my.png')
@@ -48,7 +52,12 @@ def main() -> None:
     chosen = _given(task, given, kind) if given else task.choose(config.predict, paths.data_folder(results))
     inputs, header, columns = [sample for *_, sample in chosen], [task.INPUT, "truth"], []
     for row in config.rows.values():
-        folder = results / row.folder(1) / paths.MODEL
+        run = results / row.folder(1)
+        if arguments.snapshot is not None:
+            if arguments.snapshot not in paths.snapshots(run):
+                continue
+            run = conversion.converted(paths.snapshot(run, arguments.snapshot))
+        folder = run / paths.MODEL
         if not models.is_stored(folder):
             continue
         if why := staleness.folder(config, row, results):
@@ -56,11 +65,15 @@ def main() -> None:
         else:
             header.append(row.name)
             columns.append([answer for answer, _ in evaluation.predict(folder, inputs, task)])
+    if not columns and arguments.snapshot is not None:
+        raise BadInput(
+            f"--snapshot {arguments.snapshot}: no row of these settings kept a model at the end of that epoch."
+        )
     if not columns:
         raise BadInput(f"{results / paths.RUNS}: no row has a converted model of these settings yet. Train one first.")
     lines = [[shown, truth, *answers] for (shown, truth, _), *answers in zip(chosen, *columns, strict=True)]
     print_table(header, lines)
-    if not given:  # those of a moment are not the report's
+    if not given and arguments.snapshot is None:  # those of a moment are not the report's
         file = paths.predictions_file(results)
         write_csv(file, header, lines)
         print(f"also in {file}")

@@ -1,6 +1,7 @@
 """Test a model: classification report, confusion matrix, every prediction.
 
     python workflow/scripts/test.py results/runs/ddp/n2/rep1                         a run's model, on the test split
+    python workflow/scripts/test.py results/runs/ddp/n2/rep1 --snapshot 3            as it was at the end of epoch 3
     python workflow/scripts/test.py --model FOLDER [--weights FILE] --data FILE      any classifier, on any samples
 
 FOLDER is a model as transformers or Lockstep stores it; FILE somebody's checkpoint of that model (convert.py says which
@@ -15,6 +16,7 @@ from pathlib import Path
 from lockstep import cli, paths
 from lockstep.config import registry
 from lockstep.errors import BadInput
+from lockstep.proof import conversion
 from lockstep.report import evaluation
 from lockstep.run import journal
 
@@ -23,15 +25,21 @@ def main() -> None:
     parser = cli.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    cli.add_snapshot(parser)
     cli.add_model(parser)
     parser.add_argument("--data", type=Path, help="a file of texts with labels, or a folder of images by class")
     parser.add_argument("--output", type=Path, help="a folder for the report and all predictions; only shown without")
     arguments = parser.parse_args()
     if bool(arguments.run) == bool(arguments.model):
         raise BadInput("Give a run's folder, or --model FOLDER with --data FILE.")
+    if arguments.snapshot is not None and not arguments.run:
+        raise BadInput("--snapshot: give the folder of the run that kept it.")
     if arguments.run:
-        scores, folder = evaluation.test(arguments.run), arguments.run
-        journal.note_test(arguments.run)
+        folder = arguments.run
+        if arguments.snapshot is not None:
+            folder = conversion.converted(cli.snapshot(arguments.run, arguments.snapshot))
+        scores = evaluation.test(folder)
+        journal.note_test(folder)
         print((folder / paths.TEST_TEXT).read_text(encoding="utf-8"))
     else:
         scores = _test_file(arguments)

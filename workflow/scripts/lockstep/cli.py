@@ -55,6 +55,23 @@ def add_model(argument_parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_snapshot(argument_parser: argparse.ArgumentParser) -> None:
+    """The option that takes, in place of a run's own model, the one that it kept at the end of an epoch."""
+    argument_parser.add_argument(
+        "--snapshot", type=int, metavar="EPOCH", help="the run's model at the end of this epoch (train.snapshot_every)"
+    )
+
+
+def snapshot(run: Path, epoch: int) -> Path:
+    """The folder of a run's snapshot. Raises BadInput where there is none of this epoch."""
+    paths.must_be_run(run)
+    there = paths.snapshots(run)
+    if epoch not in there:
+        epochs = f"there are those of {', '.join(map(str, there))}" if there else "there is none (train.snapshot_every)"
+        raise BadInput(f"--snapshot {epoch}: {run} kept no model at the end of that epoch; {epochs}.")
+    return there[epoch]
+
+
 def labels(arguments: argparse.Namespace) -> list[str] | None:
     """The names in --labels. Raises BadInput where they are not two at least, and all different."""
     if arguments.labels is None:

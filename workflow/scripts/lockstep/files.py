@@ -63,6 +63,25 @@ def atomic_folder(path: Path):
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Rename a folder that is whole, in place of an older one, and have the disk know it."""
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.replace(final)
+    handle = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link(source: str, target: str) -> None:
+    """The same file at another place, or a copy where the file system has no such links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def share(files: list[Path]) -> None:
     """Let group and others have of these files what they have of any other in that folder.
 

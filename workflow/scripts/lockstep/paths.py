@@ -233,6 +233,7 @@ WATCH = "watch.jsonl"  # what else used the machine, second by second
 CHECKPOINT = "native"  # in the strategy's own format
 TENSORBOARD = "tensorboard"  # with `train.log_to`
 SAVED = "saved"  # states to go on from, with `train.checkpoint_every`
+SNAPSHOTS = "snapshots"  # the model at the end of epochs, with `train.snapshot_every`
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
 MODEL = "model"  # the checkpoint as a model that stands by itself
@@ -287,6 +288,17 @@ def saved_state(run: Path, step: int) -> Path:
 def saved_states(run: Path) -> list[Path]:
     """All that are there, the latest first."""
     return sorted((run / SAVED).glob("step-*"), reverse=True)
+
+
+def snapshot(run: Path, epoch: int) -> Path:
+    """The model at the end of an epoch, from 1. What is in this folder has the names that it has in a run's."""
+    return run / SNAPSHOTS / f"epoch_{epoch}"
+
+
+def snapshots(run: Path) -> dict[int, Path]:
+    """All that are there, by their epochs."""
+    folders = {int(folder.name.partition("_")[2]): folder for folder in (run / SNAPSHOTS).glob("epoch_*")}
+    return dict(sorted(folders.items()))
 
 
 def require(path: Path, script: str) -> Path:

@@ -54,6 +54,8 @@ class Hardware:
     gpu_count: int
     gpus: list[int] | None  # by the numbers of nvidia-smi, one for each device; None: the first that are visible
     threads: int
+    workers: int  # processes of each rank that put its batches together; 0: it does so itself
+    pin_memory: bool
     nodes: int
     interface: str | None
     backend: str
@@ -77,10 +79,10 @@ class Hardware:
 def busy_cores(hardware: dict) -> int:
     """How many cores of a machine a run on `hardware` (a Hardware as a dict) keeps busy.
 
-    On a GPU each process has one thread that launches kernels, whatever it may use besides.
+    On a GPU each process has one thread that launches kernels, whatever it may use besides. A worker has one core, too.
     """
     processes = hardware["processes"] // hardware["nodes"]
-    return processes * (hardware["threads"] if hardware["device"] == "cpu" else 1)
+    return processes * ((hardware["threads"] if hardware["device"] == "cpu" else 1) + hardware.get("workers", 0))
 
 
 def device_count(hardware: dict) -> int:
@@ -309,6 +311,10 @@ def resolve(asked, row: str = "") -> Hardware:
             f"{where}.threads: {devices} processes of {threads} threads need more than the {cores} CPU cores here."
             f" Ask for at most {max(1, cores // devices)}."
         )
+    if asked.pin_memory is True and device == "cpu":
+        raise BadInput(
+            f"{where}.pin_memory: it is for the way from the host to a GPU, and this runs on the CPU. Set it to auto."
+        )
     shared = device == "cuda" and devices > gpus  # by several ranks each, which NCCL refuses
     backend = asked.backend
     if backend == "auto":
@@ -329,6 +335,8 @@ def resolve(asked, row: str = "") -> Hardware:
         gpu_count=min(devices, gpus) if device == "cuda" else 0,
         gpus=chosen[:devices] if chosen else None,
         threads=threads,
+        workers=asked.workers,
+        pin_memory=device == "cuda" if asked.pin_memory == "auto" else asked.pin_memory,
         nodes=asked.nodes,
         interface=asked.interface,
         backend=backend,

@@ -38,6 +38,7 @@ FREE_KEYS = (
     "eval_samples",
     "checkpoint",
     "best",
+    "snapshot_every",
 )
 # Keys of `train` that only some choices of another key take.
 TAKEN_BY = {
@@ -168,6 +169,11 @@ class Row:
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
                 " set checkpoint_every to 0."
             )
+        if self.train.snapshot_every > self.train.epochs:
+            raise BadInput(
+                f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, and the epochs are {self.train.epochs}:"
+                " no snapshot would be taken. Lower it, or raise epochs; 0 asks for none."
+            )
         if self.train.accumulation > 1 and self.options.get("static_graph"):
             raise BadInput(
                 f"rows.{self.name}.static_graph: with accumulation, DistributedDataParallel does not see the first"
@@ -178,6 +184,11 @@ class Row:
             raise BadInput(
                 f"rows.{self.name}.compile: static: CUDA graphs, as which it is replayed, overwrite the gradients that"
                 " accumulation adds to. Set compile to dynamic, or accumulation to 1."
+            )
+        if self.hardware.workers and self.options.get("resident"):
+            raise BadInput(
+                f"rows.{self.name}.workers: with resident: true batches are put together on the GPU, where no worker"
+                " process is. Set workers to 0, or resident to false."
             )
         if self.train.attention in ("efficient", "cudnn") and self.hardware.device == "cpu":
             raise BadInput(

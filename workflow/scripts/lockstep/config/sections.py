@@ -88,6 +88,7 @@ class Train:
     checkpoint: str
     best: str
     checkpoint_every: int
+    snapshot_every: int
     keep: int
     log_every: int
     log_to: list[str]
@@ -107,6 +108,8 @@ class AskedHardware:
     gpus: list[int] | None
     mixed_gpus: bool
     threads: int | str
+    workers: int
+    pin_memory: bool | str
     nodes: int
     node_cores: int | None
     node_gpus: int | None

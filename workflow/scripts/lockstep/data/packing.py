@@ -74,6 +74,16 @@ def end_to_end(tokens: Tokens, ids: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def several_rows(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
+    """Samples `ids` as `batch` packs them, in rows as wide as the longest text of all, whatever `width` they have."""
+    return batch(tokens, ids, tokens.longest)
+
+
+def one_row(tokens: Tokens, ids: np.ndarray, width: int) -> dict:
+    """Samples `ids` as `end_to_end` has them, and how long the longest text of all is."""
+    return end_to_end(tokens, ids) | {"longest": tokens.longest}
+
+
 def use_varlen(model: torch.nn.Module) -> None:
     """Have `model` take rows of `end_to_end`, on a GPU and in bf16 or fp16; padded batches are as before."""
     AttentionInterface.register("varlen", attend)

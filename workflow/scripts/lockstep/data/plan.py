@@ -45,6 +45,16 @@ class Plan:
         """What one rank trains in one optimizer step: its share, in `accumulation` parts."""
         return [share(part, rank, world_size) for part in np.array_split(self.step_ids(step), accumulation)]
 
+    def epoch_ends(self, samples: int) -> dict[int, int]:
+        """The number of steps after which each epoch has ended, by its number from 1; `samples` is the split's size.
+
+        One that `max_steps` cuts short has no end.
+        """
+        trained = np.bincount(self.epochs, np.diff(self.starts)).astype(int)
+        seen = trained + np.bincount(self.dropped[:, 0], minlength=len(trained))[: len(trained)]
+        ends = np.searchsorted(self.epochs, np.arange(len(trained)), side="right")
+        return {int(epoch) + 1: int(ends[epoch]) for epoch in np.flatnonzero(seen == samples)}
+
     def padding_efficiency(self, lengths: np.ndarray) -> float:
         """Real tokens over padded tokens, 0 to 1."""
         return float(lengths[self.ids].sum() / (np.diff(self.starts) * self.widths).sum())

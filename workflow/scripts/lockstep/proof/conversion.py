@@ -48,6 +48,13 @@ def convert(run: Path, destination: Path) -> str:
     return converted
 
 
+def converted(run: Path) -> Path:
+    """`run`, a run's or a snapshot's folder, in which there is the model of its checkpoint; made if it was not."""
+    if not models.is_stored(run / paths.MODEL):
+        convert(run, run / paths.MODEL)
+    return run
+
+
 def _must_be(weights: str, manifest: dict, run: Path) -> None:
     if weights != manifest["weights"]:
         raise RunFailed(

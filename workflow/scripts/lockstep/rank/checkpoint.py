@@ -45,7 +45,7 @@ class Kept:
 
 
 def save(strategy, folder: Path, about: dict) -> None:
-    """Write the strategy's checkpoint into a run's `folder`, in place of an older one. Called on every rank.
+    """Write the strategy's checkpoint into a run's (or snapshot's) `folder`, in place of an older one; on every rank.
 
     `about` says what it is (step, plan); the hash of the live weights is added here.
     """

@@ -31,6 +31,7 @@ from lockstep.rank.energy import Meter
 from lockstep.rank.replay import Replay
 from lockstep.rank.resumption import derived_seed
 from lockstep.rank.training import Training, set_up
+from lockstep.rank.workers import Workers
 from lockstep.run import lifetime
 from lockstep.run.progress import NODE, Progress, RankFiles
 
@@ -57,6 +58,10 @@ def main(folder: Path) -> None:
         # Before the ranks meet: from then on Horovod's own thread takes a share of each rank's cores.
         models.import_code(Path(settings.data) / paths.WEIGHTS)
         clock.part("imports")
+        workers = None
+        if settings.hardware.workers:
+            workers = Workers(settings)
+            clock.part("workers")
         world = strategy.start()
         clock.part("process_group")
         _require_own_device(world)
@@ -69,10 +74,12 @@ def main(folder: Path) -> None:
         progress = Progress(folder, files.node)
         progress.begin(world.rank)
         # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
-        train(set_up(copy.copy(strategy), settings, folder, progress, clock, files))
+        train(set_up(copy.copy(strategy), settings, folder, progress, clock, files, workers))
         for name, changes in settings.variations.items():
             gc.collect()
-            _vary(strategy, settings, folder / name, progress, changes)
+            _vary(strategy, settings, folder / name, progress, changes, workers)
+        if workers:
+            workers.stop()
         strategy.stop()
         code = 0
     except BaseException as error:  # not only Exception: DCP's CheckpointException is none
@@ -147,7 +154,8 @@ def train(training: Training) -> None:
     checkpoint.barrier(strategy)
     if strategy.world.local_rank == 0:
         training.meter = Meter()
-    training.gauge = memory.Gauge(strategy.world.device)
+    pids = training.workers.pids if training.workers else []
+    training.gauge = memory.Gauge(strategy.world.device, pids)
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
@@ -165,6 +173,7 @@ def train(training: Training) -> None:
     if training.profiler:
         training.profiler.write(replay, settings.profile.trace)
     replay.dev_split.finish()
+    replay.snapshots.finish(replay.dev_split.history)
     if training.train.checkpoint_every:  # from which a longer run goes on
         replay.resumption.save(replay.steps)
     files.write(
@@ -185,13 +194,14 @@ def train(training: Training) -> None:
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,
             "saved": replay.resumption.cost,
+            "snapshots": replay.snapshots.noted,
             "notes": strategy.notes,
         },
         clock.step_seconds(),
     )
 
 
-def _vary(started, settings: Settings, folder: Path, progress: Progress, changes: dict) -> None:
+def _vary(started, settings: Settings, folder: Path, progress: Progress, changes: dict, workers) -> None:
     """Train a trial's plan once more in the processes that there are, with `changes` to its settings.
 
     These are a precision, keys of `train`, or a factor for the initial weights or for the loss. What the proof compares
@@ -201,7 +211,7 @@ def _vary(started, settings: Settings, folder: Path, progress: Progress, changes
     settings = settings.varied(changes)
     strategy.precision, strategy.accumulation = settings.precision, settings.train.accumulation
     (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
-    training = set_up(strategy, settings, folder, progress)
+    training = set_up(strategy, settings, folder, progress, workers=workers)
     replay, _ = _prepare(training)
     _train_steps(replay)
     # Called on every rank, as each may have a share only.

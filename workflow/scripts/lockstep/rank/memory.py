@@ -1,19 +1,21 @@
 """How much memory a process of a run took."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-PROC = Path("/proc/self")
+PROC = Path("/proc")
 
 
-def read(device: torch.device) -> dict[str, float | None]:
+def read(device: torch.device, workers: Sequence[int] = ()) -> dict[str, float | None]:
     """MiB of this process. On a GPU, of all GPUs it uses: `peak_mb` allocated by tensors, `reserved_mb` by PyTorch.
 
     On a CPU `peak_mb` is the most that was resident (VmHWM of proc_pid_status(5)), which counts a library once in each
     process that has it loaded; `proportional_mb` is what is resident now with shared pages divided among those who
-    share them (Pss of proc_pid_smaps(5), proportional set size), so that it can be added up over processes.
+    share them (Pss of proc_pid_smaps(5), proportional set size), so that it can be added up over processes. Both with
+    those of the process's `workers`, by their ids; on a GPU these count for nothing.
     """
     if device.type == "cuda":
         numbers = range(torch.cuda.device_count())
@@ -23,9 +25,9 @@ def read(device: torch.device) -> dict[str, float | None]:
             "proportional_mb": None,
         }
     return {
-        "peak_mb": _kilobytes(PROC / "status", "VmHWM") / 2**10,
+        "peak_mb": _of_all(workers, "status", "VmHWM"),
         "reserved_mb": None,
-        "proportional_mb": _kilobytes(PROC / "smaps_rollup", "Pss") / 2**10,
+        "proportional_mb": _of_all(workers, "smaps_rollup", "Pss"),
     }
 
 
@@ -36,8 +38,8 @@ class Gauge:
     comes after, as a model that is gathered to be saved, is in none of it.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, workers: Sequence[int] = ()):
+        self.device, self.workers = device, workers
         self.usage: dict[str, float | None] = {}
         # The most MiB that this process ever had on each GPU that it sees, in tensors, and reserved for those; empty
         # where a CPU trains.
@@ -53,15 +55,16 @@ class Gauge:
             for number in numbers:
                 torch.cuda.reset_peak_memory_stats(number)
         else:
-            now = _kilobytes(PROC / "status", "VmRSS") / 2**10
-            with contextlib.suppress(OSError):  # where this may not be written, the peak is that since the launch
-                (PROC / "clear_refs").write_text("5")  # proc_pid_clear_refs(5): the peak is what is resident now
+            now = _of_all(self.workers, "status", "VmRSS")
+            for pid in ("self", *self.workers):
+                with contextlib.suppress(OSError):  # where this may not be written, the peak is that since the launch
+                    (PROC / str(pid) / "clear_refs").write_text("5")  # proc_pid_clear_refs(5): it is what there is now
         self.usage.setdefault("before_mb", now)
 
     def stop(self) -> None:
         """A window has closed."""
         self._note_by_gpu()
-        for kind, value in read(self.device).items():
+        for kind, value in read(self.device, self.workers).items():
             peaks = [each for each in (value, self.usage.get(kind)) if each is not None]
             self.usage[kind] = max(peaks, default=None)
 
@@ -70,6 +73,15 @@ class Gauge:
             self.by_gpu[number] = max(before, torch.cuda.max_memory_allocated(number) / 2**20)
         for number, before in enumerate(self.reserved_by_gpu):
             self.reserved_by_gpu[number] = max(before, torch.cuda.max_memory_reserved(number) / 2**20)
+
+
+def _of_all(workers: Sequence[int], file: str, key: str) -> float:
+    """MiB of this process and its workers together; of one that has ended, nothing."""
+    total = _kilobytes(PROC / "self" / file, key)
+    for pid in workers:
+        with contextlib.suppress(OSError, IndexError):
+            total += _kilobytes(PROC / str(pid) / file, key)
+    return total / 2**10
 
 
 def _kilobytes(file: Path, key: str) -> int:

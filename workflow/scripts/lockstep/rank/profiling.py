@@ -103,7 +103,7 @@ def _alone(replay: Replay) -> np.ndarray:
     devices = settings.hardware.devices // training.strategy.world.size  # that this rank drives
     plain.share = lambda: (part * devices, of * devices)
     silent = SimpleNamespace(step=training.progress.alive, alive=training.progress.alive)
-    alone = set_up(plain, settings, training.folder, silent)
+    alone = set_up(plain, settings, training.folder, silent, workers=training.workers)
     alone.wrap(models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train())
     plain.train(Replay(alone, replay.plan, replay.samples, replay.dev_split))
     return alone.clock.step_seconds()

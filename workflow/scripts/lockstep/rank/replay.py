@@ -21,6 +21,7 @@ from lockstep.rank import checkpoint, readback, warming
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
+from lockstep.rank.snapshots import Snapshots
 from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
 
@@ -55,8 +56,10 @@ class Replay:
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
+        self.snapshots = Snapshots(training, plan, len(samples))
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
         self.loss_log = Losses(self)
+        self.ahead = False  # whether this rank's workers make the batches that come next
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -65,12 +68,31 @@ class Replay:
         for number, ids in enumerate(map(self._ordered, parts), 1):
             if self.training.profiler:
                 self.training.profiler.mark("data")
-            yield self._batch(step, ids, last=number == len(parts))
+            yield self._batch(step, ids, last=number == len(parts), ahead=self.ahead)
 
-    def _batch(self, step: int, ids: np.ndarray, last: bool) -> Batch:
-        tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
+    def _batch(self, step: int, ids: np.ndarray, last: bool, ahead: bool = False) -> Batch:
+        if ahead:
+            ids, arrays = self.training.workers.next()  # which the ledger is to hold, whatever was ordered
+            tensors = self.training.strategy.inputs(arrays)
+        else:
+            tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
         labels = tensors.pop("labels")
         return Batch(step, ids, tensors, labels, last)
+
+    def _begin_ahead(self) -> None:
+        """Have this rank's workers make all batches that are left."""
+        strategy, accumulation = self.training.strategy, self.training.train.accumulation
+        make, (part, of) = strategy.collate(), strategy.share()
+        self.training.workers.begin(
+            (make, self._ordered(ids), strategy.padded_width(int(self.plan.widths[step])))
+            for step in range(self.done, self.steps)
+            for ids in self.plan.micro_batches(step, part, of, accumulation)
+        )
+        self.ahead = True
+        self.live_settings["workers"] = there = len(self.training.workers.pids)
+        if there != self.training.settings.hardware.workers:
+            asked = f"workers: {self.training.settings.hardware.workers} are asked for"
+            raise RunFailed(f"{asked}, and {there} are there; the others were killed, or ran out of memory")
 
     def one_of_each_shape(self) -> Iterator[tuple[int, Batch]]:
         """This rank's share of one micro-batch of each size and width in the plan, and its step; the widest first.
@@ -145,6 +167,8 @@ class Replay:
         self.live_settings = readback.check(self.training.strategy, settings, first.inputs)
         if settings.saved:
             self.resumption.restore(Path(settings.saved))
+        if self.training.workers:
+            self._begin_ahead()
         self.training.clock.part("check")
         if settings.warm:
             warming.warm_up(self)
@@ -160,10 +184,13 @@ class Replay:
         if self.training.profiler:
             self.training.profiler.step_done(step)
         evaluated, saved = self.dev_split.due(self.done), self.resumption.due(self.done)
-        if evaluated or saved:
+        kept = self.snapshots.due(self.done)
+        if evaluated or kept or saved:
             self.end()
             if evaluated:
                 self.dev_split.evaluate(self.done)
+            if kept:
+                self.snapshots.take(self.done, self.dev_split.history)
             if saved:
                 self.resumption.save(self.done)
             self._open()

@@ -6,7 +6,6 @@ temporary name, its manifest.json with a hash of each file last, and then rename
 before a rank reads it (run/saved.py). Saving is outside of the timed window.
 """
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep import paths
 from lockstep.errors import RunStopped
-from lockstep.files import named_when_full, read_json, seal, write_json
+from lockstep.files import link, named_when_full, put_in_place, read_json, seal, write_json
 from lockstep.rank import checkpoint
 from lockstep.run import saved
 
@@ -63,9 +62,9 @@ class Resumption:
         if main:
             best = self.training.folder / paths.CHECKPOINT
             if best.is_dir():
-                shutil.copytree(best, temporary / BEST, copy_function=_link)
+                shutil.copytree(best, temporary / BEST, copy_function=link)
             seal(temporary, saved.describe(self.training.settings, self.replay.plan, step))
-            _replace(temporary, final)
+            put_in_place(temporary, final)
             self._count(final, clock.now() - began)
             for older in paths.saved_states(self.training.folder)[self.keep :]:
                 shutil.rmtree(older)
@@ -83,11 +82,12 @@ class Resumption:
         """
         strategy = self.training.strategy
         strategy.load_state(folder / OWN)
-        self._load_rank(folder)
+        plain = self._load_rank(folder)
+        self.replay.snapshots.take_over(folder.parents[1], plain["snapshots"])
         self.began_at.append(self.replay.done)
         self.training.progress.reached(self.replay.done)
         if strategy.world.rank == 0 and (folder / BEST).is_dir():
-            shutil.copytree(folder / BEST, self.training.folder / paths.CHECKPOINT, copy_function=_link)
+            shutil.copytree(folder / BEST, self.training.folder / paths.CHECKPOINT, copy_function=link)
         checkpoint.barrier(strategy)
 
     def _count(self, folder: Path, seconds: float) -> None:
@@ -127,11 +127,13 @@ class Resumption:
             "dev": dev_split.history,
             "best": dev_split.kept.best if np.isfinite(dev_split.kept.best) else None,
             "began_at": self.began_at,
+            "snapshots": replay.snapshots.noted,
             "cost": self.cost,
         }
         write_json(_plain_file(folder, training.strategy.world.rank), plain)
 
-    def _load_rank(self, folder: Path) -> None:
+    def _load_rank(self, folder: Path) -> dict:
+        """Take over what a rank had of its own; returns what JSON holds of it."""
         training, replay, world = self.training, self.replay, self.training.strategy.world
         savers = ranks_of(folder)
         as_it_was = savers == world.size
@@ -163,7 +165,7 @@ class Resumption:
         if not as_it_was:
             training.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
             torch.manual_seed(derived_seed(training.train.seed, world.rank, replay.done))
-            return
+            return plain
         # Random states last: what is done before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]
         random.setstate((version, tuple(numbers), gauss))
@@ -172,6 +174,7 @@ class Resumption:
         if "random_cuda" in tensors and world.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random_cuda"], world.device)
         torch.set_rng_state(tensors["random"])
+        return plain
 
 
 def ranks_of(folder: Path) -> int:
@@ -197,22 +200,3 @@ def _as_long_as(losses: torch.Tensor, steps: int) -> torch.Tensor:
     whole = losses.new_zeros(steps)
     whole[: len(losses)] = losses[:steps]
     return whole
-
-
-def _link(source: str, target: str) -> None:
-    """The same file at another place, or a copy where the file system has no such links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def _replace(temporary: Path, final: Path) -> None:
-    """Rename a folder, and have the disk know it."""
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.replace(final)
-    handle = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,7 @@ from lockstep.model.optimizer import make_optimizer
 from lockstep.rank.clock import Clock
 from lockstep.rank.energy import Meter
 from lockstep.rank.memory import Gauge
+from lockstep.rank.workers import Workers
 from lockstep.run.progress import Progress, RankFiles
 from lockstep.strategies.single import Strategy
 from lockstep.tasks._task import Task
@@ -26,6 +27,7 @@ class Training:
     clock: Clock
     files: RankFiles
     progress: Progress
+    workers: Workers | None = None  # which put its batches together, where the row has any
     meter: Meter | None = None  # on one rank of each machine
     gauge: Gauge | None = None  # where memory is read: not where the same is trained once more
     profiler: "Profiler | None" = None  # noqa: F821 - in a run of that kind only, lockstep/rank/profiling.py
@@ -46,6 +48,7 @@ def set_up(
     progress: Progress,
     clock: Clock | None = None,
     files: RankFiles | None = None,
+    workers: Workers | None = None,
 ) -> Training:
     """What a rank, whose strategy has started, trains with by `settings`; its files go to `folder`.
 
@@ -54,4 +57,4 @@ def set_up(
     task = registry.load_task(settings.task)(settings.train)
     clock, files = clock or Clock(), files or RankFiles(folder, strategy.world.rank)
     clock.device = strategy.world.device
-    return Training(strategy, task, settings, folder, clock, files, progress)
+    return Training(strategy, task, settings, folder, clock, files, progress, workers)

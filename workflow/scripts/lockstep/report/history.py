@@ -17,7 +17,8 @@ from lockstep.report.words import say
 
 # What makes a results folder large, and is in no report and no comparison.
 OF_DATA = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
-OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
+OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.SNAPSHOTS)
+OF_A_RUN += (paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
 RUN_KINDS = (paths.RUNS, paths.PARITY, paths.PROFILED, paths.TUNE)
 RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

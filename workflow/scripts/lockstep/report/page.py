@@ -149,6 +149,7 @@ def notes(summary: Summary) -> list[tuple[str, Text]]:
             for run in succeeded(runs)
             if run["watch"]["disturbed"]
         ]
+        said += [(name, _snapshots(run)) for run in succeeded(runs) if run.get("snapshots")]
         said += [
             (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))
             for run in runs
@@ -157,6 +158,16 @@ def notes(summary: Summary) -> list[tuple[str, Text]]:
     for what, reasons in summary.stale.items():
         said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
     return list(dict.fromkeys(said))
+
+
+def _snapshots(run: dict) -> Text:
+    """The models that a run kept at the end of epochs: their steps, and what they came to on the dev split."""
+    told = []
+    for about in run["snapshots"]:
+        scores = {name: value for name, value in (about["dev"] or {}).items() if name != "support"}
+        figures = "".join(f", dev {name} {value:.4f}" for name, value in scores.items())
+        told.append(f"{about['epoch']} (step {about['step']}{figures})")
+    return say("run_snapshots", repeat=run["repeat"], epochs="; ".join(told), folder=Path(run["log"]).parent)
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:

@@ -105,7 +105,8 @@ def _run(
             path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
     if not state:
-        shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
+        for name in (paths.TENSORBOARD, paths.SNAPSHOTS):  # a state goes on with them
+            shutil.rmtree(folder / name, ignore_errors=True)
     remove_unfinished(folder)
     for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
         left.unlink(missing_ok=True)
@@ -183,6 +184,10 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         notes.append("its GPUs are AMD's: processes of others, clocks, utilisation and energy are not told of")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
+    hardware = row.hardware
+    if hardware.workers and busy_cores(asdict(hardware)) > (cores := cpu_cores()):
+        many = hardware.workers * hardware.processes_per_node
+        notes.append(f"its {many} worker processes and its ranks share {cores} CPU cores")
     if row.train.device_batch:
         size = f"{row.train.device_batch} x {row.hardware.devices} devices x {row.train.accumulation} micro-batches"
         theirs = row.shared.train.global_batch
@@ -350,6 +355,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],
         "saved": ranks[0]["saved"],
+        "snapshots": ranks[0]["snapshots"],
         "clock": largest
         | {
             "setup": {part: max(clock["setup"][part] for clock in clocks) for part in clocks[0]["setup"]},

@@ -21,6 +21,7 @@ from lockstep.run import lifetime
 # themselves.
 FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "constant_epochs")
 FREE += ("warmup", "warmup_start")
+FREE += ("snapshot_every",)  # what is kept of the model on the way
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:

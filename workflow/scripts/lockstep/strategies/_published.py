@@ -3,6 +3,7 @@
 The strategies published_* mix it into their honest siblings; what else was wrong with one stands in its own file.
 """
 
+import functools
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from lockstep.strategies import single
 class Strategy(single.Strategy):
     def __init__(self, settings):
         super().__init__(settings)
-        self.data, self.replay = Path(settings.data), None
+        self.data = Path(settings.data)
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
@@ -24,23 +25,12 @@ class Strategy(single.Strategy):
             self.optimizer.zero_grad = lambda *_, **__: None  # never called, in effect
 
     def train(self, replay):
-        self.replay = replay
         if self.options["tokenise_late"]:
-            self.texts = table(split_folder(self.data, "train")).column("text")
-            self.tokenizer = models.tokenizer(self.data / TOKENIZER)
+            texts_and_tokenizer(self.data)  # before anything is timed
         super().train(replay)
 
-    def batch(self, samples, ids, width):
-        if self.options["tokenise_late"] and self.replay and samples is self.replay.samples:
-            return self.inputs(self.tokenised(ids, width) | {"labels": samples.labels[ids]})
-        return super().batch(samples, ids, width)
-
-    def tokenised(self, ids, width):
-        """What a batch of the plan holds, made of the texts themselves, as a data loader's collate function does."""
-        texts = self.texts.take(ids).to_pylist()
-        padded = {"padding": "max_length", "truncation": True, "max_length": width, "return_tensors": "np"}
-        made = self.tokenizer(texts, **padded)
-        return {name: made[name] for name in ("input_ids", "attention_mask")}
+    def collate(self):
+        return functools.partial(tokenised, self.data) if self.options["tokenise_late"] else super().collate()
 
     def backward(self, loss, last):
         if self.options.get("barrier"):
@@ -60,6 +50,20 @@ class Strategy(single.Strategy):
     def told(self, loss: torch.Tensor) -> float:
         """The loss that is printed: the mean over all ranks, for which they and the host wait."""
         return self.all_gather(loss).mean().item()
+
+
+@functools.cache
+def texts_and_tokenizer(data: Path) -> tuple:
+    """The texts of the training split, and what tokenises them: once in each process, also of workers."""
+    return table(split_folder(data, "train")).column("text"), models.tokenizer(data / TOKENIZER)
+
+
+def tokenised(data: Path, samples, ids, width):
+    """What a batch of the plan holds, made of the texts themselves, as a data loader's collate function does."""
+    texts, tokenizer = texts_and_tokenizer(data)
+    padded = {"padding": "max_length", "truncation": True, "max_length": width, "return_tensors": "np"}
+    made = tokenizer(texts.take(ids).to_pylist(), **padded)
+    return {name: made[name] for name in ("input_ids", "attention_mask")} | {"labels": samples.labels[ids]}
 
 
 OPTIONS = {

@@ -8,6 +8,9 @@ Limits: trains another model than ddp; two more copies of the weights on each ra
 On a CPU: nothing differs.
 """
 
+import contextlib
+import copy
+
 import torch
 
 from lockstep.strategies import local_sgd
@@ -28,6 +31,14 @@ class Strategy(local_sgd.Strategy):
         self.outer.step()
         for begun, parameter in zip(self.begun, self.module.parameters(), strict=True):
             parameter.copy_(begun)
+
+    @contextlib.contextmanager
+    def as_kept(self):
+        begun, outer = [parameter.clone() for parameter in self.begun], copy.deepcopy(self.outer.state_dict())
+        with super().as_kept():
+            yield
+        torch._foreach_copy_(self.begun, begun)
+        self.outer.load_state_dict(outer)
 
     def save_state(self, folder):
         super().save_state(folder)

@@ -94,6 +94,13 @@ class Strategy(ddp.Strategy):
         with saying_why():
             dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
+    @contextlib.contextmanager
+    def as_kept(self):
+        own = [buffer.clone() for buffer in self.model.buffers()]
+        yield
+        for buffer, before in zip(self.model.buffers(), own, strict=True):
+            buffer.copy_(before)
+
     def save_state(self, folder):
         state = {f"weights.{name}": weight for name, weight in self.model.named_parameters()}
         for name, weight in self.model.named_parameters():

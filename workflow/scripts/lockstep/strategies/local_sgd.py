@@ -10,6 +10,8 @@ has its own state.
 On a CPU: nothing differs.
 """
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
@@ -60,6 +62,19 @@ class Strategy(ddp.Strategy):
     def meet(self) -> None:
         """All ranks take the mean of their weights."""
         average_parameters(self.module.parameters(), None)
+
+    @contextlib.contextmanager
+    def as_kept(self):
+        """With the mean that the ranks would come to if they met now; each goes on with its own weights."""
+        done = self.replay.done
+        if done <= self.options["local_after"] or self.is_due(done):  # they have the same
+            yield
+            return
+        own = [parameter.detach().clone() for parameter in self.module.parameters()]
+        self.meet()
+        yield
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.module.parameters()), own)
 
     def gradient_norm(self):
         """The norm of the gradients' mean over all ranks. No rank steps by it; other strategies have it too."""

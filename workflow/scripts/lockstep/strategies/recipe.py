@@ -77,16 +77,20 @@ class Strategy(ddp.Strategy):
                 self.model.register_comm_hook(None, average_in_fp32)
 
     def batch(self, samples, ids, width):
-        if self.options["packed"] and self.varlen:
-            return self.to_device(packing.end_to_end(samples, ids)) | {"longest": int(samples.longest)}
+        if not self.options["resident"]:
+            return super().batch(samples, ids, width)
+        if self.resident is None:
+            self.resident = ResidentTokens(samples, self.world.device)
+        return self.resident.batch(self.to_device({"ids": ids})["ids"], int(self.padded_width(width)))
+
+    def collate(self):
         if self.options["packed"]:
-            return self.to_device(packing.batch(samples, ids, samples.longest))
-        width = self.padded_width(width)
-        if self.options["resident"]:
-            if self.resident is None:
-                self.resident = ResidentTokens(samples, self.world.device)
-            return self.resident.batch(self.to_device({"ids": ids})["ids"], int(width))
-        return super().batch(samples, ids, width)
+            return packing.one_row if self.varlen else packing.several_rows
+        return super().collate()
+
+    def inputs(self, arrays):
+        longest = {name: arrays[name] for name in ("longest",) if name in arrays}  # a number, for the host
+        return super().inputs({name: array for name, array in arrays.items() if name not in longest}) | longest
 
     def padded_width(self, width):
         if self.options["compile"] != "static":

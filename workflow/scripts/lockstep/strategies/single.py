@@ -10,6 +10,7 @@ On a CPU: one process on one process's share of the cores, so that other rows ar
 """
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,14 @@ class Strategy:
 
     def batch(self, samples, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
         """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
-        return self.inputs(samples.batch(ids, width))
+        return self.inputs(self.collate()(samples, ids, self.padded_width(width)))
+
+    def collate(self) -> Callable:
+        """What puts a batch together on the host: a function of samples, ids and width, whose arrays `inputs` takes.
+
+        It is one of a module, as a worker process (`workers`) is told its name and has nothing of this object.
+        """
+        return padded
 
     def padded_width(self, width: int) -> int:
         """How wide a batch is padded whose longest text has `width` tokens."""
@@ -120,9 +128,9 @@ class Strategy:
         """Arrays as tensors on this rank's device. A GPU copies them while the host goes on."""
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self.world.device.type == "cuda":
-            return {
-                name: tensor.pin_memory().to(self.world.device, non_blocking=True) for name, tensor in tensors.items()
-            }
+            if self.hardware.pin_memory:
+                tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+            return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in tensors.items()}
         return tensors
 
     def autocast(self) -> contextlib.AbstractContextManager:
@@ -183,6 +191,11 @@ class Strategy:
         if self.world.rank == 0:  # every rank holds the same weights
             torch.save(self.model.state_dict(), folder / "checkpoint.pt")
 
+    def as_kept(self) -> contextlib.AbstractContextManager:
+        """The context in which the model, in the midst of training, is as it would be kept; then training goes on as if
+        nothing had been. Called on every rank."""
+        return contextlib.nullcontext()
+
     @staticmethod
     def to_state_dict(folder: Path) -> dict[str, torch.Tensor]:
         """What `save` wrote, under the model's plain parameter names, as full tensors."""
@@ -215,6 +228,11 @@ class Strategy:
 
     def stop(self) -> None:
         """Called last in each process: leave no process, port or file behind."""
+
+
+def padded(samples, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
+    """Samples `ids` of a split, padded to `width`."""
+    return samples.batch(ids, width)
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
