@@ -236,6 +236,7 @@ SAVED = "saved"  # states to go on from, with `train.checkpoint_every`
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
 MODEL = "model"  # the checkpoint as a model that stands by itself
+ADAPTER = "adapter"  # in it, of a run of LoRA: the updates alone, as peft keeps them
 UNTESTED = "untested.json"  # why it could not be converted and tested
 TEST = "test"
 TEST_REPORT = f"{TEST}/report.json"

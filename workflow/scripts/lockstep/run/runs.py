@@ -338,7 +338,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
     about = read_json(data_file(results))
-    work = metrics.work(plan, load_lengths(data_folder(results)), metrics.Shape(**about["shape"]))
+    shape, with_lora = metrics.Shape(**about["shape"]), bool(ranks[0]["settings"]["lora"]["lora"])
+    work = metrics.work(plan, load_lengths(data_folder(results)), shape, with_lora)
     seconds = largest["train_seconds"]
     return {
         "settings": ranks[0]["settings"],

@@ -59,7 +59,7 @@ class Strategy(ddp.Strategy):
 
     def meet(self) -> None:
         """All ranks take the mean of their weights."""
-        average_parameters(self.module.parameters(), None)
+        average_parameters([weight for weight in self.module.parameters() if weight.requires_grad], None)
 
     def gradient_norm(self):
         """The norm of the gradients' mean over all ranks. No rank steps by it; other strategies have it too."""
