@@ -6,7 +6,9 @@ is trained is decided here for every strategy, before its framework wraps the mo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +63,7 @@ def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
         target_modules=_targets(model, train.lora_targets, heads),
         modules_to_save=[*sorted({head.split(".")[-1] for head in heads}), *normalising] or None,
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _quietly():
         torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is
         try:
             return peft.get_peft_model(model, asked)
@@ -84,11 +86,12 @@ def take_out(model: torch.nn.Module, state: dict[str, torch.Tensor], train: Trai
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wrapper = adapted(model, train)
     wrapper.get_base_model().load_state_dict(state, strict=True)
-    wrapper.save_pretrained(folder, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # peft's form of a model's card, not filled in
-    merged = {name: tensor.clone() for name, tensor in wrapper.merge_and_unload().state_dict().items()}
-    model.load_state_dict(base, strict=True)
-    again = peft.PeftModel.from_pretrained(model, folder).get_base_model().state_dict()
+    with _quietly():
+        wrapper.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's form of a model's card, not filled in
+        merged = {name: tensor.clone() for name, tensor in wrapper.merge_and_unload().state_dict().items()}
+        model.load_state_dict(base, strict=True)
+        again = peft.PeftModel.from_pretrained(model, folder).get_base_model().state_dict()
     if models.hash_weights(again) != models.hash_weights(state):
         other = [name for name, tensor in state.items() if not torch.equal(tensor.cpu(), again[name])]
         raise RunFailed(
@@ -133,6 +136,15 @@ def is_in(model: torch.nn.Module) -> bool:
 def count_trained(model: torch.nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Without warnings of peft's that ask for nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # of GPT-2's layers, which it then sets itself
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield
 
 
 def _alpha(train: Train) -> float:
