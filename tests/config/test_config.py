@@ -490,9 +490,8 @@ def test_a_row_with_updates_of_its_own_is_held_against_single_with_the_same():
             )  # fmt: skip
             assert reference.train.lora_dropout == checked.trial(row).train.lora_dropout == 0  # as all dropout
     assert checked.not_in_trial(checked.rows["same"]) == ["lora_dropout"]
-    assert {name: row.division for name, row in checked.rows.items()} == dict.fromkeys(rows, "open") | {
-        "plain": "closed"
-    }
+    divisions = {name: row.division for name, row in checked.rows.items()}
+    assert divisions == dict.fromkeys(rows, "open") | {"plain": "closed"}
 
 
 def test_where_the_table_trains_updates_its_rows_are_closed():
