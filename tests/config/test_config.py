@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import configuration, deepspeed_file, hardware, reading, schema
+from lockstep.config import configuration, deepspeed_file, hardware, reading, registry, schema
 from lockstep.config.hardware import device_count, selection
 from lockstep.data import plan
 from lockstep.errors import BadInput
@@ -67,7 +67,7 @@ def test_shipped_configurations_are_valid(name):
 @pytest.mark.parametrize("rank", [8, "8", 8.0])
 def test_a_whole_number_may_be_written_in_any_way(rank):
     row = reading.parse({"rows": {"x": {"strategy": "recipe", "lora": rank}}}).rows["x"]
-    assert (row.options["lora"], type(row.options["lora"])) == (8, int)
+    assert (row.train.lora, type(row.train.lora)) == (8, int)
 
 
 @pytest.mark.parametrize("numbers", ["[1, 3]", "[1.0, 3.0]", "['1', '3']", ["1", 3.0]])
@@ -459,12 +459,82 @@ def test_a_row_is_held_against_references_in_its_own_precision_and_in_float64():
         "zero": {"strategy": "deepspeed"},
     }
     checked = reading.parse(CPU | {"rows": rows})
-    precisions = {name: checked.references(row) for name, row in checked.rows.items()}
+    precisions = {name: list(checked.references(row)) for name, row in checked.rows.items()}
     assert precisions == {"x": ["fp32", "fp64"], "bf16": ["bf16"], "hook": ["fp32"], "zero": ["fp32"]}
     assert {name: bool(checked.trial(row).variations) for name, row in checked.rows.items()} == {
         "x": True, "bf16": False, "hook": False, "zero": False,
     }  # fmt: skip
     assert checked.rows["zero"].no_fp64 == "ZeRO keeps the weights that it trains in fp32"
+
+
+def test_a_row_with_updates_of_its_own_is_held_against_single_with_the_same():
+    rows = {
+        "plain": {},
+        "ours": {"lora": 4},
+        "same": {"lora": 4, "lora_alpha": 4, "lora_dropout": 0.1, "strategy": "fsdp"},
+        "alpha": {"lora": 4, "lora_alpha": 8},
+        "named": {"lora": 4, "lora_targets": "[query, key]"},
+        "other_order": {"lora": 4, "lora_targets": ["key", "query"]},
+    }
+    checked = reading.parse(CPU | {"rows": {name: {"strategy": "ddp"} | row for name, row in rows.items()}})
+    names = {name: checked.references(row)["fp32"].name for name, row in checked.rows.items()}
+    assert names["plain"] == "reference_fp32"
+    assert names["ours"] == names["same"]
+    assert names["named"] == names["other_order"]
+    assert len(set(names.values())) == 4
+    assert all(name.startswith("reference_fp32_lora4_") for row, name in names.items() if row != "plain")
+    for row in checked.rows.values():
+        for reference in checked.references(row).values():
+            assert (reference.strategy, reference.train.lora, reference.train.lora_targets) == (
+                "single", row.train.lora, row.train.lora_targets,
+            )  # fmt: skip
+            assert reference.train.lora_dropout == checked.trial(row).train.lora_dropout == 0  # as all dropout
+    assert checked.not_in_trial(checked.rows["same"]) == ["lora_dropout"]
+    divisions = {name: row.division for name, row in checked.rows.items()}
+    assert divisions == dict.fromkeys(rows, "open") | {"plain": "closed"}
+
+
+def test_where_the_table_trains_updates_its_rows_are_closed():
+    rows = {"same": {"strategy": "ddp"}, "whole": {"strategy": "ddp", "lora": 0}}
+    checked = reading.parse(CPU | {"train": {"lora": 8}, "rows": rows})
+    assert {name: row.division for name, row in checked.rows.items()} == {"same": "closed", "whole": "open"}
+    names = {name: [each.name for each in checked.references(row).values()] for name, row in checked.rows.items()}
+    assert names == {
+        "same": ["reference_fp32", "reference_fp64"],
+        "whole": ["reference_fp32_all_weights", "reference_fp64_all_weights"],
+    }
+
+
+@pytest.mark.parametrize("strategy", registry.names())
+def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strategy):
+    row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
+    if strategy.startswith("published_"):
+        with pytest.raises(BadInput, match=r"lora: 8: those who published it trained all weights\. Set lora to 0"):
+            row.refuse()
+        return
+    row.refuse()
+    if not row.unavailable:
+        version = registry.version
+        monkeypatch.setattr(registry, "version", lambda name: None if name == "peft" else version(name))
+        assert row.unavailable == "peft 0.21.2 is not installed; to install it: make setup"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"lora_alpha": 8}, "rows.x.lora_alpha: 8 is for LoRA, and lora is 0. Leave lora_alpha out, or set lora."),
+        ({"lora": -1}, "lora: -1 is less than the minimum of 0."),
+        ({"lora": 4, "lora_targets": []}, "lora_targets: [] should be non-empty"),
+        (
+            {"strategy": "deepspeed", "lora": 4, "precision": "bf16", "native_precision": True},
+            "rows.x: lora: 4, native_precision: true: the engine would round the weights that stay as they are, too.",
+        ),
+    ],
+)
+def test_settings_of_lora_that_can_t_be_are_refused(row, message):
+    with pytest.raises(BadInput) as refused:
+        reading.parse(CPU | {"rows": {"x": {"strategy": "ddp"} | row}}).rows["x"].refuse()
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(("asked", "processes", "accumulation"), [(1, 2, 15), (3, 3, 10), (9, 4, 7)])

@@ -43,7 +43,12 @@ rows:
   outer: {strategy: diloco, every: 4}
   zero_2: {strategy: deepspeed, stage: 2}
   zero_0: {strategy: deepspeed, stage: 0}
+  lora_fsdp: {strategy: fsdp, lora: 4, lora_dropout: 0.1}
+  lora_zero_2: {strategy: deepspeed, stage: 2, lora: 4, lora_dropout: 0.1}
+  lora_zero_3: {strategy: deepspeed, lora: 4, lora_dropout: 0.1}
+  lora_trainer: {strategy: trainer, lora: 4, lora_dropout: 0.1}
 """
+LORA = ("lora_fsdp", "lora_zero_2", "lora_zero_3", "lora_trainer")
 STEPS = 34
 SIX_STEPS = ("--set", "train.max_steps=6")
 NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
@@ -163,7 +168,7 @@ def in_ci(rows: tuple[str, ...], chosen: tuple[str, ...]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", in_ci((*ROWS, "bf16_weights", "horovod"), ("ddp",)))
+@pytest.mark.parametrize("row", in_ci((*ROWS, *LORA, "bf16_weights", "horovod"), ("ddp",)))
 def test_a_killed_run_carries_on_to_the_same_weights(row, prepared):
     whole, parted = whole_and_killed(prepared, row)
     assert "carries on from" in run(parted, "launch", "--row", row)
@@ -310,12 +315,13 @@ WITHOUT_DROPOUT = ("--set", "model.dropout=0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", in_ci((*ANY_NUMBER, "horovod"), ()))
+@pytest.mark.parametrize("row", in_ci((*ANY_NUMBER, *LORA, "horovod"), ()))
 def test_another_number_of_processes_goes_on_with_the_optimizer(row, prepared):
     """Two processes are killed, three go on: without dropout they come to the weights of an uninterrupted run."""
-    whole, parted = whole_and_killed(prepared, row, *WITHOUT_DROPOUT)
+    without_dropout = (*WITHOUT_DROPOUT, *(("--set", f"rows.{row}.lora_dropout=0") if row in LORA else ()))
+    whole, parted = whole_and_killed(prepared, row, *without_dropout)
     two = folder_of(parted, row)
-    three = ("--row", row, *WITHOUT_DROPOUT, "--set", "hardware.processes=3", "--resume", str(two))
+    three = ("--row", row, *without_dropout, "--set", "hardware.processes=3", "--resume", str(two))
     assert "carries on from" in run(parted, "launch", *three)
     there = two.parents[1] / "n3" / "rep1"
     record = json.loads((there / paths.RECORD).read_text())

@@ -15,12 +15,13 @@ from lockstep.config.hardware import World
 from lockstep.config.row import Row
 from lockstep.data.tokens import Tokens
 from lockstep.errors import BadInput, RunFailed
+from lockstep.model import lora
 from lockstep.model.optimizer import make_optimizer, make_schedule
 from lockstep.rank import readback
 from lockstep.strategies import recipe
 
 HEAD = ("pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias")
-TRAINED = ("query.weight", "value.weight", *HEAD)  # by lora, of a BERT
+TRAINED = ("query.weight", "value.weight", *HEAD)  # by LoRA, of a BERT
 
 
 def row(**options) -> Row:
@@ -43,7 +44,7 @@ def model() -> BertForSequenceClassification:
 
 def prepared(**options) -> recipe.Strategy:
     made, train = strategy(**options), row(**options).settings().train
-    made.prepare(model(), lambda prepared: make_optimizer(prepared, train))
+    made.prepare(lora.put_into(model(), train), lambda prepared: make_optimizer(prepared, train))
     return made
 
 
@@ -116,13 +117,13 @@ LORAS = [
 
 
 @pytest.mark.parametrize(("options", "tolerance"), LORAS)
-def test_lora_trains_few_weights_and_keeps_a_plain_model(options, tolerance):
+def test_lora_trains_few_weights_and_keeps_a_plain_model(tmp_path, options, tolerance):
     pytest.importorskip("peft", reason="needs peft: make setup")
     made, start = prepared(lora=4, learning_rate=0.05, **options), model().state_dict()
     for _ in range(3):
         step(made)
     for _ in range(2):  # saving changes nothing
-        state = made.state_dict()
+        state = lora.take_out(model(), made.state_dict(), row(lora=4).train, tmp_path)
         assert list(state) == list(start)
         assert {name for name in state if not torch.equal(state[name], start[name])} == {
             name for name in start if name.endswith(TRAINED)
@@ -134,7 +135,8 @@ def test_lora_trains_few_weights_and_keeps_a_plain_model(options, tolerance):
     assert (logits(made.model) - logits(plain)).abs().max() < tolerance
     assert (before - logits(plain)).abs().max() > 10 * tolerance
     step(made)  # and it goes on training
-    assert not torch.equal(made.state_dict()["classifier.bias"], state["classifier.bias"])
+    bias = "classifier.modules_to_save.default.bias"
+    assert not torch.equal(made.state_dict()[bias], state["classifier.bias"])
 
 
 def test_without_lora_every_weight_is_trained():
@@ -187,8 +189,7 @@ def test_state_in_8_bits_keeps_groups_and_schedule():
 def test_lora_and_state_in_8_bits_each_but_not_both():
     for options in ({"lora": 4}, {"optimizer": "adamw8bit"}):
         row(**options).refuse()
-        assert row(**options).lossy
-    assert row().lossy == ""
+        assert bool(row(**options).lossy) == ("optimizer" in options)
     with pytest.raises(BadInput, match="lora: 4, optimizer: adamw8bit: take one of them"):
         row(lora=4, optimizer="adamw8bit").refuse()
 

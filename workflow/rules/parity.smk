@@ -3,9 +3,9 @@
 # says that a row is not proven.
 
 REFERENCES = {
-    name: CONFIG.reference(name)
+    reference.name: reference
     for row in ROWS.values()
-    for name in CONFIG.references(row)
+    for reference in CONFIG.references(row).values()
 }
 TRIALS = {row.name: CONFIG.trial(row) for row in ROWS.values()}
 
@@ -16,7 +16,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
             f"prove_{trial.name}"
         input:
             training_input(trial),
-            [verdict(REFERENCES[name]) for name in CONFIG.references(ROWS[trial.name])]
+            [verdict(each) for each in CONFIG.references(ROWS[trial.name]).values()]
             if trial.name in ROWS
             else [],
             code=training_code("parity", trial),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep import caches, cli, nvml, paths
 from lockstep.config import containers, hardware, registry
+from lockstep.config.row import PEFT
 from lockstep.errors import BadInput
 from lockstep.provenance import horovod_has, output
 from lockstep.terminal import print_table
@@ -61,6 +62,8 @@ def strategies() -> list[list[str]]:
         lacking = [need for need in needs if need.installed != need.version]
         what = ", ".join(f"{need.package} {need.version}" for need in lacking)
         lines.append([name, f"lacks {what}" if what else "yes", "; ".join(need.command for need in lacking)])
+    if PEFT.installed != PEFT.version:
+        lines.append(["rows with lora", f"lacks {PEFT.package} {PEFT.version}", PEFT.command])
     if ["horovod", "yes", ""] in lines and not horovod_has("mpi"):
         lines.append(["horovod over MPI", "not built", "libopenmpi-dev, then: make horovod"])
     return lines

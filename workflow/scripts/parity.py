@@ -22,8 +22,8 @@ def main() -> int:
     parser.add_argument("--exit-zero", action="store_true", help="exit with 0 where a row is unequal, too")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
-    precisions = list(dict.fromkeys(name for row in config.rows.values() for name in config.references(row)))
-    references = {f"reference_{precision}": precision for precision in precisions}
+    every = [reference for row in config.rows.values() for reference in config.references(row).values()]
+    references = {reference.name: reference for reference in every}
     able = [name for name, row in config.rows.items() if not row.unavailable]
     names = arguments.row or ([*config.rows] if arguments.show else ["reference", *able])
     names = [each for name in names for each in (references if name == "reference" else [name])]

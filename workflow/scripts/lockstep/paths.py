@@ -237,6 +237,7 @@ SNAPSHOTS = "snapshots"  # the model at the end of epochs, with `train.snapshot_
 # What `evaluate` makes of it:
 EVALUATION_LOG = "evaluate.log"
 MODEL = "model"  # the checkpoint as a model that stands by itself
+ADAPTER = "adapter"  # in it, of a run of LoRA: the updates alone, as peft keeps them
 UNTESTED = "untested.json"  # why it could not be converted and tested
 TEST = "test"
 TEST_REPORT = f"{TEST}/report.json"

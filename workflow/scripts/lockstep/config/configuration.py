@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.config import schema
-from lockstep.config.row import Row, read_row
+from lockstep.config.row import LORA, Row, read_row
 from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
@@ -112,16 +112,25 @@ class Config:
             blocks += [(self.repetition(self.rows[name], repeat), repeat) for name in names]
         return blocks
 
-    def references(self, row: Row) -> list[str]:
-        """The precisions of the references that the row is compared with: for rounding; and fp64, for semantics."""
+    def references(self, row: Row) -> dict[str, Row]:
+        """What the row is compared with, by precision: the row's own, for rounding; and fp64, for semantics."""
+        precisions = [row.precision]
         if row.lossy or row.precision == "fp32":
-            return ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
-        return [row.precision]
+            precisions = ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
+        return {precision: self.reference(precision, row) for precision in precisions}
 
-    def reference(self, precision: str) -> Row:
-        """`single` in `precision`: the trial that those of all rows are compared with."""
+    def reference(self, precision: str, row: Row | None = None) -> Row:
+        """`single` in `precision`: the trial that those of all rows are compared with.
+
+        A `row` that trains low-rank updates of its own is compared with `single` that trains the same.
+        """
         train = replace(self.train, precision=precision, accumulation=1)
-        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.shared)
+        name = f"reference_{precision}"
+        if row:
+            train = replace(train, **{key: getattr(row.train, key) for key in LORA})
+            if (own := updates(train)) != updates(self.train):
+                name += f"_lora{train.lora}_{hash_text(own)[:6]}" if train.lora else "_all_weights"
+        row = Row(name, "single", {}, train, self.hardware, self.shared)
         # Without a warm-up, so that one which leaves a trace in the model of a row is seen.
         variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
         return replace(self._trial(row), variations=variations, warm=False)
@@ -129,9 +138,9 @@ class Config:
     def trial(self, row: Row) -> Row:
         """The row's run for the proof: few steps, on several devices where there are.
 
-        Of `train`, a row's precision and accumulation stay, and all else falls away: it is the strategy that is proven,
-        and by the table's optimizer, unless the row's is the strategy's own. One of the published division keeps also
-        how many times the table's batch it trains, as that was one of the flaws.
+        Of `train`, a row's precision, accumulation and LoRA stay, and all else falls away: it is the strategy that is
+        proven, and by the table's optimizer, unless the row's is the strategy's own. Nothing is dropped at random. One
+        of the published division keeps also how many times the table's batch it trains, as that was one of the flaws.
         """
         return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
 
@@ -144,6 +153,8 @@ class Config:
         train = replace(
             self.train,
             precision=row.train.precision,
+            **{key: getattr(row.train, key) for key in LORA if key != "lora_dropout"},
+            lora_dropout=0.0,
             optimizer=self.train.optimizer if row.train.optimizer in shared else row.train.optimizer,
             accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
             global_batch=round(TRIAL_BATCH * times),
@@ -186,3 +197,10 @@ class Config:
     @property
     def shared(self) -> Shared:
         return Shared(self.task, self.train, self.hardware)
+
+
+def updates(train: Train) -> str:
+    """What decides which low-rank updates a trial trains, as text that is the same where they are."""
+    if not train.lora:
+        return "none"
+    return json.dumps([train.lora, float(train.lora_alpha or train.lora), sorted(train.lora_targets or [])])

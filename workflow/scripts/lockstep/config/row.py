@@ -51,6 +51,10 @@ TAKEN_BY = {
     "constant_epochs": ("schedule", ("constant_then_linear",)),
 }
 
+# Keys of `train` that make low-rank updates what is trained, and what they need, with whichever strategy.
+LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
+PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
+
 
 @dataclass(frozen=True)
 class Row:
@@ -164,6 +168,7 @@ class Row:
                 f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
                 " lower accumulation."
             )
+        self._refuse_lora()
         if self.train.checkpoint_every and self.options.get("hook") == "powersgd":
             raise BadInput(
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
@@ -205,6 +210,21 @@ class Row:
             where = f"rows.{self.name}.arguments"
             trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
 
+    def _refuse_lora(self) -> None:
+        """Raises BadInput where the row trains low-rank updates, and that contradicts what else it is."""
+        if not self.train.lora:
+            return
+        where = f"rows.{self.name}: lora: {self.train.lora}"
+        if self.division == "published":
+            raise BadInput(f"{where}: those who published it trained all weights. Set lora to 0 in this row.")
+        if self.train.optimizer == "adamw8bit":
+            raise BadInput(f"{where}, optimizer: adamw8bit: take one of them: LoRA leaves little state to save.")
+        if self.options.get("native_precision") and self.precision != "fp32":
+            raise BadInput(
+                f"{where}, native_precision: true: the engine would round the weights that stay as they are, too. Set"
+                " native_precision to false: autocast leaves them."
+            )
+
     def _refuse_own_file(self, file: str, where: str) -> None:
         """Raises BadInput where a configuration file of the user's contradicts the row."""
         if self.strategy == "deepspeed":
@@ -218,7 +238,7 @@ class Row:
     def unavailable(self) -> str:
         """Why the row's strategy can't run here, and what would change that; empty if it can."""
         has = asdict(self.train) | self.options
-        for need in registry.needs(self.strategy):
+        for need in [*registry.needs(self.strategy), *([PEFT] if self.train.lora else [])]:
             if not all(has[key] in allowed for key, allowed in need.only.items()):
                 continue
             if need.installed is None:
@@ -332,6 +352,9 @@ def refuse_foreign(train: Train, given: dict, where: str) -> None:
                 f"{where}.{key}: {given[key]} is for {chooser}: {' or '.join(takers)}, and the {chooser} is"
                 f" {getattr(train, chooser)}. Leave {key} out, or change {chooser}."
             )
+    for key in LORA[1:]:
+        if not train.lora and given.get(key):
+            raise BadInput(f"{where}.{key}: {given[key]} is for LoRA, and lora is 0. Leave {key} out, or set lora.")
     if train.nesterov and not train.momentum and {"nesterov", "momentum"} & given.keys():
         raise BadInput(
             f"{where}.nesterov: Nesterov's momentum needs a momentum above 0; set momentum, to 0.9 for example."

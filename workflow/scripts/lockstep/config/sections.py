@@ -79,6 +79,10 @@ class Train:
     warmup: float
     warmup_start: float
     clip: float
+    lora: int  # the rank of the updates; 0: all weights are trained
+    lora_alpha: float | None
+    lora_targets: list[str] | None
+    lora_dropout: float
     class_weights: list[float] | str | None
     label_smoothing: float
     precision: str

@@ -8,6 +8,8 @@ N: weights in the encoder's matrix products, L: layers, h: width, H: weights in 
 sequence. A multiplication and an addition are two operations, and the backward pass does twice the work of the forward
 one: 6 (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). The second term is attention's scores and their use
 (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Embeddings, normalisation and activations are left out.
+With LoRA the N weights stay, and have no gradient of their own: 4 * N * s. Its updates, a few in a hundred, are left
+out.
 Of other models PyTorch counts the products of one sample's forward pass: H, and the rest is zero.
 MFU, model FLOPs utilisation, is that over time and the devices' peak (the same appendix).
 """
@@ -74,26 +76,30 @@ class Shape:
         return Shape(products / tokens, 0, 0, 0) if tokens else Shape(0, products, 0, 0)
 
 
-def training_flops(shape: Shape, lengths: np.ndarray) -> float:
-    """Operations of one forward and backward pass over sequences of these lengths (int [n], tokens)."""
+def training_flops(shape: Shape, lengths: np.ndarray, frozen: bool = False) -> float:
+    """Operations of one forward and backward pass over sequences of these lengths (int [n], tokens).
+
+    frozen: whether the weights stay as they are, but for the head of an encoder.
+    """
     lengths = lengths.astype(float)
-    linear = 6 * shape.encoder * lengths.sum()
+    of_weight = 4 if frozen else 6
+    linear = of_weight * shape.encoder * lengths.sum()
     attention = 12 * shape.layers * shape.width * (lengths**2).sum()
-    return float(linear + attention + 6 * shape.head * len(lengths))
+    return float(linear + attention + (6 if shape.encoder else of_weight) * shape.head * len(lengths))
 
 
-def work(plan, lengths: np.ndarray, shape: Shape) -> dict[str, float]:
+def work(plan, lengths: np.ndarray, shape: Shape, frozen: bool = False) -> dict[str, float]:
     """What training `plan` takes: samples, tokens and operations, of the texts themselves and with their padding.
 
-    lengths: int [training split], each sample's tokens.
+    lengths: int [training split], each sample's tokens; frozen: as in `training_flops`.
     """
     real, padded = lengths[plan.ids], np.repeat(plan.widths, np.diff(plan.starts))
     return {
         "samples": len(real),
         "tokens": int(real.sum()),
         "padded_tokens": int(padded.sum()),
-        "flops": training_flops(shape, real),
-        "padded_flops": training_flops(shape, padded),
+        "flops": training_flops(shape, real, frozen),
+        "padded_flops": training_flops(shape, padded, frozen),
     }
 
 

@@ -173,8 +173,11 @@ def _dropout_keys(config) -> list[str]:
 
 
 def dropouts(model: torch.nn.Module) -> list[float]:
-    """The probabilities, each once, with which a live model drops anything: of modules, and of what they call."""
-    modules = list(model.modules())
+    """The probabilities, each once, with which a live model drops anything: of modules, and of what they call.
+
+    Not what LoRA drops before its updates, which has a setting of its own.
+    """
+    modules = [module for name, module in model.named_modules() if ".lora_dropout." not in name]  # model/lora.py has it
     probabilities = {module.p for module in modules if isinstance(module, DROPOUT)}
     for module in modules:
         probabilities |= {

@@ -151,10 +151,8 @@ class Acceptance:
         return True
 
     def _prove_references(self, rows: list[Row]) -> None:
-        wanted = dict.fromkeys(precision for row in rows for precision in self.proofs.references(row))
-        trials = {
-            f"reference_{precision}": (lambda precision=precision: self._reference(precision)) for precision in wanted
-        }
+        every = [reference for row in rows for reference in self.proofs.references(row).values()]
+        trials = {each.name: (lambda each=each: self._reference(each)) for each in every}
         codes = dict(self._in_forks(trials, len(trials), self.deadline))
         if not codes:
             return
@@ -163,9 +161,9 @@ class Acceptance:
             raise RunFailed(f"{name}: failed (log: {self._log(name)})")
         self.say(f"references trained, after {self._seconds()} s")
 
-    def _reference(self, precision: str) -> None:
+    def _reference(self, reference: Row) -> None:
         in_forks = any(row.in_forks for row in self.proof_rows.values())
-        parity.prove_reference(self.proofs, precision, self.folder / "proofs", in_forks)
+        parity.prove_reference(self.proofs, reference, self.folder / "proofs", in_forks)
 
     def _prove(self, rows: list[Row], until: float) -> list[Row]:
         """Prove rows, several at a time; returns those that were not reached."""

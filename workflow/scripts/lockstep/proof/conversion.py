@@ -4,9 +4,10 @@ from pathlib import Path
 
 from lockstep import paths
 from lockstep.config import registry
+from lockstep.config.sections import Train
 from lockstep.errors import BadInput, RunFailed, brief
 from lockstep.files import MANIFEST, atomic_folder, read_json, seal, verify
-from lockstep.model import models
+from lockstep.model import lora, models
 
 AGAIN = "Train the row again."
 
@@ -26,7 +27,7 @@ def read(run: Path) -> dict:
     except Exception as error:  # each framework has its own for a file that is not its own
         raise RunFailed(f"{checkpoint}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
     state = models.with_tied(state, manifest.get("tied", {}))
-    _must_be(models.hash_weights(state), manifest, run)
+    _must_be(models.hash_weights(state), manifest["weights"], run)
     return state
 
 
@@ -34,17 +35,25 @@ def convert(run: Path, destination: Path) -> str:
     """Turn the checkpoint of `run` into a model that stands by itself, at `destination`; returns its weights' sha256.
 
     What the folder holds is the task's to say. A model of transformers loads with transformers alone. It is sealed.
+    Of a run of LoRA the updates are added to the weights, and lie beside them as well, in the folder `adapter`, for
+    peft: with the weights that training began with they must come to the live ones.
     Raises RunFailed where the converted weights are not the live ones, value by value.
     """
     state, settings = read(run), read_json(run / paths.SETTINGS)
     data = Path(settings["data"])
     if not (data / paths.WEIGHTS).is_dir():
         raise BadInput(f"{run}: was trained on what is in {data}, which is not here. Call this where it was trained.")
+    live = read_json(run / paths.CHECKPOINT / MANIFEST)["weights"]
     with atomic_folder(destination) as temporary:
+        wanted, about = live, {}
+        if settings["train"].get("lora"):
+            start = models.load(data / paths.WEIGHTS)
+            state = lora.take_out(start, state, Train(**settings["train"]), temporary / paths.ADAPTER)
+            wanted, about = models.hash_weights(state), {"merged_from": live}
         registry.load_task(settings["task"])().convert(state, data, temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())
-        _must_be(converted, read_json(run / paths.CHECKPOINT / MANIFEST), run)
-        seal(temporary, {"weights": converted})
+        _must_be(converted, wanted, run)
+        seal(temporary, {"weights": converted} | about)
     return converted
 
 
@@ -55,8 +64,8 @@ def converted(run: Path) -> Path:
     return run
 
 
-def _must_be(weights: str, manifest: dict, run: Path) -> None:
-    if weights != manifest["weights"]:
+def _must_be(weights: str, live: str, run: Path) -> None:
+    if weights != live:
         raise RunFailed(
             f"{run}: the converted weights differ from the live ones. The conversion is wrong; please report it."
         )

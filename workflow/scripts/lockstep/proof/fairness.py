@@ -136,7 +136,8 @@ def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     for part in (paths.CHECKPOINT, paths.MODEL):
         if (folder / part).is_dir():
             try:
-                weights.append(verify(folder / part, "").get("weights"))
+                manifest = verify(folder / part, "")
+                weights.append(manifest.get("merged_from") or manifest.get("weights"))
             except RunFailed as error:
                 yield f"its {part} is not as it was written: {error}".rstrip()
     if len(set(weights)) > 1:

@@ -29,7 +29,7 @@ from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import atomic_file, read_json, read_object, write_json
-from lockstep.model import models
+from lockstep.model import lora, models
 from lockstep.proof import conversion
 from lockstep.run import journal, lifetime, record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
@@ -73,19 +73,19 @@ OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
 
 
-def prove_reference(config: Config, precision: str, results: Path, in_forks: bool = False) -> dict:
-    """Train the reference in `precision`, and measure its floor and mistakes, written into its folder.
+def prove_reference(config: Config, reference: Row, results: Path, in_forks: bool = False) -> dict:
+    """Train a reference, and measure its floor and mistakes, written into its folder.
 
     in_forks: whether in forks of this process (run/forked.py).
     """
-    trial = replace(config.reference(precision), in_forks=in_forks)
+    trial = replace(reference, in_forks=in_forks)
     with lifetime.hold(results / trial.folder(1)):
-        return _prove_reference(config, trial, precision, results)
+        return _prove_reference(config, trial, results)
 
 
-def _prove_reference(config: Config, trial: Row, precision: str, results: Path) -> dict:
-    folder = _run(config, trial, results)
-    own, start = Trained.of(folder), _start(results)
+def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
+    folder, precision = _run(config, trial, results), trial.train.precision
+    own, start = Trained.of(folder), _start(results, trial)
     distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
     honest = REORDERED if _has_batch_statistics(results) else IN_PARTS | REORDERED
     floors, mistakes = ({name: distances[name] for name in names if name in distances} for names in (honest, MISTAKES))
@@ -112,7 +112,7 @@ def prove(config: Config, row: Row, results: Path) -> dict:
     BadInput where a reference is missing, RunFailed where the trial fails: then there is nothing to compare, and
     failed.json has the reason.
     """
-    references = {precision: _reference(config, precision, results) for precision in config.references(row)}
+    references = {name: _folder_of(reference, results) for name, reference in config.references(row).items()}
     trial = config.trial(row)
     with lifetime.hold(results / trial.folder(1)):
         return _prove(config, row, trial, references, results)
@@ -129,11 +129,11 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
     }
     try:
         folder = _run(config, trial, results)
+        verdict |= compare(row, folder, references, _start(results, trial))
     except OtherWork as error:
         folder = results / trial.folder(1)
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
-        verdict |= compare(row, folder, references, _start(results))
         (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
     if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
@@ -144,7 +144,10 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
 
 
 def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str, torch.Tensor]) -> dict:
-    """Hold the finished trial in `folder` against the `references`, a folder for each precision."""
+    """Hold the finished trial in `folder` against the `references`, a folder for each precision.
+
+    Raises OtherWork where it has trained other tensors than they have.
+    """
     precision = next(iter(references))
     measured = read_json(references[precision] / paths.VERDICT)
     distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
@@ -220,7 +223,14 @@ class Trained:
         return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / paths.FINAL_WEIGHTS))
 
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
-        """How far `other` is from this one, the reference; both began with the weights `start`."""
+        """How far `other` is from this one, the reference; both began with the weights `start`.
+
+        Raises OtherWork where it has other tensors, as updates of another rank are.
+        """
+        shapes, theirs = ({name: weight.shape for name, weight in each.weights.items()} for each in (self, other))
+        if apart := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
+            pair = [list(each[apart[0]]) if apart[0] in each else "not there" for each in (theirs, shapes)]
+            raise OtherWork(f"it trained other tensors: {apart[0]} is {pair[0]}, and {pair[1]} in the reference")
         names = [
             name
             for name, weight in self.weights.items()
@@ -263,13 +273,13 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     return folder
 
 
-def _start(results: Path) -> dict[str, torch.Tensor]:
-    return models.load(paths.data_folder(results) / paths.WEIGHTS).state_dict()
+def _start(results: Path, trial: Row) -> dict[str, torch.Tensor]:
+    return lora.put_into(models.load(paths.data_folder(results) / paths.WEIGHTS), trial.train).state_dict()
 
 
-def _reference(config: Config, precision: str, results: Path) -> Path:
+def _folder_of(reference: Row, results: Path) -> Path:
     """The folder of a reference that was trained. Raises BadInput where it was not."""
-    folder = results / config.reference(precision).folder(1)
+    folder = results / reference.folder(1)
     for name in (paths.VERDICT, paths.FINAL_WEIGHTS):
         if not (folder / name).is_file():
             raise BadInput(

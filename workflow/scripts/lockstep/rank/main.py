@@ -23,7 +23,7 @@ from lockstep.data.mapped import bytes_read
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import atomic_file, read_json, remove_unfinished, write_json
-from lockstep.model import attention, models
+from lockstep.model import attention, lora, models
 from lockstep.rank import checkpoint, environment, memory
 from lockstep.rank.clock import Clock
 from lockstep.rank.dev_split import DevSplit
@@ -57,6 +57,8 @@ def main(folder: Path) -> None:
         strategy = registry.load(settings.strategy)(settings)
         # Before the ranks meet: from then on Horovod's own thread takes a share of each rank's cores.
         models.import_code(Path(settings.data) / paths.WEIGHTS)
+        if settings.train.lora:
+            lora.load()
         clock.part("imports")
         workers = None
         if settings.hardware.workers:
@@ -187,7 +189,8 @@ def train(training: Training) -> None:
             "bytes_read": bytes_read(),
             "energy": training.meter.joules | {"counters": training.meter.counters} if training.meter else None,
             "seed": torch.initial_seed(),  # as it is now: a framework may have set another
-            "settings": replay.live_settings | {"parameters": start["parameters"]},
+            "settings": replay.live_settings
+            | {"parameters": start["parameters"], "trained_parameters": start["trained"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
             "gradient_norm": files.gradient_norm,
@@ -236,6 +239,10 @@ def _prepare(training: Training) -> tuple[Replay, dict]:
     models.keep_masks()
     model = models.load(data / paths.WEIGHTS, settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
+    model = lora.put_into(model, training.train).train()
+    start["trained"] = lora.count_trained(model)
+    if training.train.lora:
+        strategy.notes.append(f"LoRA trains {start['trained']:,} numbers; the model has {start['parameters']:,}")
     if settings.precision == "fp64":
         model.double()
     if settings.weights_times != 1:

@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
-from lockstep.model import attention, batch_norm, models
+from lockstep.model import attention, batch_norm, lora, models
 from lockstep.model.optimizer import hyperparameters
 from lockstep.strategies.single import Strategy
 
@@ -35,6 +35,8 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
         wanted["dropout"], actual["dropout"] = [asked.dropout], live["dropout"] or [asked.dropout]
     wanted["tf32_convolutions"] = asked.options.get("tf32", False)
     actual["tf32_convolutions"] = live["tf32_convolutions"]
+    wanted |= (updates := lora.asked(asked.train))
+    actual |= {name: live["lora"].get(name) for name in updates}
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
         expected = {"initial_lr": asked.train.learning_rate} | hyperparameters(asked.train)
@@ -70,6 +72,7 @@ def read(strategy: Strategy) -> dict:
         "strategy": type(strategy).__module__.rsplit(".", 1)[-1],
         "model": type(strategy.model).__name__,
         "dropout": models.dropouts(strategy.module),
+        "lora": lora.live(strategy.module),
         "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
         "attention_allowed": attention.allowed(),
         "optimizer": type(inner).__name__,

@@ -223,8 +223,16 @@ def refuse_to_start(row: Row) -> None:
 
 
 def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
-    """Raises BadInput where DistributedDataParallel would wait for gradients that never come."""
-    if unused and row.options.get("find_unused_parameters") is False and row.hardware.processes > 1:
+    """Raises BadInput where DistributedDataParallel would wait for gradients that never come.
+
+    Not with LoRA, by which most parameters are none that it waits for.
+    """
+    if (
+        unused
+        and not row.train.lora
+        and row.options.get("find_unused_parameters") is False
+        and row.hardware.processes > 1
+    ):
         others = f" (and {len(unused) - 1} more)" if unused[1:] else ""
         raise BadInput(
             f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, which {row.strategy} must be told of."
@@ -343,7 +351,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
     about = read_json(data_file(results))
-    work = metrics.work(plan, load_lengths(data_folder(results)), metrics.Shape(**about["shape"]))
+    shape, with_lora = metrics.Shape(**about["shape"]), bool(ranks[0]["settings"]["lora"]["lora"])
+    work = metrics.work(plan, load_lengths(data_folder(results)), shape, with_lora)
     seconds = largest["train_seconds"]
     return {
         "settings": ranks[0]["settings"],

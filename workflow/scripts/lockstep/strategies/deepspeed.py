@@ -127,7 +127,8 @@ class Strategy(ddp.Strategy):
     def gradient_norm(self):
         from deepspeed.utils import safe_get_full_grad
 
-        gradients = [safe_get_full_grad(parameter) for parameter in self.module.parameters()]
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        gradients = [safe_get_full_grad(parameter) for parameter in trained]
         norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
         return norm / self.loss_scale()
 
@@ -152,12 +153,21 @@ class Strategy(ddp.Strategy):
         }
 
     def state_dict(self):
-        from deepspeed.utils import safe_get_full_fp32_param
-
         if self.options["stage"] == 0:
             return super().state_dict()
         state = self.module.state_dict()  # at stage 3 with empty parameters, but with all that belongs in it
-        return state | {name: safe_get_full_fp32_param(weight) for name, weight in self.module.named_parameters()}
+        return state | {name: self._whole(weight) for name, weight in self.module.named_parameters()}
+
+    def _whole(self, weight):
+        """A parameter from all ranks, as it is trained; one that is not trained has no other copy than the model's."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        if weight.requires_grad:
+            return safe_get_full_fp32_param(weight)
+        if self.options["stage"] < 3:
+            return weight.detach()
+        with self.deepspeed.zero.GatheredParameters([weight]):
+            return weight.detach().clone()
 
     def save(self, folder):
         pickle_plainly()

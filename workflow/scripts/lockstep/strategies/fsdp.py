@@ -104,7 +104,7 @@ class Strategy(ddp.Strategy):
     def save_state(self, folder):
         state = {f"weights.{name}": weight for name, weight in self.model.named_parameters()}
         for name, weight in self.model.named_parameters():
-            for key, tensor in self.optimizer.state[weight].items():
+            for key, tensor in self.optimizer.state.get(weight, {}).items():  # one that is frozen has none
                 # PyTorch 2.13 reads no tensor back that has no dimension.
                 state[f"optimizer.{key}.{name}"] = tensor if tensor.ndim else tensor.reshape(1)
         with saying_why():

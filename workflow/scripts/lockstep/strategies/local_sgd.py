@@ -61,7 +61,7 @@ class Strategy(ddp.Strategy):
 
     def meet(self) -> None:
         """All ranks take the mean of their weights."""
-        average_parameters(self.module.parameters(), None)
+        average_parameters([weight for weight in self.module.parameters() if weight.requires_grad], None)
 
     @contextlib.contextmanager
     def as_kept(self):

@@ -10,14 +10,11 @@ weights     bf16: the model computes and communicates in bf16 throughout, the op
             those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
 tf32        fp32 matrices are multiplied, and convolutions made, in TensorFloat-32, with 10 bits of precision
 resident    all token ids lie on the device from the start, and batches are put together there (data/resident.py)
-lora        queries and values are changed by products of two thin matrices; those and a classifier's head are trained,
-            the rest keeps its initial weights (Hu et al. 2021, arXiv:2106.09685), by peft (model/lora.py)
 optimizer   adamw8bit: AdamW keeps its state in 8 bits, of tensors of 4096 numbers or more (Dettmers et al. 2021,
             arXiv:2110.02861), by bitsandbytes (model/optimizer.py)
 
 Advantages: how fast the same texts can be learnt when the rules of the closed division do not hold.
-Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml). lora is meant
-for pretrained models: one from scratch keeps the random embeddings that it began with.
+Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml).
 On a CPU: bf16 pays where the CPU has bf16 instructions. Packing does not, as attention over rows of several texts costs
 more than the padding that buckets leave; nor does compiling a model of this size. State in 8 bits costs time, as it
 is converted in each step.
@@ -30,7 +27,7 @@ import torch
 
 from lockstep.data import packing
 from lockstep.data.resident import ResidentTokens
-from lockstep.model import compiling, lora, models
+from lockstep.model import compiling, models
 from lockstep.model.master_weights import MasterWeights
 from lockstep.strategies import ddp, single
 from lockstep.strategies._hooks import average_in_fp32
@@ -49,9 +46,6 @@ class Strategy(ddp.Strategy):
     def prepare(self, model, make_optimizer):
         if self.options["tf32"]:
             torch.set_float32_matmul_precision("high")
-        if self.options["lora"]:
-            self.adapted = lora.adapted(model, self.options["lora"])
-            model = self.adapted.get_base_model()
         super().prepare(model, lambda _: make_optimizer(self.trained))
         if self.weights_in_bf16:
             self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
@@ -125,12 +119,11 @@ class Strategy(ddp.Strategy):
             "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
             "weights": "bf16" if bf16 else "fp32",
             "tf32": torch.get_float32_matmul_precision() == "high",
-            "lora": lora.rank_of(self.module),
         }
         return super().live() | own if self.joins_group() else own
 
     def state_dict(self):
-        return lora.merged(self.adapted) if self.options["lora"] else self.trained.state_dict()
+        return self.trained.state_dict()
 
     def save(self, folder):
         if self.world.rank == 0:
@@ -175,12 +168,6 @@ OPTIONS = {
         "default": False,
         "description": "keep all token ids on the GPU, and put batches together there",
     },
-    "lora": {
-        "type": "integer",
-        "enum": [0, 4, 8, 16, 32, 64],
-        "default": 0,
-        "description": "train low-rank updates of this rank, and a classifier's head; 0: all weights",
-    },
     "optimizer": {
         "enum": ["adamw", "adam", "sgd", "adamw8bit"],
         "description": "as in train, or AdamW with its state in 8 bits",
@@ -197,7 +184,6 @@ INHERITS = [
     "sync_batchnorm",
 ]
 NEEDS = {
-    "peft": ("0.21.2", "make setup", {"lora": [4, 8, 16, 32, 64]}),
     "bitsandbytes": ("0.50.2", "pip install bitsandbytes==0.50.2", {"optimizer": ["adamw8bit"]}),
 }
 DIVISION = "open"
@@ -210,14 +196,9 @@ REFUSED = [
     ({"resident": [True], "task": ["language-modelling"]}, "this task's batches are put together on the host"),
     ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
-    (
-        {"lora": [4, 8, 16, 32, 64], "optimizer": ["adamw8bit"]},
-        "take one of them: LoRA leaves little state to save",
-    ),
 ]
 LOSSY = [
     ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),
-    ({"lora": [4, 8, 16, 32, 64]}, "it trains another model: few of the weights, and those by updates of low rank"),
     ({"tf32": [True]}, "fp32 matrices are multiplied with 10 bits of precision"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]

@@ -13,11 +13,11 @@ On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 import contextlib
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import trainer_arguments
-from lockstep.model import lean, models, own
+from lockstep.model import lean, lora, models, own
 from lockstep.strategies import ddp
 
 with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
@@ -86,7 +86,10 @@ class Strategy(ddp.Strategy):
         return {"backend": torch.distributed.get_backend()} | theirs | wrapped
 
     def save(self, folder):
-        if isinstance(self.module, transformers.PreTrainedModel):
+        if lora.is_in(self.module):  # which a model of transformers' does not know of
+            if self.world.rank == 0:
+                save_file(own.apart(self.module.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        elif isinstance(self.module, transformers.PreTrainedModel):
             self.trainer.save_model(str(folder))
         elif self.world.rank == 0:  # of others save_model hands on the state as it is, and fails where weights are tied
             self.trainer._save(str(folder), own.apart(self.module.state_dict()))
