@@ -156,7 +156,7 @@ class Config:
         )
         # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
-        return replace(row, train=train, asked=asked, kind=PARITY)
+        return replace(row.unattended, train=train, asked=asked, kind=PARITY)
 
     def not_in_trial(self, row: Row) -> list[str]:
         """Settings of training that the row has of its own, and its trial does not: it is proven without them."""
@@ -167,7 +167,7 @@ class Config:
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
         train = replace(row.train, **NOTHING_BESIDES)
-        return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
+        return replace(row.unattended, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
     def tried(self, name: str, raw: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `raw` is as in `rows`."""

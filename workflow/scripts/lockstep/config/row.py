@@ -157,6 +157,11 @@ class Row:
         """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
+        if self.options.get("launcher") == "hand" and self.hardware.nodes > 1:
+            raise BadInput(
+                f"rows.{self.name}.launcher: hand: ranks are started by hand on one machine, and hardware.nodes is"
+                f" {self.hardware.nodes}. Take another launcher, or set nodes to 1."
+            )
         if self.train.global_batch < self.hardware.devices * self.train.accumulation:
             raise BadInput(
                 f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
@@ -202,6 +207,13 @@ class Row:
             raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
         else:
             accelerate_file.refuse(file, self.hardware, self.precision, where)
+
+    @property
+    def unattended(self) -> "Row":
+        """The row with ranks that nobody has to start by hand: torchrun then does, which tells them the same."""
+        if self.options.get("launcher") != "hand":
+            return self
+        return replace(self, options=self.options | {"launcher": "torchrun"})
 
     @property
     def unavailable(self) -> str:

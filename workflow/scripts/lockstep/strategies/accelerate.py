@@ -109,10 +109,10 @@ class Strategy(ddp.Strategy):
 INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 OPTIONS = {
     "launcher": {
-        "enum": ["accelerate", "torchrun", "launch"],
+        "enum": ["accelerate", "torchrun", "launch", "hand"],
         "default": "accelerate",
-        "description": "accelerate launch with a configuration file of its own, torchrun, or the deprecated"
-        " torch.distributed.launch",
+        "description": "accelerate launch with a configuration file of its own; torchrun; the deprecated"
+        " torch.distributed.launch; or hand, as in ddp",
     },
     "config_file": {
         "type": ["string", "null"],
