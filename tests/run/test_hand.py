@@ -217,6 +217,7 @@ class Run:
         command = ["python", "workflow/scripts/launch.py", *FILES, "--row", row]
         environment = place.environment()
         self.folder = place.path(f"results/runs/{row}/n2/rep1")
+        (self.folder / paths.PROGRESS).unlink(missing_ok=True)  # of the test before
         self.process = subprocess.Popen(
             command, cwd=place.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -282,6 +283,7 @@ def close_terminal(run: Run) -> None:
     other = paste(run.lines[0])
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started by
         os.execvpe("bash", ["bash", "-c", run.lines[1]], BARE)
     run.wait_for_step(5)
     os.close(terminal)

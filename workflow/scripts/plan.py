@@ -17,7 +17,7 @@ def main() -> None:
     rows = [
         *(row for row, _ in config.order),
         *map(config.trial, config.rows.values()),
-        config.reference("fp32"),
+        *(config.reference(name) for row in config.rows.values() for name in config.references(row)),
         config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]

@@ -112,18 +112,29 @@ class Config:
         return blocks
 
     def references(self, row: Row) -> list[str]:
-        """The precisions of the references that the row is compared with: for rounding; and fp64, for semantics."""
-        if row.lossy or row.precision == "fp32":
-            return ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
-        return [row.precision]
+        """The names of the references that the row is compared with: one for rounding; and in fp64, for semantics.
 
-    def reference(self, precision: str) -> Row:
-        """`single` in `precision`: the trial that those of all rows are compared with."""
+        A name is a precision, and what a trial has that is not every trial's: b30 for a batch, or a schedule.
+        """
+        if row.lossy or row.precision == "fp32":
+            precisions = ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
+        else:
+            precisions = [row.precision]
+        own = self._own_of_trial(row)
+        words = [f"b{own[name]}" if name == "global_batch" else own[name] for name in own]
+        return ["_".join([precision, *words]) for precision in precisions]
+
+    def reference(self, name: str) -> Row:
+        """`single`, as the name says: the trial that those of rows are compared with."""
+        precision, *words = name.split("_")
+        own = {}
+        for word in words:
+            own |= {"global_batch": int(word[1:])} if word[1:].isdecimal() else {"schedule": word}
         train = replace(self.train, precision=precision, accumulation=1)
-        row = Row(f"reference_{precision}", "single", {}, train, self.hardware, self.shared)
+        row = Row(f"reference_{name}", "single", {}, train, self.hardware, self.shared)
         # Without a warm-up, so that one which leaves a trace in the model of a row is seen.
         variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
-        return replace(self._trial(row), variations=variations, warm=False)
+        return replace(self._trial(row, own), variations=variations, warm=False)
 
     def trial(self, row: Row) -> Row:
         """The row's run for the proof: few steps, on several devices where there are.
@@ -132,12 +143,28 @@ class Config:
         and by the table's optimizer, unless the row's is the strategy's own. One of the published division keeps also
         how many times the table's batch it trains, as that was one of the flaws.
         """
-        return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
+        variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
+        return replace(self._trial(row, self._own_of_trial(row)), variations=variations)
 
-    def _trial(self, row: Row) -> Row:
+    def _own_of_trial(self, row: Row) -> dict:
+        """Settings of `train` that this row's trial, and its references, have of their own.
+
+        Accelerate's loaders give all ranks as many samples. How often it steps a schedule shows where the rate changes.
+        """
+        own = {}
+        if row.options.get("own_loaders"):
+            own["global_batch"] = TRIAL_BATCH - TRIAL_BATCH % self._processes_of_trial(row)
+        if row.options.get("prepared_scheduler") and (row.train.schedule != "constant" or row.train.warmup):
+            own["schedule"] = "linear"
+        return own
+
+    @staticmethod
+    def _processes_of_trial(row: Row) -> int:
         most = min(TRIAL_PROCESSES, row.hardware.devices)
-        if row.hardware.device == "cpu":
-            most = max(2, most)  # on one core too: nothing is timed
+        return max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
+
+    def _trial(self, row: Row, own: dict) -> Row:
+        most = self._processes_of_trial(row)
         times = row.train.global_batch / self.train.global_batch if row.division == "published" else 1
         shared = schema.of_configuration()["properties"]["train"]["properties"]["optimizer"]["enum"]
         train = replace(
@@ -154,6 +181,7 @@ class Config:
             warmup=0,
             **NOTHING_BESIDES,
         )
+        train = replace(train, **own)
         # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row.unattended, train=train, asked=asked, kind=PARITY)

@@ -168,6 +168,16 @@ class Row:
                 f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
                 " lower accumulation."
             )
+        if self.options.get("own_loaders") and self.train.accumulation > 1:
+            raise BadInput(
+                f"rows.{self.name}.accumulation: {self.train.accumulation}: with own_loaders a step is one batch of"
+                " Accelerate's loader. Set accumulation to 1, or own_loaders to false."
+            )
+        if self.options.get("own_loaders") and self.train.global_batch % self.hardware.processes:
+            raise BadInput(
+                f"rows.{self.name}.global_batch: {self.train.global_batch}: Accelerate's loaders give all of"
+                f" {self.hardware.processes} ranks as many samples. Take a multiple of that, or own_loaders: false."
+            )
         if self.train.checkpoint_every and self.options.get("hook") == "powersgd":
             raise BadInput(
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
@@ -256,6 +266,12 @@ class Row:
         if self.division == "published" and batch != table:
             reasons.append(f"it trains {batch} samples a step, where the others train {table}")
         return "; ".join(reasons)
+
+    @property
+    def may_depart(self) -> str:
+        """Why its runs may train other samples than the plan's, or at another rate, and tell so; empty if they fail."""
+        by_framework = self.options.get("own_loaders") or self.options.get("prepared_scheduler")
+        return self.other_model if by_framework else ""
 
     @property
     def no_fp64(self) -> str:

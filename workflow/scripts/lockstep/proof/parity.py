@@ -73,17 +73,18 @@ OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
 
 
-def prove_reference(config: Config, precision: str, results: Path, in_forks: bool = False) -> dict:
-    """Train the reference in `precision`, and measure its floor and mistakes, written into its folder.
+def prove_reference(config: Config, name: str, results: Path, in_forks: bool = False) -> dict:
+    """Train the reference of this name, and measure its floor and mistakes, written into its folder.
 
     in_forks: whether in forks of this process (run/forked.py).
     """
-    trial = replace(config.reference(precision), in_forks=in_forks)
+    trial = replace(config.reference(name), in_forks=in_forks)
     with lifetime.hold(results / trial.folder(1)):
-        return _prove_reference(config, trial, precision, results)
+        return _prove_reference(config, trial, results)
 
 
-def _prove_reference(config: Config, trial: Row, precision: str, results: Path) -> dict:
+def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
+    precision = trial.precision
     folder = _run(config, trial, results)
     own, start = Trained.of(folder), _start(results)
     distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
@@ -112,7 +113,9 @@ def prove(config: Config, row: Row, results: Path) -> dict:
     BadInput where a reference is missing, RunFailed where the trial fails: then there is nothing to compare, and
     failed.json has the reason.
     """
-    references = {precision: _reference(config, precision, results) for precision in config.references(row)}
+    references = {
+        config.reference(name).train.precision: _reference(config, name, results) for name in config.references(row)
+    }
     trial = config.trial(row)
     with lifetime.hold(results / trial.folder(1)):
         return _prove(config, row, trial, references, results)
@@ -134,6 +137,9 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
         verdict |= compare(row, folder, references, _start(results))
+        if departed := read_json(folder / paths.RECORD)["departed"]:
+            told = [*departed, verdict["reason"]] if verdict["reason"] else departed
+            verdict |= {"proof": "unequal", "reason": "; ".join(told)}
         (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
     if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
@@ -258,7 +264,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     finally:
         shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
     plan = Plan.load(paths.plan_file(results, trial.plan_name))
-    for name in trial.variations:
+    for name in () if trial.may_depart else trial.variations:
         check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
     return folder
 
@@ -267,9 +273,9 @@ def _start(results: Path) -> dict[str, torch.Tensor]:
     return models.load(paths.data_folder(results) / paths.WEIGHTS).state_dict()
 
 
-def _reference(config: Config, precision: str, results: Path) -> Path:
+def _reference(config: Config, name: str, results: Path) -> Path:
     """The folder of a reference that was trained. Raises BadInput where it was not."""
-    folder = results / config.reference(precision).folder(1)
+    folder = results / config.reference(name).folder(1)
     for name in (paths.VERDICT, paths.FINAL_WEIGHTS):
         if not (folder / name).is_file():
             raise BadInput(
@@ -280,11 +286,22 @@ def _reference(config: Config, precision: str, results: Path) -> Path:
 
 
 def read(config: Config, row: Row, results: Path) -> dict | None:
-    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet."""
+    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet.
+
+    A trial has few steps. Where a timed run has trained other samples, or at another rate, the row's model is another.
+    """
     trial = config.trial(row)
     folder = results / trial.folder(1)
     if (folder / paths.VERDICT).is_file():
-        return read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
+        verdict = read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
+        departed = [
+            reason
+            for file in (paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ())
+            for reason in read_json(file).get("departed", ())
+        ]
+        if departed and verdict["proof"] != "unequal":
+            verdict |= {"proof": "unequal", "by_nature": row.other_model, "reason": f"{row.other_model}: {departed[0]}"}
+        return verdict
     if (folder / paths.FAILED).is_file():
         return failed(config, row, read_object(folder / paths.FAILED, ("reason",))["reason"])
     return None

@@ -110,9 +110,11 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that a signal reaches it once
     )
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C, or a closed terminal: for the rank, which says so and ends
-        signal.signal(number, lambda *_: None)
+    # Ctrl-C, a terminal that is closed, or `kill`: for the rank, which says so and ends.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, lambda number, _: process.send_signal(number))
     # What a rank says before it writes to a file of its own; rank 0 has none, and says everything here.
     words = threading.Thread(target=_hand_on, args=(process.stdout, folder / paths.LOG), daemon=True)
     words.start()

@@ -184,6 +184,7 @@ def train(training: Training) -> None:
             "settings": replay.live_settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
+            "rates": replay.rates,
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,
