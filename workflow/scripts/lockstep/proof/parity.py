@@ -31,7 +31,7 @@ from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import atomic_file, read_json, read_object, write_json
 from lockstep.model import models
 from lockstep.proof import conversion
-from lockstep.run import journal, lifetime, record, runs
+from lockstep.run import journal, lifetime, record, runs, staleness
 from lockstep.run.ledger import check_ledger, gather_ledger
 
 
@@ -294,11 +294,9 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     folder = results / trial.folder(1)
     if (folder / paths.VERDICT).is_file():
         verdict = read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
-        departed = [
-            reason
-            for file in (paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ())
-            for reason in read_json(file).get("departed", ())
-        ]
+        files = paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ()
+        finished = [made for made in map(read_json, files) if not staleness.written(config, made)]
+        departed = [reason for made in finished for reason in made["departed"]]
         if departed and verdict["proof"] != "unequal":
             verdict |= {"proof": "unequal", "by_nature": row.other_model, "reason": f"{row.other_model}: {departed[0]}"}
         return verdict
