@@ -146,11 +146,11 @@ def test_figures_are_of_the_steps_since_the_last_line(tmp_path):
     notes.write(2, 10.0, 0)
     notes.write(4, 12.0, 1.5)
     log.update()
-    notes.write(6, 14.0, 1.25)
+    notes.write(6, 14.0, 1.25, 0.25)  # as where a framework steps the schedule
     log.finish([])
     assert said == [
         "epoch 1.00/2, step 4/8: loss 1.5000, learning rate 0.5, 2 samples/s, 00:00:04 left",
-        "epoch 1.50/2, step 6/8: loss 1.2500, learning rate 0.5, 2 samples/s, 00:00:02 left",
+        "epoch 1.50/2, step 6/8: loss 1.2500, learning rate 0.25, 2 samples/s, 00:00:02 left",
     ]
 
 

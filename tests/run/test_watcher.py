@@ -119,7 +119,7 @@ def run_and_other():
 def test_a_process_that_is_not_the_run_s_is_known_by_the_tree(on_gpus, run_and_other):
     run, other = run_and_other
     gpus = nvml.gpus([0, 1])
-    strangers = watcher.Strangers(run, [])
+    strangers = watcher.Strangers([run], [])
     assert strangers.on(gpus) == []
     on_gpus[0] += [(run.pid, 2**30), (other, None)]
     on_gpus[1] += [(run.pid, 2**30)]
@@ -134,13 +134,13 @@ def test_what_was_on_a_gpu_before_the_run_is_a_stranger_by_any_process_id(on_gpu
     run, _ = run_and_other
     nobody = max(psutil.pids()) + 10_000_000
     on_gpus[0] += [(nobody, 0), (nobody + 1, 0)]
-    there = watcher.Strangers(run, [nobody]).on(nvml.gpus([0]))
+    there = watcher.Strangers([run], [nobody]).on(nvml.gpus([0]))
     assert [process["pid"] for process in there] == [nobody]
 
 
 def test_a_process_of_the_run_that_has_just_ended_is_none_of_somebody_else(on_gpus):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        strangers = watcher.Strangers(psutil.Process(), [])
+        strangers = watcher.Strangers([psutil.Process()], [])
         on_gpus[0].append((child.pid, 0))
         assert strangers.on(nvml.gpus([0])) == []
         child.kill()

@@ -17,7 +17,7 @@ def main() -> None:
     rows = [
         *(row for row, _ in config.order),
         *map(config.trial, config.rows.values()),
-        config.reference("fp32"),
+        *(reference for row in config.rows.values() for reference in config.references(row).values()),
         config.tried("base", {"strategy": "recipe"}),
         *map(config.profiled, config.rows.values() if config.profile.steps else ()),
     ]

@@ -221,6 +221,7 @@ NODES = "nodes"  # of a run on several: a folder for each but the first
 RENDEZVOUS = "rendezvous"  # where processes meet that torch.multiprocessing.spawn started
 ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
 DEEPSPEED = "deepspeed.json"  # what DeepSpeed's engine was configured with
+HAND = "hand"  # where ranks that somebody starts by hand meet their supervisor (run/hand.py)
 HOSTS = "hosts"  # of a run on several nodes, for DeepSpeed's launcher
 # What it leaves:
 RECORD = "record.json"  # of a run that succeeded

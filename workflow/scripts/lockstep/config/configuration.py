@@ -122,18 +122,21 @@ class Config:
     def reference(self, precision: str, row: Row | None = None) -> Row:
         """`single` in `precision`: the trial that those of all rows are compared with.
 
-        A `row` that trains low-rank updates of its own is compared with `single` that trains the same.
+        A `row` that trains low-rank updates of its own is compared with `single` that trains the same, and one whose
+        trial has other settings than every trial with `single` of those: its name says which, as b30 or linear.
         """
-        train = replace(self.train, precision=precision, accumulation=1)
+        train, own = replace(self.train, precision=precision, accumulation=1), {}
         name = f"reference_{precision}"
         if row:
+            own = self._own_of_trial(row)
+            name += "".join(f"_b{value}" if key == "global_batch" else f"_{value}" for key, value in own.items())
             train = replace(train, **{key: getattr(row.train, key) for key in LORA})
-            if (own := updates(train)) != updates(self.train):
-                name += f"_lora{train.lora}_{hash_text(own)[:6]}" if train.lora else "_all_weights"
+            if (asked := updates(train)) != updates(self.train):
+                name += f"_lora{train.lora}_{hash_text(asked)[:6]}" if train.lora else "_all_weights"
         row = Row(name, "single", {}, train, self.hardware, self.shared)
         # Without a warm-up, so that one which leaves a trace in the model of a row is seen.
         variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
-        return replace(self._trial(row), variations=variations, warm=False)
+        return replace(self._trial(row, own), variations=variations, warm=False)
 
     def trial(self, row: Row) -> Row:
         """The row's run for the proof: few steps, on several devices where there are.
@@ -142,12 +145,28 @@ class Config:
         proven, and by the table's optimizer, unless the row's is the strategy's own. Nothing is dropped at random. One
         of the published division keeps also how many times the table's batch it trains, as that was one of the flaws.
         """
-        return replace(self._trial(row), variations={} if row.no_fp64 else {"fp64": {"precision": "fp64"}})
+        variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
+        return replace(self._trial(row, self._own_of_trial(row)), variations=variations)
 
-    def _trial(self, row: Row) -> Row:
+    def _own_of_trial(self, row: Row) -> dict:
+        """Settings of `train` that this row's trial, and its references, have of their own.
+
+        Accelerate's loaders give all ranks as many samples. How often it steps a schedule shows where the rate changes.
+        """
+        own = {}
+        if row.options.get("own_loaders"):
+            own["global_batch"] = TRIAL_BATCH - TRIAL_BATCH % self._processes_of_trial(row)
+        if row.options.get("prepared_scheduler") and (row.train.schedule != "constant" or row.train.warmup):
+            own["schedule"] = "linear"
+        return own
+
+    @staticmethod
+    def _processes_of_trial(row: Row) -> int:
         most = min(TRIAL_PROCESSES, row.hardware.devices)
-        if row.hardware.device == "cpu":
-            most = max(2, most)  # on one core too: nothing is timed
+        return max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
+
+    def _trial(self, row: Row, own: dict) -> Row:
+        most = self._processes_of_trial(row)
         times = row.train.global_batch / self.train.global_batch if row.division == "published" else 1
         shared = schema.of_configuration()["properties"]["train"]["properties"]["optimizer"]["enum"]
         train = replace(
@@ -166,9 +185,10 @@ class Config:
             warmup=0,
             **NOTHING_BESIDES,
         )
+        train = replace(train, **own)
         # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
-        return replace(row, train=train, asked=asked, kind=PARITY)
+        return replace(row.unattended, train=train, asked=asked, kind=PARITY)
 
     def not_in_trial(self, row: Row) -> list[str]:
         """Settings of training that the row has of its own, and its trial does not: it is proven without them."""
@@ -179,7 +199,7 @@ class Config:
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
         train = replace(row.train, **NOTHING_BESIDES)
-        return replace(row, train=train, kind=PROFILED, excerpt=self.profile.steps)
+        return replace(row.unattended, train=train, kind=PROFILED, excerpt=self.profile.steps)
 
     def tried(self, name: str, raw: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `raw` is as in `rows`."""

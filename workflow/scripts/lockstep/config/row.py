@@ -162,6 +162,11 @@ class Row:
         """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
+        if self.options.get("launcher") == "hand" and self.hardware.nodes > 1:
+            raise BadInput(
+                f"rows.{self.name}.launcher: hand: ranks are started by hand on one machine, and hardware.nodes is"
+                f" {self.hardware.nodes}. Take another launcher, or set nodes to 1."
+            )
         if self.train.global_batch < self.hardware.devices * self.train.accumulation:
             raise BadInput(
                 f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
@@ -169,6 +174,21 @@ class Row:
                 " lower accumulation."
             )
         self._refuse_lora()
+        if self.options.get("own_loaders") and self.train.accumulation > 1:
+            raise BadInput(
+                f"rows.{self.name}.accumulation: {self.train.accumulation}: with own_loaders a step is one batch of"
+                " Accelerate's loader. Set accumulation to 1, or own_loaders to false."
+            )
+        if self.options.get("own_loaders") and self.hardware.workers:
+            raise BadInput(
+                f"rows.{self.name}.workers: {self.hardware.workers}: with own_loaders Accelerate's loader makes the"
+                " batches, in the rank itself. Set workers to 0, or own_loaders to false."
+            )
+        if self.options.get("own_loaders") and self.train.global_batch % self.hardware.processes:
+            raise BadInput(
+                f"rows.{self.name}.global_batch: {self.train.global_batch}: Accelerate's loaders give all of"
+                f" {self.hardware.processes} ranks as many samples. Take a multiple of that, or own_loaders: false."
+            )
         if self.train.checkpoint_every and self.options.get("hook") == "powersgd":
             raise BadInput(
                 f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
@@ -235,6 +255,13 @@ class Row:
             accelerate_file.refuse(file, self.hardware, self.precision, where)
 
     @property
+    def unattended(self) -> "Row":
+        """The row with ranks that nobody has to start by hand: torchrun then does, which tells them the same."""
+        if self.options.get("launcher") != "hand":
+            return self
+        return replace(self, options=self.options | {"launcher": "torchrun"})
+
+    @property
     def unavailable(self) -> str:
         """Why the row's strategy can't run here, and what would change that; empty if it can."""
         has = asdict(self.train) | self.options
@@ -275,6 +302,12 @@ class Row:
         if self.division == "published" and batch != table:
             reasons.append(f"it trains {batch} samples a step, where the others train {table}")
         return "; ".join(reasons)
+
+    @property
+    def may_depart(self) -> str:
+        """Why its runs may train other samples than the plan's, or at another rate, and tell so; empty if they fail."""
+        by_framework = self.options.get("own_loaders") or self.options.get("prepared_scheduler")
+        return self.other_model if by_framework else ""
 
     @property
     def no_fp64(self) -> str:

@@ -21,6 +21,11 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
     left = max(1, steps - warmup)
     falls_from = bisect.bisect_left(epochs, train.constant_epochs) if len(epochs) else 0
 
+    def epoch_of(step: int) -> int:
+        if step < steps:
+            return int(epochs[step])
+        return step // bisect.bisect_right(epochs, epochs[0])  # where a framework takes more steps of it than there are
+
     def factor(step: int) -> float:
         if step < warmup:
             return train.warmup_start + (1 - train.warmup_start) * (step / warmup)
@@ -33,10 +38,22 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
             falls = train.learning_rate - LAST_RATE
             return (falls * remaining**train.power + LAST_RATE) / train.learning_rate
         if train.schedule == "step":
-            epoch = int(epochs[min(step, steps - 1)])  # after the last step there is no other
-            return train.gamma ** (epoch // train.step_epochs)
+            return train.gamma ** (epoch_of(step) // train.step_epochs)
         if train.schedule == "constant_then_linear" and step > falls_from:
             return max(0.0, (steps - step) / (steps - falls_from)) if falls_from < steps else 1.0
         return 1.0
 
     return factor
+
+
+def other_rates(asked: Sequence[float], used: Sequence[float]) -> str:
+    """Where the learning rates that were `used`, one a step, are not those `asked` for; empty where they are."""
+    other = [step for step, rate in enumerate(used) if rate != asked[step]]
+    if not other:
+        return ""
+    first, last = other[0], other[-1]
+    return (
+        f"in {len(other)} of {len(used)} steps it trained at another learning rate than the schedule's: in step"
+        f" {first + 1} at {used[first]:.3g} for {asked[first]:.3g}, in step {last + 1} at {used[last]:.3g} for"
+        f" {asked[last]:.3g}"
+    )

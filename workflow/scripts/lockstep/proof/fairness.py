@@ -14,9 +14,11 @@ from lockstep import paths
 from lockstep.config import configuration, reading, registry
 from lockstep.config.hardware import busy_cores
 from lockstep.config.row import times_trained
+from lockstep.config.sections import Train
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
+from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
@@ -111,6 +113,11 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
                 check_ledger(dict(ledger), plan, times)
         except (OSError, RunFailed) as error:
             yield f"its ledger does not hold: {error}"
+        train = Train(**run["asked"]["train"])
+        share = lr_factor(train, plan.steps, plan.epochs)
+        asked = [train.learning_rate * share(step) for step in range(plan.steps)]
+        if other := other_rates(asked, run.get("rates", ())):
+            yield other
     data = read_json(paths.data_file(results))
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
         if run["hashes"][name] != wanted:

@@ -31,7 +31,7 @@ from lockstep.errors import BadInput, OtherWork, RunFailed
 from lockstep.files import atomic_file, read_json, read_object, write_json
 from lockstep.model import lora, models
 from lockstep.proof import conversion
-from lockstep.run import journal, lifetime, record, runs
+from lockstep.run import journal, lifetime, record, runs, staleness
 from lockstep.run.ledger import check_ledger, gather_ledger
 
 
@@ -134,6 +134,9 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         folder = results / trial.folder(1)
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
+        if departed := read_json(folder / paths.RECORD)["departed"]:
+            told = [*departed, verdict["reason"]] if verdict["reason"] else departed
+            verdict |= {"proof": "unequal", "reason": "; ".join(told)}
         (folder / paths.FINAL_WEIGHTS).unlink()
         shutil.rmtree(folder / "fp64", ignore_errors=True)
     if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
@@ -268,7 +271,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     finally:
         shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
     plan = Plan.load(paths.plan_file(results, trial.plan_name))
-    for name in trial.variations:
+    for name in () if trial.may_depart else trial.variations:
         check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
     return folder
 
@@ -290,11 +293,20 @@ def _folder_of(reference: Row, results: Path) -> Path:
 
 
 def read(config: Config, row: Row, results: Path) -> dict | None:
-    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet."""
+    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet.
+
+    A trial has few steps. Where a timed run has trained other samples, or at another rate, the row's model is another.
+    """
     trial = config.trial(row)
     folder = results / trial.folder(1)
     if (folder / paths.VERDICT).is_file():
-        return read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
+        verdict = read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
+        files = paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ()
+        finished = [made for made in map(read_json, files) if not staleness.written(config, made)]
+        departed = [reason for made in finished for reason in made["departed"]]
+        if departed and verdict["proof"] != "unequal":
+            verdict |= {"proof": "unequal", "by_nature": row.other_model, "reason": f"{row.other_model}: {departed[0]}"}
+        return verdict
     if (folder / paths.FAILED).is_file():
         return failed(config, row, read_object(folder / paths.FAILED, ("reason",))["reason"])
     return None

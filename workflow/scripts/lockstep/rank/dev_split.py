@@ -9,6 +9,7 @@ from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.rank import checkpoint
 from lockstep.rank.training import Training
+from lockstep.strategies.single import Strategy
 from lockstep.tasks._task import Samples
 
 SEED = 0  # of the choice of `eval_samples`
@@ -78,27 +79,36 @@ def gather_results(training: Training, samples: Samples) -> torch.Tensor:
     All ranks run the same number of equally large batches, as collectives inside a forward pass need. What fills up a
     share is marked by the id -1, and dropped again.
     """
-    strategy, world = training.strategy, training.strategy.world
-    all_ids, all_results = [], []
+    strategy, size = training.strategy, training.train.global_batch
+
+    def results_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = inputs.pop("labels")
+        with strategy.autocast():
+            outputs = strategy.model(**inputs)
+        training.progress.alive()
+        # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
+        return training.task.results(outputs, labels).clone()
+
     strategy.model.eval()
     with torch.no_grad():
-        for ids in samples.batches(training.train.global_batch):
-            padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
-            padded[: len(ids)] = ids
-            mine = share(padded, world.rank, world.size)
-            width = strategy.padded_width(int(samples.lengths[ids].max()))
-            inputs = strategy.inputs(samples.batch(np.where(mine < 0, ids[0], mine), width))
-            labels = inputs.pop("labels")
-            with strategy.autocast():
-                outputs = strategy.model(**inputs)
-            all_ids.append(torch.from_numpy(mine).to(world.device))
-            # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
-            all_results.append(training.task.results(outputs, labels).clone())
-            training.progress.alive()
+        ids, results = strategy.gathered(samples, size, results_of) or _gathered(strategy, samples, size, results_of)
     strategy.model.train()
-    ids = strategy.all_gather(torch.cat(all_ids)).flatten().cpu()
-    results = strategy.all_gather(torch.cat(all_results)).flatten(0, 1).cpu()[ids >= 0]
-    order = ids[ids >= 0].argsort()
-    if not torch.equal(ids[ids >= 0][order], torch.arange(len(samples))):
+    order = ids.argsort()
+    if not torch.equal(ids[order], torch.arange(len(samples))):
         raise RunFailed("the gathered predictions do not hold each sample of the split exactly once")
     return results[order]
+
+
+def _gathered(strategy: Strategy, samples: Samples, size: int, results_of) -> tuple[torch.Tensor, torch.Tensor]:
+    world, all_ids, all_results = strategy.world, [], []
+    for ids in samples.batches(size):
+        padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
+        padded[: len(ids)] = ids
+        mine = share(padded, world.rank, world.size)
+        width = strategy.padded_width(int(samples.lengths[ids].max()))
+        inputs = strategy.inputs(samples.batch(np.where(mine < 0, ids[0], mine), width))
+        all_ids.append(torch.from_numpy(mine).to(world.device))
+        all_results.append(results_of(inputs))
+    ids = strategy.all_gather(torch.cat(all_ids)).flatten().cpu()
+    results = strategy.all_gather(torch.cat(all_results)).flatten(0, 1).cpu()
+    return ids[ids >= 0], results[ids >= 0]

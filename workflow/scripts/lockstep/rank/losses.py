@@ -3,6 +3,7 @@
 On a GPU a loss is copied when the device comes to it, and noted at a later step, once it is there: nobody waits.
 """
 
+import math
 from collections import deque
 
 import torch
@@ -22,7 +23,7 @@ class Losses:
         self.every = training.train.log_every if training.strategy.world.rank == 0 else 0
         if self.every:
             self.notes = Notes(training.folder)
-            self.waiting: deque = deque()  # (step, seconds, loss in pinned memory, event)
+            self.waiting: deque = deque()  # (step, seconds, loss in pinned memory, rate, event)
 
     def begin(self) -> None:
         if self.every:
@@ -32,19 +33,19 @@ class Losses:
         step = self.replay.done
         if not self.every or step % self.every:
             return
-        loss = self.replay.losses[step - 1]
+        loss, rate = self.replay.losses[step - 1], self.replay.rates[-1] if self.replay.rates else math.nan
         if loss.device.type == "cuda":
             self.hand_over()
             there = torch.empty_like(loss, device="cpu", pin_memory=True)
             there.copy_(loss, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self.waiting.append((step, self.clock.trained(), there, event))
+            self.waiting.append((step, self.clock.trained(), there, rate, event))
         else:
-            self.notes.write(step, self.clock.trained(), loss.numpy().item())
+            self.notes.write(step, self.clock.trained(), loss.numpy().item(), rate)
 
     def hand_over(self) -> None:
         """Note the losses that have come. After the window, where the device was waited for, those are all."""
-        while self.every and self.waiting and self.waiting[0][3].query():
-            step, seconds, loss, _ = self.waiting.popleft()
-            self.notes.write(step, seconds, loss.numpy().item())
+        while self.every and self.waiting and self.waiting[0][-1].query():
+            step, seconds, loss, rate, _ = self.waiting.popleft()
+            self.notes.write(step, seconds, loss.numpy().item(), rate)

@@ -48,6 +48,8 @@ def main(folder: Path) -> None:
     files = RankFiles(folder, int(os.environ.get("RANK", 0)))
     lifetime.end_with_holder(paths.node_folder(folder, files.node))
     signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, _end)
     code, progress = 1, None
     try:
         clock = Clock()
@@ -141,7 +143,8 @@ def _write_reason(folder: Path, files: RankFiles, error: BaseException, step: in
 
 def _end(number, frame):
     """A launcher ends the other ranks when one dies. Saying so tells them from the one that died without a word."""
-    raise RunFailed("was ended by SIGTERM")
+    closed = ", as where the terminal is closed in which it was started" if number == signal.SIGHUP else ""
+    raise RunFailed(f"was ended by {signal.Signals(number).name}{closed}")
 
 
 def train(training: Training) -> None:
@@ -193,6 +196,7 @@ def train(training: Training) -> None:
             | {"parameters": start["parameters"], "trained_parameters": start["trained"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
+            "rates": replay.rates,
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,

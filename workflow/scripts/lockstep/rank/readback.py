@@ -113,6 +113,11 @@ def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float
                 )
 
 
+def live_rate(strategy: Strategy) -> float:
+    """The learning rate of the optimizer that steps; its groups have the same."""
+    return _innermost(strategy.optimizer).param_groups[0]["lr"]
+
+
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer that steps: frameworks wrap it, some twice."""
     while hasattr(optimizer, "optimizer") or hasattr(optimizer, "optim"):

@@ -39,6 +39,7 @@ class Batch:
     inputs: dict[str, torch.Tensor]  # what the model takes, by name: [n, ...] each
     labels: torch.Tensor  # [n, ...]
     last: bool  # of its optimizer step
+    planned: bool = True  # whether all its samples are of the plan's step
 
 
 class Replay:
@@ -52,7 +53,9 @@ class Replay:
         self.weights = training.task.weights(samples)  # what each sample counts in the mean loss
         self.steps = plan.steps
         self.done = 0  # steps, those before an interruption included
-        self.schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
+        schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
+        self.schedule = training.strategy.scheduled(schedule)
+        self.rates: list[float] = []  # the learning rate of each step, where the strategy steps the schedule in its way
         # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
@@ -66,9 +69,19 @@ class Replay:
         part, of = self.training.strategy.share()
         parts = self.plan.micro_batches(step, part, of, self.training.train.accumulation)
         for number, ids in enumerate(map(self._ordered, parts), 1):
-            if self.training.profiler:
-                self.training.profiler.mark("data")
+            self.fetching()
             yield self._batch(step, ids, last=number == len(parts), ahead=self.ahead)
+
+    def fetching(self) -> None:
+        """A batch is about to be made, or to be asked for."""
+        if self.training.profiler:
+            self.training.profiler.mark("data")
+
+    def brought(self, step: int, ids: np.ndarray, tensors: dict[str, torch.Tensor]) -> Batch:
+        """This rank's only batch of a step, which a framework's own loader has brought: whatever samples it holds."""
+        labels = tensors.pop("labels")
+        planned = bool(np.isin(ids, self.plan.step_ids(step)).all())
+        return Batch(step, ids, tensors, labels, last=True, planned=planned)
 
     def _batch(self, step: int, ids: np.ndarray, last: bool, ahead: bool = False) -> Batch:
         if ahead:
@@ -122,11 +135,14 @@ class Replay:
         """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
 
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
-        this rank's losses * how many ranks share them / what all samples of the global batch count.
+        this rank's losses * how many ranks share them / what all samples of the global batch count. Of samples that are
+        not the plan's, each rank takes the mean of its own, as a loop does that knows of no plan.
         """
         strategy, global_batch = self.training.strategy, self.plan.step_ids(batch.step)
         total = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
         _, of = strategy.share()
+        if not batch.planned:
+            return total / self.weights[batch.ids].sum()
         return total * (of / self.weights[global_batch].sum())
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
@@ -152,6 +168,8 @@ class Replay:
         Every strategy's loop calls this once a step, so whatever is to be noted of gradients belongs here. It may not
         synchronise in a run that is timed: the norm is that of a trial's first step.
         """
+        if not self.training.strategy.keeps_schedule:
+            self.rates.append(readback.live_rate(self.training.strategy))
         if self.training.settings.kind == PARITY and step == 0:
             norm = self.training.strategy.gradient_norm().item()
             if not math.isfinite(norm):
@@ -196,13 +214,15 @@ class Replay:
             self._open()
 
     def end(self) -> None:
-        """The timed window closes. Raises RunFailed where the learning rate is not that of the schedule."""
+        """The timed window closes. Raises RunFailed where the learning rate must be the schedule's, and is not."""
         self.training.clock.close()
         self.loss_log.hand_over()
         if self.training.meter:
             self.training.meter.stop()
         if self.training.gauge:
             self.training.gauge.stop()
+        if not self.training.strategy.keeps_schedule:
+            return
         share = lr_factor(self.training.train, self.steps, self.plan.epochs)
         readback.check_rate(self.training.strategy, self.training.settings, share, self.done)
 

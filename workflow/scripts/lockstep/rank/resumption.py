@@ -120,6 +120,7 @@ class Resumption:
             "step": replay.done,
             "schedule": {key: value for key, value in replay.schedule.state_dict().items() if key != "lr_lambdas"},
             "random": {"python": random.getstate(), "numpy": [numbers.tolist(), *rest]},
+            "rates": replay.rates,
             "train_seconds": clock.seconds,
             "evaluation_seconds": clock.evaluation,
             "events": files.events,
@@ -140,7 +141,7 @@ class Resumption:
         rank = world.rank if as_it_was else 0
         tensors, plain = load_file(_tensors_file(folder, rank)), read_json(_plain_file(folder, rank))
         everyone = [tensors] if as_it_was else [load_file(_tensors_file(folder, saver)) for saver in range(savers)]
-        replay.done = plain["step"]
+        replay.done, replay.rates = plain["step"], plain.get("rates", [])
         # The mean over ranks is the loss of the global batch, also where all have that mean.
         losses = torch.stack([theirs["losses"] for theirs in everyone]).mean(dim=0)
         replay.losses.copy_(_as_long_as(losses, len(replay.losses)))

@@ -13,6 +13,7 @@ from lockstep.config.row import Row
 from lockstep.paths import TRAIN
 from lockstep.run.coordination import Rendezvous
 from lockstep.run.fork import Fork
+from lockstep.run.launchers import rank_variables
 
 # How a row's processes may be started, so that a fork with the variables that torchrun sets does as well.
 LAUNCHERS = ("python", "torchrun", "launch", "accelerate", "deepspeed")
@@ -39,12 +40,7 @@ def ranks(row: Row, folder: Path, rendezvous: Rendezvous) -> Callable[[], None]:
         for rank in range(count):
             variables = dict(os.environ)
             if row.options.get("launcher", "python") != "python":
-                variables |= {
-                    **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
-                    **{name: str(count) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
-                    **{"GROUP_RANK": "0", "MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)},
-                    "TORCHELASTIC_RUN_ID": "none",  # by which frameworks know torchrun
-                }
+                variables |= rank_variables(rank, count, rendezvous.address, rendezvous.port)
             began.append(Fork(train, variables))
         sys.exit(max(fork.wait() for fork in began))
 

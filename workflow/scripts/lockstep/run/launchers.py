@@ -124,6 +124,22 @@ def horovodrun(settings, script, folder, rendezvous):
     return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 
 
+def hand(settings, script, folder, rendezvous):
+    """Somebody starts the ranks, in terminals; this waits for them (run/hand.py)."""
+    return [sys.executable, "-m", "lockstep.run.hand", str(folder)]
+
+
 LAUNCHERS = {
-    launcher.__name__: launcher for launcher in (python, torchrun, launch, spawn, accelerate, deepspeed, horovodrun)
+    launcher.__name__: launcher
+    for launcher in (python, torchrun, launch, spawn, accelerate, deepspeed, horovodrun, hand)
 }
+
+
+def rank_variables(rank: int, count: int, address: str, port: int | str) -> dict[str, str]:
+    """What torchrun tells a rank of one machine, of so many, by its environment (PyTorch's `env://`)."""
+    return {
+        **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
+        **{name: str(count) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
+        **{"GROUP_RANK": "0", "MASTER_ADDR": address, "MASTER_PORT": str(port)},
+        "TORCHELASTIC_RUN_ID": "none",  # by which frameworks know torchrun
+    }

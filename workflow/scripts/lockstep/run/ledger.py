@@ -1,5 +1,6 @@
 """The ledger: which sample each rank trained in which step, checked against the plan; and how long each step took."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -51,6 +52,33 @@ def check_ledger(ledger: dict[str, np.ndarray], plan: Plan, times: int = 1) -> N
                 f"the ledger differs from the plan in step {step + 1}: {missing} of {len(planned)} samples were"
                 f" not trained, {extra} were trained that should not have been, or more than once"
             )
+
+
+def departures(ledger: dict[str, np.ndarray], plan: Plan) -> str:
+    """In how many steps the ranks trained other samples than the plan's, and what came of it; empty where in none."""
+    bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
+    trained = [np.sort(ledger["id"][begin:end]) for begin, end in itertools.pairwise(bounds)]
+    other = [step for step in range(plan.steps) if not np.array_equal(trained[step], np.sort(plan.step_ids(step)))]
+    if not other:
+        return ""
+    wanted, got = Counter(plan.ids.tolist()), Counter(ledger["id"].tolist())
+    return (
+        f"in {len(other)} of {plan.steps} steps, from step {other[0] + 1} on, it trained other samples than the plan's:"
+        f" over all, {(got - wanted).total()} more often than planned, {(wanted - got).total()} less often, and"
+        f" {_repeated(trained)} again before all others had been trained"
+    )
+
+
+def _repeated(trained: list[np.ndarray]) -> int:
+    """How many samples, given by step, were trained again before all that are trained at all had been."""
+    everyone, seen, repeated = len(np.unique(np.concatenate(trained))), set(), 0
+    for ids in trained:
+        new = set(ids.tolist()) - seen
+        repeated += len(ids) - len(new)
+        seen |= new
+        if len(seen) == everyone:
+            seen = set()
+    return repeated
 
 
 def write_ledger(path: Path, ledger: dict[str, np.ndarray]) -> None:

@@ -14,7 +14,7 @@ from lockstep.config.hardware import selection, training_gpus
 from lockstep.config.row import Row
 from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
-from lockstep.run import coordination, launchers, watcher
+from lockstep.run import coordination, hand, launchers, watcher
 from lockstep.run.coordination import Rendezvous
 from lockstep.run.launchers import FROM_ONE_NODE
 from lockstep.run.processes import Outcome, supervise
@@ -57,10 +57,11 @@ def train(
     """
     node_folder = paths.node_folder(folder, rendezvous.node)
     log = node_folder / paths.LOG
+    log.unlink(missing_ok=True)
     # Launchers leave files in the temporary folder, so they get one that goes when they do.
     with (
         named_when_full(log),
-        log.open("w", encoding="utf-8") as stream,
+        log.open("a", encoding="utf-8") as stream,  # at whose end ranks write that were started by hand
         tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
     ):
         said = f"in forks of process {os.getpid()}" if callable(command) else f"$ {' '.join(command)}"
@@ -69,7 +70,11 @@ def train(
         environment = _variables(row, rendezvous) | {"TMPDIR": scratch}
         processes, timeout = row.hardware.processes_per_node, row.hardware.timeout
         saves = bool(row.train.checkpoint_every)
-        with watcher.beside(node_folder, training_gpus(row.hardware), strangers), meanwhile(stream) as called:
+        with (
+            hand.called(row, folder, rendezvous, _own_variables(row, rendezvous), stream) as by_hand,
+            watcher.beside(node_folder, training_gpus(row.hardware), strangers, by_hand),
+            meanwhile(stream) as called,
+        ):
             return supervise(
                 *(command, environment, folder, stream, processes, steps, timeout, saves, called),
                 node=rendezvous.node,
@@ -92,6 +97,8 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
         rendezvous = Rendezvous(port, address, rank, own, interface, coordination.host_names(row, names), "RUN")
     if rank and row.options.get("launcher") in FROM_ONE_NODE:
         return "# nothing: its ranks are started from node 0, by ssh"
+    if row.options.get("launcher") == "hand":
+        return "\n".join(hand.lines(hardware.processes, folder, rendezvous))
     with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
         command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), rendezvous)
     command = [word.replace(elsewhere, str(folder)) for word in command]
@@ -101,9 +108,15 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
 
 
 def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
-    """The variables that every process of a run gets. Launchers would set threads each in their own way."""
+    """The environment of every process of a run."""
+    environment = os.environ | _own_variables(row, rendezvous)
+    return {name: value for name, value in environment.items() if not OF_OUTSIDE.fullmatch(name)}
+
+
+def _own_variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
+    """What a run sets of it. Launchers would set threads each in their own way."""
     threads = str(row.hardware.threads)
-    environment = os.environ | {
+    environment = {
         # Programs that frameworks call, as DeepSpeed does ninja: another one would compile anew what set-up compiled.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(SCRIPTS),
@@ -115,13 +128,11 @@ def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    compiled = os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    environment["TORCH_EXTENSIONS_DIR"] = compiled
     # The GPUs that it trains on, and no others: what is read of a process's GPUs, energy among it, is then of those.
     environment |= selection(training_gpus(row.hardware) or None)
     environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
-    for name in list(environment):
-        if OF_OUTSIDE.fullmatch(name):
-            del environment[name]
     if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
         environment[NODE] = str(rendezvous.node)
     return environment

@@ -17,18 +17,19 @@ from lockstep.config.row import Row, times_trained
 from lockstep.config.settings import Settings
 from lockstep.data import prepared
 from lockstep.data.plan import Plan, load_lengths
-from lockstep.errors import BadInput, RunFailed, RunSaved, RunStopped
+from lockstep.errors import BadInput, OtherWork, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.model import metrics
+from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.paths import data_file, data_folder, plan_file, require
 from lockstep.run import coordination, forked, journal, launchers, lifetime, node, record, saved, training_log, watcher
-from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
+from lockstep.run.ledger import check_ledger, departures, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 
 # What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
-    *(paths.LIVE, paths.NODES, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
+    *(paths.LIVE, paths.NODES, paths.HAND, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
     *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 
@@ -285,7 +286,8 @@ def _train(
         raise RunFailed(ended + record.first_error(folder / paths.LOG))
     ledger = gather_ledger(folder, processes)
     times = 1 if row.kind == paths.PARITY else times_trained(row.options, processes)  # the proof forgives nothing
-    check_ledger(ledger, plan, times)
+    if not row.may_depart:
+        check_ledger(ledger, plan, times)
     write_ledger(folder / paths.LEDGER, ledger)
     write_steps(folder / paths.STEPS, gather_steps(folder, processes))
     ranks = record.read_ranks(folder, processes)
@@ -299,6 +301,10 @@ def _train(
         reasons = status["watch"]["disturbed"] if status["watch"] else []
         watch["disturbed"] += [f"node {number} ({status['about']['host']}): {reason}" for reason in reasons]
     summary = _summary(ranks, plan, results)
+    summary["departed"] = _departed(row, ledger, plan, ranks)
+    if summary["departed"] and not row.may_depart:
+        raise OtherWork(summary["departed"][0])
+    summary["notes"] += summary["departed"]
     if summary["resumed"]:
         steps = " and ".join(str(step) for step in summary["resumed"])
         watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
@@ -360,6 +366,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
+        "rates": ranks[0]["rates"],
         "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],
@@ -386,6 +393,14 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "energy": _joules([rank["energy"] for rank in ranks if rank["energy"]]),
         "hashes": ranks[0]["hashes"] | {"data": about["hash"]},
     }
+
+
+def _departed(row: Row, ledger: dict, plan: Plan, ranks: list[dict]) -> list[str]:
+    """In what a run departed from its plan and its schedule, where it may depart from either, or steps the latter."""
+    share = lr_factor(row.train, plan.steps, plan.epochs)
+    asked = [row.train.learning_rate * share(step) for step in range(plan.steps)]
+    said = [departures(ledger, plan) if row.may_depart else "", *(other_rates(asked, rank["rates"]) for rank in ranks)]
+    return [reason for reason in dict.fromkeys(said) if reason]
 
 
 def _evaluation(dev: list[dict], seconds: float) -> dict | None:

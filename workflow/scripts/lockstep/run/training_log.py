@@ -4,6 +4,7 @@ Rank 0 notes them in memory that it shares with its supervisor (rank/losses.py),
 takes time, the supervisor does.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,29 +19,30 @@ from lockstep.run.trackers import Trackers
 
 
 class Notes:
-    """Steps done, seconds trained, and loss, as rank 0 noted them: float64 [n, 3], one by one.
+    """Steps done, seconds trained, loss and learning rate, as rank 0 noted them: float64 [n, 4], one by one.
 
-    The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps.
+    The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps. The rate is
+    noted where it may not be the schedule's, and else no number.
     """
 
     def __init__(self, folder: Path, rows: int | None = None):
         path = folder / paths.LIVE
         if rows:
-            np.full((rows, 3), -1, dtype=np.float64).tofile(path)
-        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 3)
+            np.full((rows, 4), -1, dtype=np.float64).tofile(path)
+        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 4)
         self.count = 0
 
-    def write(self, step: int, seconds: float, loss: float) -> None:
-        self.table[self.count, 1:] = seconds, loss
+    def write(self, step: int, seconds: float, loss: float, rate: float = math.nan) -> None:
+        self.table[self.count, 1:] = seconds, loss, rate
         self.table[self.count, 0] = step  # last: it says that the row is there
         self.count += 1
 
-    def new(self) -> list[tuple[int, float, float]]:
+    def new(self) -> list[tuple[int, float, float, float]]:
         """The rows that were not read before."""
         rows = []
         while self.count < len(self.table) and self.table[self.count, 0] >= 0:
-            step, seconds, loss = self.table[self.count].tolist()
-            rows.append((int(step), seconds, loss))
+            step, *figures = self.table[self.count].tolist()
+            rows.append((int(step), *figures))
             self.count += 1
         return rows
 
@@ -70,15 +72,15 @@ class Log:
             self.trackers.add(scores["step"], figures)
         self.trackers.close()
 
-    def _tell(self, step: int, seconds: float, loss: float) -> None:
-        plan, (first, began, _), (before, then, _) = self.plan, self.began, self.before
+    def _tell(self, step: int, seconds: float, loss: float, rate: float) -> None:
+        plan, (first, began, *_), (before, then, *_) = self.plan, self.began, self.before
         samples = int(plan.starts[step] - plan.starts[before])
         epoch, epochs = int(plan.epochs[step - 1]), int(plan.epochs[-1]) + 1
         of_epoch = np.searchsorted(plan.epochs, [epoch, epoch + 1])
         figures = {
             "epoch": epoch + float((step - of_epoch[0]) / (of_epoch[1] - of_epoch[0])),
             "loss": loss,
-            "learning_rate": self.train.learning_rate * self.share(step - 1),
+            "learning_rate": self.train.learning_rate * self.share(step - 1) if math.isnan(rate) else rate,
             "samples_per_second": samples / (seconds - then),
         }
         left = (plan.steps - step) * (seconds - began) / (step - first)

@@ -1,10 +1,10 @@
 """Watching, from a process of low priority beside a timed run, whether anything else uses the machine.
 
-    python -m lockstep.run.watcher FOLDER GPUS STRANGERS   (started by `beside`, with lists in JSON)
+    python -m lockstep.run.watcher FOLDER GPUS STRANGERS BY_HAND   (started by `beside`, with lists in JSON)
 
-It samples the process that started it, and GPUs, until it is ended. Each second's sample is a line of watch.jsonl: what
-processes other than the run's used of the CPUs, which of them are on the run's GPUs, and how busy, fast, hot and full
-those are. `judge` then says whether a run was disturbed.
+It samples the process that started it, those that run ranks by hand, and GPUs, until it is ended. Each second's sample
+is a line of watch.jsonl: what processes other than the run's used of the CPUs, which of them are on the run's GPUs, and
+how busy, fast, hot and full those are. `judge` then says whether a run was disturbed.
 """
 
 import contextlib
@@ -29,13 +29,16 @@ OTHERS_ALLOWED = 0.02
 
 
 @contextlib.contextmanager
-def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
-    """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were."""
+def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_hand: list[int] = ()):
+    """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were.
+
+    by_hand: processes of the run that somebody else started, and not this one.
+    """
     from lockstep.run import lifetime
     from lockstep.run.processes import signals_wait
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers))]
+    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers, by_hand))]
     process = None
     try:
         with signals_wait():
@@ -49,18 +52,19 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = ()):
             process.wait()
 
 
-def main(folder: Path, numbers: list[int], known_strangers: list[int]) -> None:
+def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: list[int]) -> None:
     os.nice(19)
-    own = psutil.Process(os.getppid())
+    own = _there([os.getppid(), *by_hand])
     gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
-    before, began = (_busy(), _used_by(own)), time.perf_counter()
+    used = dict.fromkeys(own, 0.0)  # by each, up to its end
+    before, began = (_busy(), _sum_used(used)), time.perf_counter()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
     with (folder / WATCH).open("w", encoding="utf-8") as stream:
         while not ended.is_set():
             ended.wait(INTERVAL)
-            now, at = (_busy(), _used_by(own)), time.perf_counter()
+            now, at = (_busy(), _sum_used(used)), time.perf_counter()
             run_seconds = now[1] - before[1]
             others = (now[0] - before[0]) - run_seconds
             sample = {
@@ -88,10 +92,30 @@ def _busy() -> float:
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
+def _there(pids: list[int]) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def _below(roots: list[psutil.Process]) -> list[psutil.Process]:
+    """Processes, and all that they have started."""
+    found = list(roots)
+    for root in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += root.children(recursive=True)
+    return found
+
+
+def _sum_used(used: dict[psutil.Process, float]) -> float:
+    """CPU seconds that some processes and all below them used; `used` remembers those of each that has ended."""
+    for root, before in used.items():
+        used[root] = max(before, _used_by(root))
+    return sum(used.values())
+
+
 def _used_by(root: psutil.Process) -> float:
-    """CPU seconds that a process and all below it used, those that have ended included."""
+    """CPU seconds that a process and all below it used, those below that have ended included; 0 once it has itself."""
     total = 0.0
-    for process in [root, *root.children(recursive=True)]:
+    for process in _below([root]):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
@@ -111,12 +135,12 @@ def _cpu_celsius() -> float | None:
 class Strangers:
     """Tells the processes of others on a run's GPUs from the run's own.
 
-    `known_strangers` were there before the run began. Of those who came later, the run's own are in its tree of
-    processes; where the driver has other process ids than this program (a container's are not the host's), none here
+    `known_strangers` were there before the run began. Of those who came later, the run's own are below one of
+    `own`; where the driver has other process ids than this program (a container's are not the host's), none here
     has that id, and nothing is claimed of it.
     """
 
-    def __init__(self, own: psutil.Process, known_strangers: list[int]):
+    def __init__(self, own: list[psutil.Process], known_strangers: list[int]):
         self.own, self.known_strangers, self.ours = own, set(known_strangers), set()
 
     def on(self, gpus: dict) -> list[dict]:
@@ -125,7 +149,7 @@ class Strangers:
         if not there:
             return []
         # Those that have ended are kept in mind: the driver may list a process for a moment longer.
-        self.ours |= {process.pid for process in (self.own, *self.own.children(recursive=True))}
+        self.ours |= {process.pid for process in _below(self.own)}
         return [process for process in there if self._is_stranger(process["pid"])]
 
     def _is_stranger(self, pid: int) -> bool:

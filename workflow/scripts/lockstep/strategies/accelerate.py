@@ -1,10 +1,17 @@
 """accelerate: Hugging Face Accelerate over DistributedDataParallel, started by `accelerate launch` or torchrun.
 
-Each rank is fed its own share of the plan. Accelerate's own data loaders repeat samples to even out ranks, or with
-`split_batches` silently drop a batch of another length.
+Each rank is fed its own share of the plan. With `own_loaders` a DataLoader over the plan's order is prepared and shared
+out by Accelerate, and the dev split is gathered by `gather_for_metrics`; with `prepared_scheduler` the learning rate is
+stepped by Accelerate too. Each rank then notes which samples it was handed, and at which rate each step was taken, and
+a row for which these are not the plan's and the schedule's is told as another model.
+
+Accelerate steps a prepared scheduler once for each process, as its loaders take one batch for each: a schedule that was
+made for the steps that there really are decays so many times too early. `split_batches` and
+`step_scheduler_with_optimizer: false` prevent it. Where a loader keeps the samples that do not fill a batch
+(`drop_last: false`), each epoch has a step more than the plan's, which samples of the epoch's beginning fill up.
 
 Advantages: a plain loop becomes a distributed one by a few lines; a configuration file chooses how.
-Limits: what a run does depends on that file and on the environment; its data loaders change the samples, see above.
+Limits: what a run does depends on that file and on the environment; and see above.
 On a CPU: as ddp; `accelerate launch --cpu` would start one process only, so the launcher is told of GPUs and the
 Accelerator of the CPU.
 """
@@ -15,14 +22,15 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import models
-from lockstep.strategies import ddp
+from lockstep.strategies import _accelerate_loaders, ddp
 from lockstep.strategies._group import take_device
 
 
@@ -40,6 +48,10 @@ class Strategy(ddp.Strategy):
                 DistributedDataParallelKwargs(**options),
                 InitProcessGroupKwargs(self.hardware.backend, timeout=timedelta(seconds=self.hardware.timeout)),
             ],
+            dataloader_config=DataLoaderConfiguration(
+                split_batches=self.options["split_batches"], dispatch_batches=self.options["dispatch_batches"]
+            ),
+            step_scheduler_with_optimizer=self.options["step_scheduler_with_optimizer"],
         )
         self._check(precision)
         self.world = World(
@@ -79,6 +91,39 @@ class Strategy(ddp.Strategy):
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)
 
+    @property
+    def keeps_schedule(self):
+        return not self.options["prepared_scheduler"]
+
+    def scheduled(self, schedule):
+        self.schedule = self.accelerator.prepare(schedule) if self.options["prepared_scheduler"] else schedule
+        return self.schedule
+
+    def train(self, replay):
+        if self.options["own_loaders"]:
+            drop_last = self.options["drop_last"]
+            self.loader = _accelerate_loaders.Training(self.accelerator, replay.samples, replay.plan, drop_last)
+        super().train(replay)
+
+    def batches(self, replay, step):
+        if not self.options["own_loaders"]:
+            yield from super().batches(replay, step)
+            return
+        replay.fetching()
+        ids, tensors = self.loader.next(step)
+        yield replay.brought(step, ids, self.widened(tensors))
+
+    def gathered(self, samples, size, results):
+        if not self.options["own_loaders"]:
+            return None
+        ids_of_all, results_of_all = [], []
+        for ids, tensors in _accelerate_loaders.evaluation(self.accelerator, samples, size):
+            own = torch.from_numpy(ids).to(self.world.device), results(self.widened(tensors))
+            ids, theirs = self.accelerator.gather_for_metrics(own)
+            ids_of_all.append(ids.cpu())
+            results_of_all.append(theirs.cpu())
+        return torch.cat(ids_of_all), torch.cat(results_of_all)
+
     def autocast(self):
         return self.accelerator.autocast()
 
@@ -96,7 +141,15 @@ class Strategy(ddp.Strategy):
 
     def live(self):
         wrapped = isinstance(self.model, DistributedDataParallel)  # one GPU alone is not
-        return {"backend": self.world.backend} | (ddp.live_options(self.model) if wrapped else {})
+        loaders = self.accelerator.dataloader_config
+        own = {
+            "split_batches": loaders.split_batches,
+            "dispatch_batches": loaders.dispatch_batches,
+            "even_batches": loaders.even_batches,
+            "prepared_scheduler": isinstance(self.schedule, AcceleratedScheduler),
+            "step_scheduler_with_optimizer": self.accelerator.step_scheduler_with_optimizer,
+        }
+        return {"backend": self.world.backend} | own | (ddp.live_options(self.model) if wrapped else {})
 
     def save(self, folder):
         self.accelerator.save_state(str(folder))
@@ -109,10 +162,10 @@ class Strategy(ddp.Strategy):
 INHERITS = ("gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 OPTIONS = {
     "launcher": {
-        "enum": ["accelerate", "torchrun", "launch"],
+        "enum": ["accelerate", "torchrun", "launch", "hand"],
         "default": "accelerate",
-        "description": "accelerate launch with a configuration file of its own, torchrun, or the deprecated"
-        " torch.distributed.launch",
+        "description": "accelerate launch with a configuration file of its own; torchrun; the deprecated"
+        " torch.distributed.launch; or hand, as in ddp",
     },
     "config_file": {
         "type": ["string", "null"],
@@ -120,8 +173,57 @@ OPTIONS = {
         "description": "a configuration file of yours for accelerate launch, as `accelerate config` writes them; where"
         " it contradicts the row, the row is refused. The port is the row's",
     },
+    "own_loaders": {
+        "type": "boolean",
+        "default": False,
+        "description": "take batches from a DataLoader over the plan's order that Accelerate has prepared, and gather"
+        " the dev split by gather_for_metrics; even_batches stays on, without which ranks would wait for each other",
+    },
+    "split_batches": {
+        "type": "boolean",
+        "default": False,
+        "description": "a loader's batches are of all ranks together, and split; else each is one rank's. A prepared"
+        " scheduler is then stepped once a step",
+    },
+    "dispatch_batches": {
+        "type": "boolean",
+        "default": False,
+        "description": "rank 0 reads all batches, and sends the others theirs; with own_loaders",
+    },
+    "drop_last": {
+        "type": "boolean",
+        "default": True,
+        "description": "leave out the samples at an epoch's end that do not fill a batch, as the plan does; else"
+        " Accelerate fills it up; with own_loaders",
+    },
+    "prepared_scheduler": {
+        "type": "boolean",
+        "default": False,
+        "description": "have Accelerate step the learning rate's schedule, which it does once for each process",
+    },
+    "step_scheduler_with_optimizer": {
+        "type": "boolean",
+        "default": True,
+        "description": "Accelerate's own; false steps a prepared scheduler once, whatever the number of processes",
+    },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
+    ({"dispatch_batches": [True], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
+    ({"drop_last": [False], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
+    (
+        {"step_scheduler_with_optimizer": [False], "prepared_scheduler": [False]},
+        "this is of a scheduler that Accelerate steps; set prepared_scheduler: true",
+    ),
+]
+OTHER_MODEL = [
+    (
+        {"prepared_scheduler": [True], "split_batches": [False], "step_scheduler_with_optimizer": [True]},
+        "Accelerate steps a prepared scheduler once for each process",
+    ),
+    (
+        {"own_loaders": [True], "drop_last": [False]},
+        "Accelerate fills up the last batch of an epoch with samples of its beginning",
+    ),
 ]

@@ -1,7 +1,9 @@
 """ddp: DistributedDataParallel, one process per device; gradients are averaged while backward still runs.
 
 Each process holds the whole model; gradients travel in buckets, each as soon as it is full (Li et al. 2020,
-arXiv:2006.15704). Started by torchrun, or by its deprecated predecessor torch.distributed.launch (`launcher: launch`).
+arXiv:2006.15704). Started by torchrun, by its deprecated predecessor torch.distributed.launch (`launcher: launch`), or
+by you: with `launcher: hand` a run prints a line for each rank, of a command and the four variables that `env://` goes
+by.
 
 Advantages: the standard; little code, hardly any overhead, and communication hides behind the backward pass.
 Limits: model, gradients and optimizer state must fit on each device.
@@ -68,9 +70,10 @@ class Strategy(_group.Strategy):
 
 OPTIONS = {
     "launcher": {
-        "enum": ["torchrun", "launch"],
+        "enum": ["torchrun", "launch", "hand"],
         "default": "torchrun",
-        "description": "torchrun, or the deprecated torch.distributed.launch",
+        "description": "torchrun; the deprecated torch.distributed.launch; or hand: the run prints a line for each"
+        " rank, and waits until you have started them in terminals of your own",
     },
     "rendezvous": {
         "enum": ["static", "c10d"],

@@ -237,9 +237,9 @@ def _by_the_engine(named: dict, own: torch.optim.Optimizer) -> dict:
 INHERITS = ("sync_batchnorm",)
 OPTIONS = {
     "launcher": {
-        "enum": ["deepspeed", "torchrun"],
+        "enum": ["deepspeed", "torchrun", "hand"],
         "default": "deepspeed",
-        "description": "DeepSpeed's own launcher, or torchrun",
+        "description": "DeepSpeed's own launcher; torchrun; or hand, as in ddp",
     },
     "config_file": {
         "type": ["string", "null"],

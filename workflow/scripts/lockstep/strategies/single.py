@@ -26,6 +26,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Strategy:
     rehearses_average = False
     same_state_everywhere = True  # weights and optimizer, on all ranks between any two steps
+    keeps_schedule = True  # a run fails whose rate is not the schedule's; else the rates that it had are noted
 
     def __init__(self, settings: Settings):
         self.options, self.hardware = settings.options, settings.hardware
@@ -64,7 +65,7 @@ class Strategy:
         """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and notes what was trained."""
         replay.begin()
         for step in range(replay.done, replay.steps):
-            for batch in replay.batches(step):
+            for batch in self.batches(replay, step):
                 with self.averaging(batch.last):
                     with self.autocast():
                         outputs = self.model(**batch.inputs)
@@ -76,6 +77,21 @@ class Strategy:
             replay.schedule.step()
             replay.step_done(step)
         replay.end()
+
+    def batches(self, replay, step: int):
+        """This rank's micro-batches of a step: an iterator of them (rank/replay.py)."""
+        return replay.batches(step)
+
+    def scheduled(self, schedule: torch.optim.lr_scheduler.LRScheduler):
+        """The learning rate's schedule as the loop is to step it."""
+        return schedule
+
+    def gathered(self, samples, size: int, results) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """How a framework of its own evaluates a split, in batches of `size`; None where it leaves that to Lockstep.
+
+        `results(inputs)` are those of a batch, [n, any]. Returns the samples' ids, int64 [n], and the results of all.
+        """
+        return None
 
     def connect(self) -> None:
         """Communicate once as the steps will, where a backend opens connections only then."""
@@ -117,7 +133,10 @@ class Strategy:
 
     def inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """What a split's `batch` returned, on this rank's device, and in the precision of the model's weights."""
-        tensors = self.to_device(arrays)
+        return self.widened(self.to_device(arrays))
+
+    def widened(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors in the precision of the model's weights."""
         if self.precision == "fp64":
             tensors = {
                 name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
