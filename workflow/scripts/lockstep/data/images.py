@@ -110,7 +110,7 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
         np.save(split / LABELS, numbers[places])
         np.save(split / NAMES, np.array([written.names[position] for position in places]))
         arrays |= {f"{name}/pixels": np.asarray(pixels), f"{name}/labels": numbers[places]}
-    mean, std = _statistics(arrays["train/pixels"])
+    mean, std = statistics(arrays["train/pixels"])
     for key, given in (("mean", data.mean), ("std", data.std)):
         if given is not None and len(given) != written.shape[0]:
             raise BadInput(f"data.{key}: has {len(given)} numbers, and the images have {written.shape[0]} channels.")
@@ -124,7 +124,7 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
     return {"hash": hash_arrays(arrays), "images": about}
 
 
-def _statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
+def statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, of pixels from 0 to 1; a channel without any variation has 1."""
     counts = np.stack([np.bincount(pixels[:, channel].ravel(), minlength=256) for channel in range(pixels.shape[1])])
     values, total = np.arange(256) / 255, counts.sum(axis=1)
@@ -137,7 +137,11 @@ def png(pixels: np.ndarray) -> bytes:
     """A stored image, uint8 [channels, height, width], as a PNG file."""
     from PIL import Image as Picture
 
+    return encoded(Picture.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
+
+
+def encoded(picture) -> bytes:
+    """An image of PIL's as a PNG file."""
     stream = io.BytesIO()
-    shown = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    Picture.fromarray(shown).save(stream, format="PNG", optimize=True)
+    picture.save(stream, format="PNG", optimize=True)
     return stream.getvalue()

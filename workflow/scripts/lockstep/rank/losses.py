@@ -13,7 +13,7 @@ from lockstep.run.training_log import Notes
 class Losses:
     """Notes the loss, and how long was trained, every `train.log_every` steps; `replay` is the rank's part of the plan.
 
-    The loss is the mean over what this rank has of the global batch.
+    The loss is the mean over what this rank has of the global batch; its terms stand behind it, where it has several.
     """
 
     def __init__(self, replay):
@@ -21,8 +21,8 @@ class Losses:
         self.replay, self.clock = replay, training.clock
         self.every = training.train.log_every if training.strategy.world.rank == 0 else 0
         if self.every:
-            self.notes = Notes(training.folder)
-            self.waiting: deque = deque()  # (step, seconds, loss in pinned memory, event)
+            self.notes = Notes(training.folder, terms=len(replay.terms))
+            self.waiting: deque = deque()  # (step, seconds, losses in pinned memory, event)
 
     def begin(self) -> None:
         if self.every:
@@ -32,19 +32,19 @@ class Losses:
         step = self.replay.done
         if not self.every or step % self.every:
             return
-        loss = self.replay.losses[step - 1]
-        if loss.device.type == "cuda":
+        losses = self.replay.noted_losses(step - 1)
+        if losses.device.type == "cuda":
             self.hand_over()
-            there = torch.empty_like(loss, device="cpu", pin_memory=True)
-            there.copy_(loss, non_blocking=True)
+            there = torch.empty_like(losses, device="cpu", pin_memory=True)
+            there.copy_(losses, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self.waiting.append((step, self.clock.trained(), there, event))
         else:
-            self.notes.write(step, self.clock.trained(), loss.numpy().item())
+            self.notes.write(step, self.clock.trained(), losses.numpy())
 
     def hand_over(self) -> None:
         """Note the losses that have come. After the window, where the device was waited for, those are all."""
         while self.every and self.waiting and self.waiting[0][3].query():
-            step, seconds, loss, _ = self.waiting.popleft()
-            self.notes.write(step, seconds, loss.numpy().item())
+            step, seconds, losses, _ = self.waiting.popleft()
+            self.notes.write(step, seconds, losses.numpy())

@@ -181,6 +181,7 @@ def train(training: Training) -> None:
             "settings": replay.live_settings | {"parameters": start["parameters"]},
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
+            "terms": replay.mean_terms(),
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,

@@ -105,7 +105,8 @@ def _run(
             path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
     if not state:
-        shutil.rmtree(folder / paths.TENSORBOARD, ignore_errors=True)
+        for name in (paths.TENSORBOARD, paths.PICTURES):  # to which a run that is carried on adds
+            shutil.rmtree(folder / name, ignore_errors=True)
     remove_unfinished(folder)
     for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
         left.unlink(missing_ok=True)
@@ -346,6 +347,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "seeds": [rank["seed"] for rank in ranks],
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
+        "terms": ranks[0].get("terms", {}),
         "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],

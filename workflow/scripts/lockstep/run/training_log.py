@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths
+from lockstep.config import registry
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.model.schedule import lr_factor
@@ -18,29 +19,30 @@ from lockstep.run.trackers import Trackers
 
 
 class Notes:
-    """Steps done, seconds trained, and loss, as rank 0 noted them: float64 [n, 3], one by one.
+    """Steps done, seconds trained, loss and its terms, as rank 0 noted them: float64 [n, 3 + terms], one by one.
 
     The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps.
     """
 
-    def __init__(self, folder: Path, rows: int | None = None):
+    def __init__(self, folder: Path, rows: int | None = None, terms: int = 0):
         path = folder / paths.LIVE
         if rows:
-            np.full((rows, 3), -1, dtype=np.float64).tofile(path)
-        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 3)
+            np.full((rows, 3 + terms), -1, dtype=np.float64).tofile(path)
+        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 3 + terms)
         self.count = 0
 
-    def write(self, step: int, seconds: float, loss: float) -> None:
-        self.table[self.count, 1:] = seconds, loss
+    def write(self, step: int, seconds: float, losses: np.ndarray | float) -> None:
+        """losses: that of the step and those of its terms, [1 + terms]; or one number for all."""
+        self.table[self.count, 1], self.table[self.count, 2:] = seconds, losses
         self.table[self.count, 0] = step  # last: it says that the row is there
         self.count += 1
 
-    def new(self) -> list[tuple[int, float, float]]:
-        """The rows that were not read before."""
+    def new(self) -> list[tuple[int, float, list[float]]]:
+        """The rows that were not read before: step, seconds, and the loss with its terms behind it."""
         rows = []
         while self.count < len(self.table) and self.table[self.count, 0] >= 0:
-            step, seconds, loss = self.table[self.count].tolist()
-            rows.append((int(step), seconds, loss))
+            step, seconds, *losses = self.table[self.count].tolist()
+            rows.append((int(step), seconds, losses))
             self.count += 1
         return rows
 
@@ -51,7 +53,8 @@ class Log:
     def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.plan, self.train, self.say = plan, settings.train, say
         self.share = lr_factor(settings.train, plan.steps, plan.epochs)
-        self.notes = Notes(folder, rows=plan.steps // settings.train.log_every + 2)
+        self.terms = registry.task_literals(settings.task)["TERMS"]
+        self.notes = Notes(folder, plan.steps // settings.train.log_every + 2, len(self.terms))
         self.began = self.before = None  # the first row, and the latest
         self.trackers = Trackers(folder, settings, say)
 
@@ -70,20 +73,23 @@ class Log:
             self.trackers.add(scores["step"], figures)
         self.trackers.close()
 
-    def _tell(self, step: int, seconds: float, loss: float) -> None:
+    def _tell(self, step: int, seconds: float, losses: list[float]) -> None:
         plan, (first, began, _), (before, then, _) = self.plan, self.began, self.before
         samples = int(plan.starts[step] - plan.starts[before])
         epoch, epochs = int(plan.epochs[step - 1]), int(plan.epochs[-1]) + 1
         of_epoch = np.searchsorted(plan.epochs, [epoch, epoch + 1])
         figures = {
             "epoch": epoch + float((step - of_epoch[0]) / (of_epoch[1] - of_epoch[0])),
-            "loss": loss,
+            "loss": losses[0],
             "learning_rate": self.train.learning_rate * self.share(step - 1),
             "samples_per_second": samples / (seconds - then),
         }
+        terms = dict(zip(self.terms, losses[1:], strict=True))
+        figures |= {f"loss/{name}": value for name, value in terms.items()}
+        of_terms = f" ({', '.join(f'{name} {value:.4f}' for name, value in terms.items())})" if terms else ""
         left = (plan.steps - step) * (seconds - began) / (step - first)
         self.say(
-            f"epoch {figures['epoch']:.2f}/{epochs}, step {step}/{plan.steps}: loss {loss:.4f},"
+            f"epoch {figures['epoch']:.2f}/{epochs}, step {step}/{plan.steps}: loss {losses[0]:.4f}{of_terms},"
             f" learning rate {figures['learning_rate']:.3g}, {figures['samples_per_second']:.0f} samples/s,"
             f" {time.strftime('%H:%M:%S', time.gmtime(left))} left"
         )
