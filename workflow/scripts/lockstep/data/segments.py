@@ -355,4 +355,5 @@ def shares(mask: np.ndarray, labels: list[str]) -> str:
     """Which part of a mask each class has, the largest first, as "background 80 %, circle 20 %"."""
     known = mask[mask != IGNORED]
     counted = Counter(known.tolist()).most_common()
-    return ", ".join(f"{labels[number]} {100 * count / known.size:.0f} %" for number, count in counted)
+    percents = [(labels[number], 100 * count / known.size) for number, count in counted]
+    return ", ".join(f"{name} {percent:.0f} %" for name, percent in percents if percent >= 0.5)

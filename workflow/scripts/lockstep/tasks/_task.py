@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lockstep import paths
-from lockstep.config.sections import Predict, Train
+from lockstep.config.sections import Data, Predict, Train
 from lockstep.errors import BadInput, RunFailed
 from lockstep.model import models, own
 
@@ -222,6 +222,13 @@ class Task:
     def pictures(self, split: Path, ids: np.ndarray) -> list[bytes]:
         """Samples of the split stored at a folder, as PNG files."""
         raise NotImplementedError
+
+    def test_file(self, stored: Path, model: torch.nn.Module, data: Data, folder: Path, notes: list[str]) -> dict:
+        """Test the model in the folder `stored` on all samples that `data` names; writes and returns what `test` does.
+
+        Raises BadInput where a task has no such test.
+        """
+        raise BadInput(f"--data: {stored} is no classifier, and this tests classifiers and segmentations only.")
 
     def test(self, model: torch.nn.Module, data: Path, folder: Path) -> dict:
         """Test a converted model on the test split, write test/report.txt, .json and predictions.csv into a run's

@@ -201,9 +201,13 @@ class Task(_task.Task):
         masks = _predicted(model, samples)
         return [(segments.shares(mask, labels), None, segments.mask_png(mask)) for mask in masks]
 
-    def pictures(self, split, ids):
+    def beside(self, split: Path, ids: list[int], masks: list[np.ndarray]) -> list[bytes]:
+        """Images of the split stored at a folder, each with its own mask and another beside it, as PNG files."""
         samples = self.load(split)
-        return [segments.drawn([(np.asarray(samples.pixels[at]), np.asarray(samples.labels[at]))]) for at in ids]
+        return [
+            segments.drawn([(np.asarray(samples.pixels[at]), np.asarray(samples.labels[at]), mask)])
+            for at, mask in zip(ids, masks, strict=True)
+        ]
 
     def test(self, model, data, folder):
         split = paths.split_folder(data, "test")
