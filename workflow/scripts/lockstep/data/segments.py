@@ -247,14 +247,7 @@ def store(written: Written, data: Data, source: str, notes: list[str], folder: P
     for part, places in parts.items():
         if absent := [name for name, count in zip(labels, counts[places].sum(axis=0), strict=True) if not count]:
             notes.append(f"no image of the {part} split has a pixel of {listed(absent)}")
-    mean, std = images.statistics(arrays[f"train/{images.PIXELS}"])
-    about = {
-        "mean": data.mean or mean,
-        "std": data.std or std,
-        "shape": list(written.pixels.shape[1:]),
-        "image_size": data.image_size,
-        "labels": labels,
-    }
+    about = images.normalisation(arrays[f"train/{images.PIXELS}"], data) | {"labels": labels}
     write_json(folder / ABOUT, about)
     return {
         "source": source,
