@@ -78,7 +78,7 @@ def training(now, batch: int = 4) -> SimpleNamespace:
     return SimpleNamespace(
         strategy=strategy,
         clock=clock,
-        train=SimpleNamespace(eval_every=2, eval_samples=None, global_batch=batch, checkpoint="last"),
+        train=SimpleNamespace(eval_every=2, eval_samples=None, global_batch=batch, checkpoint="last", pictures_every=0),
         task=SimpleNamespace(
             results=lambda outputs, labels: outputs, scores=lambda results, samples: {"loss": float(len(samples))}
         ),

@@ -154,6 +154,27 @@ def test_figures_are_of_the_steps_since_the_last_line(tmp_path):
     ]
 
 
+def test_the_terms_of_a_loss_stand_behind_it(tmp_path):
+    plan = Plan(
+        ids=np.zeros(4, dtype=np.int64),
+        starts=np.arange(5),
+        widths=np.ones(4, dtype=np.int64),
+        epochs=np.zeros(4, dtype=np.int64),
+        dropped=np.zeros((0, 2), dtype=np.int64),
+    )
+    told, said = [], []
+    settings = replace(settings_of(log_every=2), task="image-segmentation")
+    log = training_log.Log(tmp_path, settings, plan, said.append)
+    log.trackers.add = lambda step, figures: told.append((step, figures))
+    notes = training_log.Notes(tmp_path, terms=3)
+    notes.write(0, 1.0, 0)
+    notes.write(2, 2.0, np.array([1.5, 1, 0.25, 0.5]))
+    log.finish([])
+    assert ": loss 1.5000 (cross_entropy 1.0000, hard_examples 0.2500, boundary 0.5000), learning rate" in said[0]
+    ((step, figures),) = told
+    assert (step, figures["loss"], figures["loss/hard_examples"]) == (2, 1.5, 0.25)
+
+
 def test_figures_that_nobody_writes_are_refused():
     row = reading.parse({"train": {"log_to": ["tensorboard"]}, "rows": {"x": {"strategy": "single"}}}).rows["x"]
     with pytest.raises(BadInput, match=r"rows.x.log_to: nothing is logged while log_every is 0"):

@@ -1,7 +1,9 @@
 """Put texts or images through every row's trained model, or through one model, and print what each says."""
 
 import os
+import re
 import sys
+from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
@@ -21,7 +23,9 @@ def main() -> None:
     cli.add_model(parser)
     parser.add_argument("--text", action="append", help="a text to predict; again for more")
     parser.add_argument("--image", action="append", help="the file of an image to predict; again for more")
+    parser.add_argument("--output", type=Path, help="a folder for the masks that it draws; results/predict without")
     arguments = parser.parse_args()
+    drawings = arguments.output or paths.predictions_file(arguments.results).parent
     given = arguments.text or arguments.image
     kind = "image" if arguments.image else "text"
     if arguments.text and arguments.image:
@@ -41,9 +45,10 @@ def main() -> None:
             answers = evaluation.predict(stored, [sample for *_, sample in chosen], task)
         lines = [
             [shown, label, "" if chance is None else f"{chance:.3f}"]
-            for (shown, *_), (label, chance) in zip(chosen, answers, strict=True)
+            for (shown, *_), (label, chance, *_) in zip(chosen, answers, strict=True)
         ]
         print_table([task.INPUT, "prediction", "probability"], lines)
+        _draw(chosen, answers, drawings)
         return
     config, results = cli.configuration(arguments, finished=True), arguments.results
     os.environ.update(selection(config.hardware.gpus))
@@ -64,7 +69,9 @@ def main() -> None:
             print(f"{row.name} is left out, as its model was {why}", file=sys.stderr)
         else:
             header.append(row.name)
-            columns.append([answer for answer, _ in evaluation.predict(folder, inputs, task)])
+            answers = evaluation.predict(folder, inputs, task)
+            columns.append([answer for answer, *_ in answers])
+            _draw(chosen, answers, drawings, f".{row.name}")
     if not columns and arguments.snapshot is not None:
         raise BadInput(
             f"--snapshot {arguments.snapshot}: no row of these settings kept a model at the end of that epoch."
@@ -77,6 +84,19 @@ def main() -> None:
         file = paths.predictions_file(results)
         write_csv(file, header, lines)
         print(f"also in {file}")
+
+
+def _draw(chosen: list[tuple], answers: list[tuple], folder: Path, of: str = "") -> None:
+    """Write what answers draw into `folder`, each under the name of its input and `of`; say where."""
+    files = []
+    for number, ((shown, *_), (*_, drawn)) in enumerate(zip(chosen, answers, strict=True), 1):
+        if isinstance(drawn, bytes):
+            name = re.sub(r"[^\w.-]+", "-", Path(shown).stem)
+            files.append(folder / f"{number}-{name}{of}.png")
+            files[-1].parent.mkdir(parents=True, exist_ok=True)
+            files[-1].write_bytes(drawn)
+    if files:
+        print(f"masks: {files[0]}{f' and {len(files) - 1} more' if files[1:] else ''}")
 
 
 def _given(task, inputs: list[str], kind: str) -> list[tuple[str, str, object]]:

@@ -233,6 +233,7 @@ EVENTS = "events.jsonl"  # what the ranks noted, in order of time
 WATCH = "watch.jsonl"  # what else used the machine, second by second
 CHECKPOINT = "native"  # in the strategy's own format
 TENSORBOARD = "tensorboard"  # with `train.log_to`
+PICTURES = "pictures"  # of some samples of the dev split, with `train.pictures_every`
 SAVED = "saved"  # states to go on from, with `train.checkpoint_every`
 SNAPSHOTS = "snapshots"  # the model at the end of epochs, with `train.snapshot_every`
 # What `evaluate` makes of it:
@@ -277,9 +278,19 @@ def rank_log(run: Path, rank: int | str) -> Path:
     return run / RANKS / f"{rank}.log"
 
 
+def test_mask(run: Path, number: int) -> Path:
+    """What the model said of each pixel of a sample of the test, by its number from 0."""
+    return run / TEST / "masks" / f"{number:06d}.png"
+
+
 def rank_trace(run: Path, rank: int) -> Path:
     """What torch.profiler recorded of a rank, until it is taken apart."""
     return run / RANKS / f"{rank}.trace.json"
+
+
+def picture_file(run: Path, epoch: int | str) -> Path:
+    """What the model said of some samples after so many epochs."""
+    return run / PICTURES / f"epoch-{epoch:0>4}.png"
 
 
 def saved_state(run: Path, step: int) -> Path:

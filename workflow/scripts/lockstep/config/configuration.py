@@ -41,7 +41,7 @@ MISTAKES = {
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
 NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "snapshot_every": 0}
-NOTHING_BESIDES |= {"log_every": 0, "log_to": []}
+NOTHING_BESIDES |= {"log_every": 0, "log_to": [], "pictures_every": 0}
 # Settings of `train` that say what is looked at, and not how it trains.
 OF_EVALUATION = ("eval_samples", "best", "keep")
 

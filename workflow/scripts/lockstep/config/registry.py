@@ -25,6 +25,8 @@ A task file defines a class `Task` (tasks/_task.py has what it must answer), and
     MODELS         the names of the models that it can make by itself, besides scratch
     EMBEDDED       the files, from the project's folder, that it reads where no data is named
     QUALITY        the columns of the table that say how good its models are; the last one is what rows are compared by
+    TERMS          the names of the terms that its loss is the sum of; none where it has one only
+    TAKES          keys of `train` that not every task takes (config/row.py: OF_TASKS)
 """
 
 import ast
@@ -117,7 +119,7 @@ def task_path(name: str) -> Path:
 @cache
 def task_literals(name: str) -> dict:
     """The literals of a task, read from its source."""
-    values = {"MODELS": (), "EMBEDDED": (), "QUALITY": ("accuracy", "macro_f1")}
+    values = {"MODELS": (), "EMBEDDED": (), "QUALITY": ("accuracy", "macro_f1"), "TERMS": (), "TAKES": ()}
     _read_literals(ast.parse(task_path(name).read_text(encoding="utf-8")).body, values)
     return values
 

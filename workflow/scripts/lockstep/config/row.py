@@ -54,6 +54,8 @@ TAKEN_BY = {
 # Keys of `train` that make low-rank updates what is trained, and what they need, with whichever strategy.
 LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
 PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
+# Keys of `train` that only tasks take which name them in TAKES, and what stands there where nobody asks for them.
+OF_TASKS = {"loss_weights": None, "pos_weight": None, "hard_share": 0.25, "pictures_every": 0}
 
 
 @dataclass(frozen=True)
@@ -368,6 +370,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
         raise BadInput(
             f"{where}: train.best: {shared.task} has no {train.best}. Set it to one of: {', '.join(figures)}."
         )
+    refuse_of_other_tasks(train, shared.task, where)
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
     if options.get("config_file"):  # a run that was made with another content is not of this row
@@ -402,6 +405,22 @@ def refuse_foreign(train: Train, given: dict, where: str) -> None:
             f"{where}.learning_rate: {train.learning_rate:g} is no more than the {LAST_RATE:g} that schedule:"
             " polynomial falls to. Raise it, or take another schedule."
         )
+
+
+def refuse_of_other_tasks(train: Train, task: str, where: str) -> None:
+    """Raises BadInput where `train` asks for what this task has none of."""
+    literals = registry.task_literals(task)
+    for key, nothing in OF_TASKS.items():
+        if getattr(train, key) != nothing and key not in literals["TAKES"]:
+            takers = ", ".join(name for name in registry.tasks() if key in registry.task_literals(name)["TAKES"])
+            raise BadInput(f"{where}: train.{key}: {task} does not take it, {takers} does. Leave it out.")
+    if unknown := sorted((train.loss_weights or {}).keys() - set(literals["TERMS"])):
+        raise BadInput(
+            f"{where}: train.loss_weights: the loss of {task} has no term {unknown[0]}; it is the sum of"
+            f" {', '.join(literals['TERMS'])}.{schema.hint(unknown[0], literals['TERMS'])}"
+        )
+    if train.loss_weights and not any(train.factors(literals["TERMS"])):
+        raise BadInput(f"{where}: train.loss_weights: all terms count 0, so nothing is trained. Give one a number.")
 
 
 def with_batch(train: Train, given: dict, hardware: Callable[[], Hardware], where: str) -> Train:

@@ -85,6 +85,9 @@ class Train:
     lora_dropout: float
     class_weights: list[float] | str | None
     label_smoothing: float
+    loss_weights: dict[str, float] | None
+    pos_weight: float | str | None
+    hard_share: float
     precision: str
     attention: str
     eval_every: int
@@ -96,7 +99,12 @@ class Train:
     keep: int
     log_every: int
     log_to: list[str]
+    pictures_every: int
     seed: int
+
+    def factors(self, terms: tuple[str, ...]) -> list[float]:
+        """What each term counts in a loss that is their sum, by `loss_weights`."""
+        return [(self.loss_weights or {}).get(name, 1.0) for name in terms]
 
     @property
     def plan_name(self) -> str:

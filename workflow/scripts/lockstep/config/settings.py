@@ -9,7 +9,7 @@ from lockstep.paths import RUNS
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe", "interface")
 # The same of `train`: device_batch comes to a global batch, saving is not timed, and nobody waits for a log.
-NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep", "log_every", "log_to")
+NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep", "log_every", "log_to", "pictures_every")
 
 
 @dataclass(frozen=True)

@@ -110,18 +110,26 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
         np.save(split / LABELS, numbers[places])
         np.save(split / NAMES, np.array([written.names[position] for position in places]))
         arrays |= {f"{name}/pixels": np.asarray(pixels), f"{name}/labels": numbers[places]}
-    mean, std = _statistics(arrays["train/pixels"])
-    for key, given in (("mean", data.mean), ("std", data.std)):
-        if given is not None and len(given) != written.shape[0]:
-            raise BadInput(f"data.{key}: has {len(given)} numbers, and the images have {written.shape[0]} channels.")
-    about = {
-        "mean": data.mean or mean,
-        "std": data.std or std,
-        "shape": list(written.shape),
-        "image_size": data.image_size,
-    }
+    about = normalisation(arrays["train/pixels"], data)
     write_json(folder / ABOUT, about)
     return {"hash": hash_arrays(arrays), "images": about}
+
+
+def normalisation(pixels: np.ndarray, data: Data) -> dict:
+    """How pixels become numbers, by `data` or by those of the training split, uint8 [n, channels, height, width].
+
+    Raises BadInput where `data` has another number of channels.
+    """
+    for key, given in (("mean", data.mean), ("std", data.std)):
+        if given is not None and len(given) != pixels.shape[1]:
+            raise BadInput(f"data.{key}: has {len(given)} numbers, and the images have {pixels.shape[1]} channels.")
+    mean, std = _statistics(pixels)
+    return {
+        "mean": data.mean or mean,
+        "std": data.std or std,
+        "shape": list(pixels.shape[1:]),
+        "image_size": data.image_size,
+    }
 
 
 def _statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
@@ -137,7 +145,11 @@ def png(pixels: np.ndarray) -> bytes:
     """A stored image, uint8 [channels, height, width], as a PNG file."""
     from PIL import Image as Picture
 
+    return encoded(Picture.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)))
+
+
+def encoded(picture) -> bytes:
+    """An image of PIL's as a PNG file."""
     stream = io.BytesIO()
-    shown = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
-    Picture.fromarray(shown).save(stream, format="PNG", optimize=True)
+    picture.save(stream, format="PNG", optimize=True)
     return stream.getvalue()

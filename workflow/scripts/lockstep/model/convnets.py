@@ -1,15 +1,20 @@
-"""Small convolutional networks for images: BasicNet of PyTorch's MNIST example, and a ResNet of three stages.
+"""Small convolutional networks for images: BasicNet of PyTorch's MNIST example, a ResNet of three stages, and a U-Net.
 
-They take pixel_values, float [n, channels, height, width], and return the scores of the classes, float [n, classes].
+They take pixel_values, float [n, channels, height, width], and return the scores of the classes, float [n, classes];
+the U-Net those of each pixel.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.functional import interpolate
 
 NAMES = {
     "basicnet": "lockstep.model.convnets:BasicNet",
     "basicnet_bn": "lockstep.model.convnets:BasicNetBN",
     "resnet": "lockstep.model.convnets:ResNet",
+    "unet": "lockstep.model.convnets:UNet",
 }
 
 
@@ -75,3 +80,42 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         inner = self.norm2(self.conv2(self.norm1(self.conv1(hidden)).relu()))
         return (inner + self.shortcut(hidden)).relu()
+
+
+class Segmented(NamedTuple):
+    """What a network says of each pixel."""
+
+    logits: torch.Tensor  # the scores of the classes: float [n, classes, height, width]
+    boundary: torch.Tensor  # the score of an outline, whose sigmoid is its probability: float [n, height, width]
+
+
+class UNet(nn.Module):
+    """A U-Net of three levels of 16, 32 and 64 channels, with batch normalisation, and two outputs for each pixel.
+
+    After Ronneberger et al. 2015 (arXiv:1505.04597), with one convolution where theirs has two on the way down.
+    """
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        self.down1, self.down2, self.down3 = _normed(channels, 16, 1), _normed(16, 32, 2), _normed(32, 64, 2)
+        self.inner = _normed(64, 64, 1)
+        self.up2, self.up1 = _normed(64 + 32, 32, 1), _normed(32 + 16, 16, 1)
+        self.classes, self.boundary = nn.Conv2d(16, classes, 1), nn.Conv2d(16, 1, 1)
+
+    def forward(self, pixel_values: torch.Tensor) -> Segmented:
+        whole = self.down1(pixel_values)
+        half = self.down2(whole)
+        hidden = self.inner(self.down3(half))
+        hidden = self.up2(torch.cat([_enlarged(hidden, half), half], dim=1))
+        hidden = self.up1(torch.cat([_enlarged(hidden, whole), whole], dim=1))
+        return Segmented(self.classes(hidden), self.boundary(hidden)[:, 0])
+
+
+def _normed(before: int, after: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU())
+
+
+def _enlarged(hidden: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+    """Pixels repeated, until there are as many in height and width as in `beside`."""
+    return interpolate(hidden, size=beside.shape[2:], mode="nearest")

@@ -114,6 +114,8 @@ def task_name(folder: Path) -> str | None:
     labels.
     """
     if own.is_stored(folder):
+        if (folder / "segments.json").is_file():
+            return "image-segmentation"
         if not (folder / "tokenizer_config.json").is_file():
             return "image-classification"
         return "text-classification" if own.labels(folder) is not None else "language-modelling"

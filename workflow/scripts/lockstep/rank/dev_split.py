@@ -8,9 +8,10 @@ import torch
 from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.rank import checkpoint
+from lockstep.rank.drawing import Drawing
 from lockstep.rank.training import Training
 from lockstep.strategies.single import Strategy
-from lockstep.tasks._task import Samples
+from lockstep.tasks._task import Labels, Samples, take_labels
 
 SEED = 0  # of the choice of `eval_samples`
 
@@ -22,15 +23,29 @@ class DevSplit:
         self.training, self.plan = training, plan
         self.samples = chosen(samples, training.train.eval_samples)
         self.every, self.kept = training.train.eval_every, checkpoint.Kept(training, plan)
+        self.drawing = Drawing(training, plan, self.samples, evaluated)
         self.history: list[dict] = []
 
     def due(self, step: int) -> bool:
-        return bool(self.every) and step % self.every == 0 and step < self.plan.steps
+        """Whether something is to be done after so many steps; what the last one calls for, `finish` does."""
+        return step < self.plan.steps and (self._evaluation_due(step) or self.drawing.due(step))
+
+    def _evaluation_due(self, step: int) -> bool:
+        return bool(self.every) and step % self.every == 0
+
+    def look(self, step: int) -> None:
+        """Evaluate and draw what is due after `step` steps."""
+        if self._evaluation_due(step):
+            self.evaluate(step)
+        if self.drawing.due(step):
+            self.drawing.draw(step)
 
     def finish(self) -> None:
         """After the last step."""
         if self.every:
             self.evaluate(self.plan.steps)
+        if self.drawing.due(self.plan.steps):
+            self.drawing.draw(self.plan.steps)
         self.kept.trained(self.plan.steps)
 
     def evaluate(self, step: int) -> None:
@@ -73,6 +88,13 @@ def chosen(samples: Samples, most: int | None) -> Samples:
     return Chosen(samples, np.sort(np.random.default_rng(SEED).permutation(len(samples))[:most]))
 
 
+def evaluated(strategy: Strategy, inputs: dict[str, torch.Tensor]) -> tuple[object, Labels]:
+    """What the model returns of a batch, and its labels. It is set to evaluation by whoever calls this."""
+    labels = take_labels(inputs)
+    with strategy.autocast():
+        return strategy.model(**inputs), labels
+
+
 def gather_results(training: Training, samples: Samples) -> torch.Tensor:
     """The task's results of every sample of a split, each once, in order, on every rank: float32 on the CPU, [n, any].
 
@@ -82,9 +104,7 @@ def gather_results(training: Training, samples: Samples) -> torch.Tensor:
     strategy, size = training.strategy, training.train.global_batch
 
     def results_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        labels = inputs.pop("labels")
-        with strategy.autocast():
-            outputs = strategy.model(**inputs)
+        outputs, labels = evaluated(strategy, inputs)
         training.progress.alive()
         # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
         return training.task.results(outputs, labels).clone()

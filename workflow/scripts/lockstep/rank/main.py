@@ -197,6 +197,7 @@ def train(training: Training) -> None:
             "hashes": {"weights": start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
             "rates": replay.rates,
+            "terms": replay.mean_terms(),
             "gradient_norm": files.gradient_norm,
             "dev": replay.dev_split.history,
             "resumed": replay.resumption.began_at,

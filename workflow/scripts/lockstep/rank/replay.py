@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lockstep.config import registry
 from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
@@ -23,7 +24,7 @@ from lockstep.rank.losses import Losses
 from lockstep.rank.resumption import Resumption
 from lockstep.rank.snapshots import Snapshots
 from lockstep.rank.training import Training
-from lockstep.tasks._task import Samples
+from lockstep.tasks._task import Labels, Samples, take_labels
 
 # In fp16 a trial's loss scale begins with this. PyTorch's begins with 65,536, so that gradients may overflow and a step
 # is skipped, which is no mistake; but whether one is depends on how many ranks share the loss.
@@ -37,7 +38,7 @@ class Batch:
     step: int
     ids: np.ndarray  # int64 [n], positions in the training split
     inputs: dict[str, torch.Tensor]  # what the model takes, by name: [n, ...] each
-    labels: torch.Tensor  # [n, ...]
+    labels: Labels  # [n, ...]
     last: bool  # of its optimizer step
     planned: bool = True  # whether all its samples are of the plan's step
 
@@ -61,6 +62,9 @@ class Replay:
         self.resumption = Resumption(self)
         self.snapshots = Snapshots(training, plan, len(samples))
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
+        # The same of each term, of a loss that has several, before it is multiplied: [terms, steps].
+        self.terms = registry.task_literals(training.settings.task)["TERMS"]
+        self.term_losses = self.losses.new_zeros(len(self.terms), plan.steps)
         self.loss_log = Losses(self)
         self.ahead = False  # whether this rank's workers make the batches that come next
 
@@ -79,7 +83,7 @@ class Replay:
 
     def brought(self, step: int, ids: np.ndarray, tensors: dict[str, torch.Tensor]) -> Batch:
         """This rank's only batch of a step, which a framework's own loader has brought: whatever samples it holds."""
-        labels = tensors.pop("labels")
+        labels = take_labels(tensors)
         planned = bool(np.isin(ids, self.plan.step_ids(step)).all())
         return Batch(step, ids, tensors, labels, last=True, planned=planned)
 
@@ -89,7 +93,7 @@ class Replay:
             tensors = self.training.strategy.inputs(arrays)
         else:
             tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
-        labels = tensors.pop("labels")
+        labels = take_labels(tensors)
         return Batch(step, ids, tensors, labels, last)
 
     def _begin_ahead(self) -> None:
@@ -139,15 +143,21 @@ class Replay:
         not the plan's, each rank takes the mean of its own, as a loop does that knows of no plan.
         """
         strategy, global_batch = self.training.strategy, self.plan.step_ids(batch.step)
-        total = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
+        sums = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
         _, of = strategy.share()
-        if not batch.planned:
-            return total / self.weights[batch.ids].sum()
-        return total * (of / self.weights[global_batch].sum())
+        counted, times = (global_batch, of) if batch.planned else (batch.ids, 1)
+        if not self.terms:
+            return sums * (times / self.weights[counted].sum())
+        means = [sums[name] * (times / self.weights[name][counted].sum()) for name in self.terms]
+        self.last_means = torch.stack(means).detach()  # until `trained` notes them
+        factors = self.training.train.factors(self.terms)
+        return sum(factor * mean for factor, mean in zip(factors, means, strict=True))
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""
         self.losses[batch.step] += loss.detach()
+        if self.terms:
+            self.term_losses[:, batch.step] += self.last_means
         self.training.files.consume(batch.step, batch.ids)
 
     def mean_losses(self) -> list[float]:
@@ -161,6 +171,17 @@ class Replay:
             failure = f"the loss is {losses[wrong - 1]} in step {wrong}"
             raise RunFailed(f"{failure}; lower train.learning_rate or set train.clip")
         return losses
+
+    def mean_terms(self) -> dict[str, list[float]]:
+        """The mean of each term over each step's global batch, of a loss that has several. Called on every rank."""
+        if not self.terms:
+            return {}
+        means = self.training.strategy.all_gather(self.term_losses).mean(dim=0).tolist()
+        return dict(zip(self.terms, means, strict=True))
+
+    def noted_losses(self, step: int) -> torch.Tensor:
+        """This rank's part of the loss of a step, and of each of its terms: [1 + terms]."""
+        return torch.cat([self.losses[step, None], self.term_losses[:, step]])
 
     def gradients_ready(self, step: int) -> None:
         """The step's gradients are complete, and not clipped yet.
@@ -206,7 +227,7 @@ class Replay:
         if evaluated or kept or saved:
             self.end()
             if evaluated:
-                self.dev_split.evaluate(self.done)
+                self.dev_split.look(self.done)
             if kept:
                 self.snapshots.take(self.done, self.dev_split.history)
             if saved:

@@ -110,6 +110,8 @@ class Resumption:
             "seconds": torch.from_numpy(clock.step_seconds()),
             "random": torch.get_rng_state(),
         }
+        if replay.terms:
+            tensors["term_losses"] = replay.term_losses
         if training.strategy.world.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(training.strategy.world.device)
         tensors |= {f"buffer.{name}": buffer for name, buffer in training.strategy.trained_module().named_buffers()}
@@ -143,8 +145,10 @@ class Resumption:
         everyone = [tensors] if as_it_was else [load_file(_tensors_file(folder, saver)) for saver in range(savers)]
         replay.done, replay.rates = plain["step"], plain.get("rates", [])
         # The mean over ranks is the loss of the global batch, also where all have that mean.
-        losses = torch.stack([theirs["losses"] for theirs in everyone]).mean(dim=0)
-        replay.losses.copy_(_as_long_as(losses, len(replay.losses)))
+        for name, noted in (("losses", replay.losses), ("term_losses", replay.term_losses)):
+            if name in tensors:
+                losses = torch.stack([theirs[name] for theirs in everyone]).mean(dim=0)
+                noted.copy_(_as_long_as(losses, replay.steps))
         groups = training.strategy.optimizer.param_groups
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
@@ -197,7 +201,7 @@ def _plain_file(folder: Path, rank: int) -> Path:
 
 
 def _as_long_as(losses: torch.Tensor, steps: int) -> torch.Tensor:
-    """The losses of all `steps`, of a run that may have had fewer: those that are not trained yet are 0."""
-    whole = losses.new_zeros(steps)
-    whole[: len(losses)] = losses[:steps]
+    """Losses [..., steps] of a run that may have had fewer steps: those that are not trained yet are 0."""
+    whole = losses.new_zeros(*losses.shape[:-1], steps)
+    whole[..., : losses.shape[-1]] = losses[..., :steps]
     return whole

@@ -55,6 +55,9 @@ def drawings(summary: Summary):
         yield "step_parts", lambda: step_parts(profiled, summary)
     if done:
         yield "losses", lambda: losses(done, summary)
+    if of_terms := [row for row in done if median_run(row, summary).get("terms")]:
+        yield "terms", lambda: terms(of_terms, summary)
+    if done:
         yield "quality", lambda: quality(done, summary)
         yield "memory", lambda: memory(done, summary)
         yield "setup", lambda: setup(done, summary)
@@ -183,6 +186,35 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     note = say("picture_losses_note", window=window, left=say("losses_left" if alike else "losses_left_plain"))
     header = [say("row"), same("1"), same("1/2"), same("1/1"), *([say("axis_loss_difference")] if alike else [])]
     return Drawing(figure, title, note, header, table)
+
+
+def terms(done: list[dict], summary: Summary) -> Drawing:
+    """The terms of a loss that is a sum of several: of one row over steps, and in the table of all, at the end."""
+    runs = {row["row"]: median_run(row, summary) for row in done}
+    shown = next((row["row"] for row in done if row["strategy"] == BASELINE), done[0]["row"])
+    factors = runs[shown]["asked"]["train"].get("loss_weights") or {}
+    names = list(runs[shown]["terms"])
+    counts = len(runs[shown]["losses"])
+    window = max(1, counts // 25)
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    steps = np.arange(window, counts + 1)
+    keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
+    for position, name in enumerate(names):
+        smooth = _smoothed(runs[shown]["terms"][name], window)
+        label = name if factors.get(name, 1) == 1 else f"{name} (x {factors[name]:g})"
+        style = {"color": COLOURS[position % len(COLOURS)], "linestyle": STYLES[position % len(STYLES)]}
+        axes.plot(steps[keep], smooth[keep], label=label, linewidth=1.4, **style)
+    axes.set_xlabel(say("axis_step").en)
+    axes.set_ylabel(say("axis_loss").en)
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    table = [
+        [name, *(f"{np.mean(of_steps[-window:]):.4f}" for of_steps in (*map(run["terms"].get, names), run["losses"]))]
+        for name, run in runs.items()
+    ]
+    header = [say("row"), *map(same, names), say("axis_loss")]
+    note = say("picture_terms_note", window=window)
+    return Drawing(figure, say("picture_terms", row=shown), note, header, table)
 
 
 def _smoothed(values: list[float], window: int) -> np.ndarray:

@@ -14,7 +14,6 @@ from lockstep.config.sections import Data
 from lockstep.errors import BadInput, brief
 from lockstep.files import MANIFEST, read_json, verify
 from lockstep.model import models
-from lockstep.tasks._classification import Task
 
 
 def load_model(folder: Path) -> torch.nn.Module:
@@ -75,18 +74,16 @@ def of_weights(model: Path, weights: Path | None, labels: list[str] | None) -> I
 
 
 def test_file(stored: Path, data: Data, folder: Path) -> dict:
-    """Test the classifier in the folder `stored` on all samples that `data` names; as `test`, into `folder`."""
+    """Test the model in the folder `stored` on all samples that `data` names; as `test`, into `folder`."""
     task, notes = task_of(stored), []
-    if not isinstance(task, Task):
-        raise BadInput(f"--data: {stored} is no classifier, and this tests classifiers only.")
     scores = task.test_file(stored, load_model(stored), data, folder, notes)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     return scores
 
 
-def predict(folder: Path, inputs: list, task) -> list[tuple[str, float]]:
-    """What a converted model says of `inputs` of its task, and by which probability."""
+def predict(folder: Path, inputs: list, task) -> list[tuple]:
+    """What a converted model says of `inputs` of its task, and by which probability; and drawn, where it draws."""
     model = load_model(folder)
     with readable(folder):
         return task.predict(folder, model, inputs)

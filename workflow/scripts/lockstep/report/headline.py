@@ -380,7 +380,7 @@ def _warnings(summary: Summary) -> list[Text]:
     if mixed := mixed_conditions(runs):
         warnings.append(say("warn_mixed", what=", ".join(mixed)))
     if summary.data["synthetic"]:
-        warnings.append(say("warn_synthetic"))
+        warnings.append(say(f"warn_synthetic{of_images(summary)}"))
     if all(row["device"] == "cpu" for row in done):
         warnings.append(say("warn_cpu"))
     if len(done) > 1 and not summary.config["vary_seed"]:
@@ -415,3 +415,8 @@ def mixed_conditions(runs: list[dict]) -> list[str]:
 
 def some(names: list[str], most: int = LISTED) -> Text:
     return listing(names if len(names) <= most + 1 else [*names[:most], f"+{len(names) - most}"])
+
+
+def of_images(summary: Summary) -> str:
+    """How the key of a sentence ends that is another one where samples are images."""
+    return "_images" if summary.data.get("unit") == "images" else ""

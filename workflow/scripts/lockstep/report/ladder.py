@@ -1,12 +1,12 @@
 """The open division: what each row gains over the closed one, what its cold start costs, and whether it is as good.
 
 Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
-Quality is macro-F1 on the test split, or minus the loss of a language model (the logarithm of its perplexity), held
-against the baseline row's of the same repetition, which has the same seed. As good is a row of which it is shown, by a
-one-sided t test, that it is not worse by MARGIN or more (a test for non-inferiority: Walker & Nowacki 2011,
-doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is of other seeds, not of other texts: all
-runs are tested on the same. That nothing was shown is no proof of quality, nor is it one that two models are alike
-which have both learnt nothing.
+Quality is macro-F1 on the test split, mIoU of a segmentation, or minus the loss of a language model (the logarithm of
+its perplexity), held against the baseline row's of the same repetition, which has the same seed. As good is a row of
+which it is shown, by a one-sided t test, that it is not worse by MARGIN or more (a test for non-inferiority: Walker &
+Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is of other seeds, not of
+other texts: all runs are tested on the same. That nothing was shown is no proof of quality, nor is it one that two
+models are alike which have both learnt nothing.
 """
 
 import math
@@ -19,7 +19,7 @@ from lockstep.config import registry
 from lockstep.config.configuration import Config
 
 BASELINE = "single"  # the strategy of the row that all others are compared with
-MARGIN = 0.02  # of macro-F1; of log perplexity it is 2 % of perplexity
+MARGIN = 0.02  # of macro-F1 and of mIoU; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
 ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
 POWER, MOST_SEEDS = 0.8, 99
@@ -147,20 +147,23 @@ def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
 
 def _quality(test: dict) -> float:
     """What is compared of a test, and is better the larger it is."""
-    return test["macro_f1"] if "macro_f1" in test else -test["loss"]
+    return next((test[name] for name in ("macro_f1", "miou") if name in test), -test.get("loss", 0.0))
 
 
 def _learnt(runs: list[dict]) -> bool:
-    """Whether macro-F1 is above what a model has that always names the most frequent label, by more than MARGIN.
+    """Whether a model has learnt anything.
 
-    Or perplexity is below a 3-gram model's.
+    That is, whether its macro-F1 or mIoU is above that of one which always names the most frequent label, by more than
+    MARGIN; or its perplexity below a 3-gram model's.
     """
-    if "macro_f1" not in runs[0]["test"]:
+    if "perplexity" in runs[0]["test"]:
         return float(np.median([run["test"]["perplexity"] for run in runs])) < runs[0]["test"]["trigram_perplexity"]
     truths = np.array(runs[0]["test"]["confusion_matrix"]).sum(axis=1)
     most = truths.max() / truths.sum()
-    guessed = 2 * most / (1 + most) / len(truths)
-    return float(np.median([run["test"]["macro_f1"] for run in runs])) > guessed + MARGIN
+    # Of the label that it names F1, or its share of all as IoU; 0 of the others, of which mIoU counts those that exist.
+    f1, iou = 2 * most / (1 + most) / len(truths), most / np.count_nonzero(truths)
+    guessed = iou if "miou" in runs[0]["test"] else f1
+    return float(np.median([_quality(run["test"]) for run in runs])) > guessed + MARGIN
 
 
 def _warm(run: dict) -> float:

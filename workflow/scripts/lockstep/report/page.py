@@ -40,6 +40,8 @@ PAGE_COLUMNS = (
     ("accuracy", 4, ()),
     ("macro_f1", 4, ()),
     ("perplexity", 2, ()),
+    ("pixel_accuracy", 4, ()),
+    ("miou", 4, ()),
     ("devices", 0, ()),
     ("precision", None, ()),
     ("repeats", 0, ()),
@@ -50,17 +52,20 @@ PAGE_COLUMNS = (
 # What decides, shown at once; the page has the others on demand.
 DECIDING = (
     *("row", "rank", "proof", "train_seconds", "speedup", "peak_memory_mb", "accuracy", "macro_f1", "perplexity"),
-    *("repeats", "disturbed", "status"),
+    *("pixel_accuracy", "miou", "repeats", "disturbed", "status"),
 )
 # Left out where all rows have the same, which the report says elsewhere.
 CONSTANT = ("precision", "division", "status")
 # Of these, what fits a terminal.
 TERMINAL = (
     *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
-    *("accuracy", "macro_f1", "perplexity", "precision", "repeats", "status"),
+    *("accuracy", "macro_f1", "perplexity", "pixel_accuracy", "miou", "precision", "repeats", "status"),
 )
 # What a narrow one goes without, the first before the others.
-SPARED = ("startup_seconds", "samples_per_second", "accuracy", "precision", "peak_memory_mb", "macro_f1", "perplexity")
+SPARED = (
+    *("startup_seconds", "samples_per_second", "accuracy", "pixel_accuracy", "precision", "peak_memory_mb"),
+    *("macro_f1", "perplexity", "miou"),
+)
 PERCENT = ("mfu",)
 WORDS = ("proof", "status")  # columns whose values have words of their own
 

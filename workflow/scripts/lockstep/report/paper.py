@@ -77,7 +77,7 @@ def methods(summary: Summary) -> Text:
     if summary.config.get("quick"):
         said.append(say("methods_quick"))
     if summary.data["synthetic"]:
-        said.append(say("methods_synthetic"))
+        said.append(say(f"methods_synthetic{headline.of_images(summary)}"))
     return join(said, Text(" ", ""))
 
 
@@ -138,7 +138,7 @@ def _trained(summary: Summary) -> Text:
         model=say("methods_scratch") if data["model"] == "scratch" else data["model"],
         parameters=f"{data['parameters']:,}",
         weights=data["weights"][:16],
-        source=say("methods_corpus") if data["synthetic"] else data["source"],
+        source=say("methods_corpus") if data["synthetic"] and not headline.of_images(summary) else data["source"],
         hash=data["hash"][:16],
         steps=_each(run["steps"] for run in runs),
         batch=_each(run["global_batch"] for run in runs),

@@ -48,7 +48,7 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
                 Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
             )
     done = summary.finished_rows
-    if done and done[0]["macro_f1"] is not None:
+    if done and done[0]["perplexity"] is None:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
     return pictures

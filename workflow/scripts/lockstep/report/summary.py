@@ -79,6 +79,8 @@ COLUMNS = [
     "evaluation_samples_per_second",
     "perplexity",
     "cold_seconds",
+    "pixel_accuracy",
+    "miou",
 ]
 
 # What one run measures; the columns of `measured`.
@@ -86,6 +88,7 @@ MEASURED = (
     *("train_seconds", "step_ms", "samples_per_second", "tokens_per_second", "startup_seconds", "total_seconds"),
     *("cold_seconds",),
     *("evaluation_seconds", "evaluation_samples_per_second", "accuracy", "macro_f1", "perplexity", "final_loss"),
+    *("pixel_accuracy", "miou"),
     *("peak_memory_mb", "memory_before_mb", "reserved_memory_mb", "proportional_memory_mb", "energy_joules"),
 )
 
@@ -343,7 +346,7 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
 def _tested(task: str) -> tuple[str, ...]:
     """What is read of a task's report on the test split."""
     names = registry.task_literals(task)["QUALITY"]
-    of_kind = ("confusion_matrix", "labels") if "macro_f1" in names else ("loss", "trigram_perplexity")
+    of_kind = ("loss", "trigram_perplexity") if "perplexity" in names else ("confusion_matrix", "labels")
     return (*names, "support", *of_kind)
 
 

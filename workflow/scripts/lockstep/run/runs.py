@@ -106,7 +106,8 @@ def _run(
             path.unlink(missing_ok=True)
     saved.remove(folder, but=state)
     if not state:
-        for name in (paths.TENSORBOARD, paths.SNAPSHOTS):  # a state goes on with them
+        # A run that is carried on adds to these.
+        for name in (paths.TENSORBOARD, paths.SNAPSHOTS, paths.PICTURES):
             shutil.rmtree(folder / name, ignore_errors=True)
     remove_unfinished(folder)
     for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
@@ -367,6 +368,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
         "rates": ranks[0]["rates"],
+        "terms": ranks[0].get("terms", {}),
         "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths
+from lockstep.config import registry
 from lockstep.config.settings import Settings
 from lockstep.data.plan import Plan
 from lockstep.model.schedule import lr_factor
@@ -19,30 +20,31 @@ from lockstep.run.trackers import Trackers
 
 
 class Notes:
-    """Steps done, seconds trained, loss and learning rate, as rank 0 noted them: float64 [n, 4], one by one.
+    """Steps done, seconds trained, learning rate, loss and its terms, as rank 0 noted them: float64 [n, 4 + terms].
 
     The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps. The rate is
     noted where it may not be the schedule's, and else no number.
     """
 
-    def __init__(self, folder: Path, rows: int | None = None):
+    def __init__(self, folder: Path, rows: int | None = None, terms: int = 0):
         path = folder / paths.LIVE
         if rows:
-            np.full((rows, 4), -1, dtype=np.float64).tofile(path)
-        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 4)
+            np.full((rows, 4 + terms), -1, dtype=np.float64).tofile(path)
+        self.table = np.memmap(path, dtype=np.float64, mode="r+").reshape(-1, 4 + terms)
         self.count = 0
 
-    def write(self, step: int, seconds: float, loss: float, rate: float = math.nan) -> None:
-        self.table[self.count, 1:] = seconds, loss, rate
+    def write(self, step: int, seconds: float, losses: np.ndarray | float, rate: float = math.nan) -> None:
+        """losses: that of the step and those of its terms, [1 + terms]; or one number for all."""
+        self.table[self.count, 1:3], self.table[self.count, 3:] = (seconds, rate), losses
         self.table[self.count, 0] = step  # last: it says that the row is there
         self.count += 1
 
-    def new(self) -> list[tuple[int, float, float, float]]:
-        """The rows that were not read before."""
+    def new(self) -> list[tuple[int, float, float, list[float]]]:
+        """The rows that were not read before: step, seconds, learning rate, and the loss with its terms behind it."""
         rows = []
         while self.count < len(self.table) and self.table[self.count, 0] >= 0:
-            step, *figures = self.table[self.count].tolist()
-            rows.append((int(step), *figures))
+            step, seconds, rate, *losses = self.table[self.count].tolist()
+            rows.append((int(step), seconds, rate, losses))
             self.count += 1
         return rows
 
@@ -53,7 +55,8 @@ class Log:
     def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.plan, self.train, self.say = plan, settings.train, say
         self.share = lr_factor(settings.train, plan.steps, plan.epochs)
-        self.notes = Notes(folder, rows=plan.steps // settings.train.log_every + 2)
+        self.terms = registry.task_literals(settings.task)["TERMS"]
+        self.notes = Notes(folder, plan.steps // settings.train.log_every + 2, len(self.terms))
         self.began = self.before = None  # the first row, and the latest
         self.trackers = Trackers(folder, settings, say)
 
@@ -72,20 +75,23 @@ class Log:
             self.trackers.add(scores["step"], figures)
         self.trackers.close()
 
-    def _tell(self, step: int, seconds: float, loss: float, rate: float) -> None:
+    def _tell(self, step: int, seconds: float, rate: float, losses: list[float]) -> None:
         plan, (first, began, *_), (before, then, *_) = self.plan, self.began, self.before
         samples = int(plan.starts[step] - plan.starts[before])
         epoch, epochs = int(plan.epochs[step - 1]), int(plan.epochs[-1]) + 1
         of_epoch = np.searchsorted(plan.epochs, [epoch, epoch + 1])
         figures = {
             "epoch": epoch + float((step - of_epoch[0]) / (of_epoch[1] - of_epoch[0])),
-            "loss": loss,
+            "loss": losses[0],
             "learning_rate": self.train.learning_rate * self.share(step - 1) if math.isnan(rate) else rate,
             "samples_per_second": samples / (seconds - then),
         }
+        terms = dict(zip(self.terms, losses[1:], strict=True))
+        figures |= {f"loss/{name}": value for name, value in terms.items()}
+        of_terms = f" ({', '.join(f'{name} {value:.4f}' for name, value in terms.items())})" if terms else ""
         left = (plan.steps - step) * (seconds - began) / (step - first)
         self.say(
-            f"epoch {figures['epoch']:.2f}/{epochs}, step {step}/{plan.steps}: loss {loss:.4f},"
+            f"epoch {figures['epoch']:.2f}/{epochs}, step {step}/{plan.steps}: loss {losses[0]:.4f}{of_terms},"
             f" learning rate {figures['learning_rate']:.3g}, {figures['samples_per_second']:.0f} samples/s,"
             f" {time.strftime('%H:%M:%S', time.gmtime(left))} left"
         )

@@ -94,7 +94,7 @@ OTHER_MODEL = [
 ]
 REFUSED = [
     (
-        {"tokenise_late": [True], "task": ["image-classification", "language-modelling"]},
+        {"tokenise_late": [True], "task": ["image-classification", "image-segmentation", "language-modelling"]},
         "there are no texts to tokenise; take tokenise_late: false",
     ),
 ]

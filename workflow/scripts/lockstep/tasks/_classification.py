@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from lockstep import paths
 from lockstep.config.sections import Data, Predict
 from lockstep.data.labels import Labels, listed, position
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput
 from lockstep.files import read_json, write_csv, write_json, write_text
 from lockstep.model import models
 from lockstep.tasks import _task
@@ -18,21 +18,9 @@ BATCH = 64  # of a test
 
 
 class Task(_task.Task):
-    class_weights: np.ndarray | None = None  # float64 [labels], where not all count alike
-
     def weights(self, samples):
-        asked = self.train.class_weights
-        if asked is None:
-            return super().weights(samples)
-        counts = np.bincount(samples.labels)
-        if asked == "balanced":
-            self.class_weights = len(samples) / (len(counts) * np.maximum(counts, 1))
-        elif len(asked) < len(counts):
-            raise RunFailed(_wrong_weights(len(asked), len(counts)))
-        else:
-            self.class_weights = np.array(asked, dtype=np.float64)
-        self.weights_beside: dict[tuple, torch.Tensor] = {}
-        return self.class_weights[samples.labels]
+        self.weigh_classes(np.bincount(samples.labels))
+        return super().weights(samples) if self.class_weights is None else self.class_weights[samples.labels]
 
     def columns(self, split: Path) -> dict[str, list]:
         """What people know a split's samples by: columns of predictions.csv, of one value a sample."""
@@ -41,28 +29,11 @@ class Task(_task.Task):
     def loss(self, module, outputs, labels, dtype):
         own = self.own_loss(module, outputs, labels)
         if own is None:
-            scores, weight = logits(outputs).to(dtype), None
-            if self.class_weights is not None:
-                weight = self._class_weights_beside(scores)
+            scores = logits(outputs).to(dtype)
+            weight = self.class_weights_beside(scores)
             smoothing = self.train.label_smoothing if self.train else 0.0
             return cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=smoothing)
         return own.to(dtype) * len(labels)
-
-    def _class_weights_beside(self, scores: torch.Tensor) -> torch.Tensor:
-        """The weights of all classes, on the device and in the precision of `scores`: [classes].
-
-        They are made once, and a GPU copies them while the host goes on: to wait for it would be timed.
-        """
-        device, dtype, classes = key = scores.device, scores.dtype, scores.shape[1]
-        if key not in self.weights_beside:
-            if len(self.class_weights) > classes:
-                raise RunFailed(_wrong_weights(len(self.class_weights), classes))
-            weight = torch.zeros(classes, dtype=dtype)
-            weight[: len(self.class_weights)] = torch.from_numpy(self.class_weights)
-            if device.type == "cuda":
-                weight = weight.pin_memory().to(device, non_blocking=True)
-            self.weights_beside[key] = weight.to(device)
-        return self.weights_beside[key]
 
     def results(self, outputs, labels):
         return logits(outputs).float()
@@ -161,10 +132,6 @@ class Task(_task.Task):
         )
         write_json(folder / paths.TEST_REPORT, scores)
         return scores
-
-
-def _wrong_weights(given: int, labels: int) -> str:
-    return f"train.class_weights: has {given} numbers, and the data has {labels} labels; give one for each"
 
 
 def logits(outputs) -> torch.Tensor:
