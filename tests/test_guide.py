@@ -1,13 +1,15 @@
 """The guide: what its pages print is what their snippets print, its commands work, both languages show the same code.
 
-A block of Python is followed by what it prints, as a block of text. One with a title is a file that commands start.
+A block of Python is followed by what it prints, as a block of text. One with a title is a file that commands start; it
+lies in docs/guide/snippets where a reader is to start it there.
 """
 
 import contextlib
 import importlib.util
 import io
+import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,13 +18,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.config.hardware import free_port
 from tests.conftest import PROJECT, copy_project
 from tests.test_readme import all_commands
 
 GUIDE = PROJECT / "docs" / "guide"
+PROGRAMS = sorted((GUIDE / "snippets").glob("*.py"))
 PAGES = sorted(file for file in GUIDE.glob("*.md") if not file.name.endswith(".zh.md"))
 FENCE = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LAUNCHERS = ("torchrun ", "python -m torch.distributed.launch ", "accelerate ", "env DS_ACCELERATOR=cpu deepspeed ")
+LAUNCHERS += tuple(f"python {program.name}" for program in PROGRAMS)
+COMPOSE = "docker compose -f docker/two-hosts.compose.yaml up"  # tests/run/test_hosts.py
+FORKED = re.compile(r"(?:torchrun --standalone --nproc-per-node (\d)|python) (?!workers|threads)(\w+\.py)")  # forks.py
 
 
 @dataclass(frozen=True)
@@ -78,28 +85,114 @@ def test_a_snippet_prints_what_its_page_says(block, tmp_path, monkeypatch):
     assert printed.getvalue() == block.output
 
 
+def lines(printed: str) -> list[str]:
+    """What was printed, in an order of its own, as ranks take turns at random; without what differs from run to run."""
+    return sorted(re.sub(r"\d+\.\d+ s$", "# s", line) for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def test_a_page_shows_the_program_that_it_names(program):
+    shown = [block for block in BLOCKS if block.title == program.name]
+    if not shown:  # too long for a page, which links to it
+        assert any(f"](snippets/{program.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+    for block in shown:
+        assert block.code == program.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory) -> dict[str, str]:
+    """What each program printed that forks can start, by its name."""
+    folder = tmp_path_factory.mktemp("snippets")
+    started = []
+    for command, _ in LAUNCHES:
+        if (match := FORKED.fullmatch(command)) and (file := GUIDE / "snippets" / match[2]).is_file():
+            shutil.copy(file, folder)
+            started += [match[1] or "1", file.name, str(free_port("auto"))]
+    program = [sys.executable, PROJECT / "tests" / "forks.py", *started]
+    variables = os.environ | {"PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.py.txt")}
+
+
+@pytest.mark.parametrize(
+    "block", [block for command, block in LAUNCHES if FORKED.fullmatch(command) and block.output], ids=lambda b: b.name
+)
+def test_ranks_print_what_their_page_says(block, forked):
+    assert lines(forked[FORKED.fullmatch(block.code.strip())[2]]) == lines(block.output)
+
+
+def test_the_page_tells_what_backends_can_do_as_it_was_tried(forked):
+    header, _, *tried = [cells(row) for row in forked["can.py"].splitlines()]
+    page = (GUIDE / "collectives.md").read_text(encoding="utf-8")
+    shown = [cells(row) for row in re.findall(r"^\| `.*", page, re.MULTILINE)]
+    assert header[1] == "gloo, cpu"
+    assert [row[:2] for row in tried] == [row[:2] for row in shown]
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "block"), LAUNCHES)
+@pytest.mark.parametrize(
+    ("command", "block"),
+    [
+        pytest.param(*pair, marks=[] if FORKED.fullmatch(pair[0]) or not pair[1].output else [pytest.mark.ci])
+        for pair in LAUNCHES
+    ],
+)
 def test_a_launcher_starts_as_many_processes_as_the_page_says(command, block, tmp_path):
     for file in BLOCKS:
         if file.title:
             (tmp_path / file.title).write_text(file.code)
-    words = shlex.split(command)
-    beside = Path(sys.executable).parent / words[0]
-    program = [str(beside)] if beside.exists() else [words[0]]
-    environment = {"PATH": f"{beside.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    for program in PROGRAMS:
+        shutil.copy(program, tmp_path)
+    beside = Path(sys.executable).parent
+    environment = {"PATH": f"{beside}:/usr/bin:/bin", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    if command == "python threads.py":  # it compares times, and others use this machine's cores
+        command = f"{first_at_the_cores()}{command}"
     done = subprocess.run(
-        [*program, *words[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    # Two processes write at once, so that lines may run together.
-    said = sorted(re.findall(r"rank \d of \d, local rank \d|^\d$", done.stdout, re.MULTILINE))
-    expected = block.output.split() if block.output else [f"rank {n} of 2, local rank {n}" for n in (0, 1)]
-    assert said == expected
+    program = re.search(r"(\w+)\.py", command)[1]
+    if judge := JUDGES.get(program):
+        found = (re.findall(r"\d+\.\d|\d+(?= MiB)", line) for line in done.stdout.splitlines())
+        judge(*(list(map(float, numbers)) for numbers in found))
+        assert re.sub(r"\d+", "#", done.stdout) == re.sub(r"\d+", "#", block.output)
+    elif block.output:
+        assert lines(done.stdout) == lines(block.output)
+    else:  # two processes write at once, so that lines may run together
+        said = sorted(re.findall(r"rank \d of \d, local rank \d", done.stdout))
+        assert said == [f"rank {n} of 2, local rank {n}" for n in (0, 1)]
+
+
+def first_at_the_cores() -> str:
+    """What to write before a command, so that the kernel runs it before all others; nothing, where it may not."""
+    allowed = shutil.which("chrt") and not subprocess.run(["chrt", "-r", "1", "true"], capture_output=True).returncode
+    return "chrt -r 1 " if allowed else ""
+
+
+def of_threads(large, small, python):
+    """Two threads have a large layer computed at once, and wait for each other where Python's part is large."""
+    assert large[0] < 1.5 < min(small[0], python[0])
+
+
+def of_workers(forked_list, forked_array, forked_nothing, spawned_list, spawned_array, spawned_nothing):
+    """MiB of a worker, at first and at the end, of 61 MiB in a list and 15 in an array."""
+    assert forked_list[1] - forked_list[0] > 40
+    assert forked_array[1] - forked_array[0] < 8
+    assert forked_array[0] - forked_nothing[0] < 8
+    assert spawned_list[0] - spawned_nothing[0] > 50
+    assert 10 < spawned_array[0] - spawned_nothing[0] < 25
+
+
+JUDGES = {"threads": of_threads, "workers": of_workers}  # of what differs from run to run
 
 
 def test_other_commands_are_those_that_are_tried():
-    others = {line for line, _ in COMMANDS} - {line for line, _ in LAUNCHES}
+    others = {line for line, _ in COMMANDS} - {line for line, _ in LAUNCHES} - {COMPOSE}
     assert others <= set(all_commands())
 
 

@@ -423,6 +423,39 @@ def test_a_rank_that_reads_its_state_onto_another_one_s_gpu_is_named(two):
     assert "MiB on GPU 0, which is not its own" in note
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "card.py",
+            [
+                *(f"rank {rank} sees 2 GPUs" for rank in (0, 1)),
+                *(f"rank {rank}, nothing chosen: cuda:0" for rank in (0, 1)),
+                *(f"rank {rank}, by name: cuda:{rank}" for rank in (0, 1)),
+                *(f"rank {rank}, set_device: cuda:{rank}" for rank in (0, 1)),
+            ],
+        ),
+        ("devices.py", [f"rank {rank}: on cuda:0 and cuda:1, the same gradients on both: True" for rank in (0, 1)]),
+    ],
+)
+def test_the_guide_says_what_its_programs_do_on_gpus(two, program, said):
+    started = two.place.run(
+        *("torchrun", "--standalone", "--nproc-per-node", "2", f"docs/guide/snippets/{program}"), **two.variables
+    )
+    assert started.returncode == 0, started.stderr
+    assert sorted(started.stdout.splitlines()) == sorted(said)
+
+
+def test_the_guide_says_in_which_type_dataparallel_computes(two):
+    started = two.place.run("python", "docs/guide/snippets/autocast.py", **two.variables)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.splitlines() == [
+        "around DataParallel: float16 and float16",  # it was asked for bfloat16
+        "around a thread of one's own: float32",
+        "within the model's forward: bfloat16 and bfloat16",
+    ]
+
+
 @pytest.fixture
 def stranger():
     """A process that no run has to do with, until the test ends."""

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,44 @@ def test_a_holder_that_is_about_to_end_is_waited_for(tmp_path):
     process = holder(tmp_path, 1)
     with lifetime.hold(tmp_path):
         assert process.wait(timeout=1) == 0
+
+
+@pytest.fixture(scope="module")
+def without_locks(tmp_path_factory) -> dict[str, str]:
+    """Variables with which a process meets a file system without locks: its flock(2) says so, or just says yes."""
+    if not shutil.which("cc"):
+        pytest.skip("needs: a C compiler")
+    folder = tmp_path_factory.mktemp("flock")
+    (folder / "flock.c").write_text(
+        "#include <errno.h>\n#include <stdlib.h>\n"
+        'int flock(int file, int what) { if (getenv("FLOCK_SAYS_YES")) return 0; errno = ENOSYS; return -1; }\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "flock.so", "flock.c"], cwd=folder, check=True)
+    return {"LD_PRELOAD": str(folder / "flock.so")}
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_ranks_that_would_meet_in_a_file_that_cant_be_locked_are_refused_before_they_wait(without_locks, tmp_path):
+    place = copy_project(tmp_path / "project")
+    place.path("short.yaml").write_text(LONG.replace("max_steps: 30000", "max_steps: 2"), encoding="utf-8")
+    common = ["--config=config/config.yaml", "--config=short.yaml"]
+    for script in ("prepare", "plan"):
+        assert place.script(script, *common).returncode == 0
+    common += ["--row", "ddp_spawn"]
+    for variables, said in (
+        ({}, "can't lock files (Function not implemented)"),
+        ({"FLOCK_SAYS_YES": "1"}, "lets two lock one file at a time"),
+    ):
+        refused = place.script("launch", *common, **without_locks, **variables)
+        assert refused.returncode == 2, refused.stderr
+        assert said in refused.stderr
+        assert "Set rendezvous: tcp in the row" in refused.stderr
+    # What it says to do helps; and where there are locks nothing is refused.
+    by_tcp = ["--set", "rows.ddp_spawn.rendezvous=tcp"]
+    for sets, variables in ((by_tcp, without_locks), ([], {})):
+        trained = place.script("launch", *common, *sets, **variables)
+        assert trained.returncode == 0, trained.stderr
 
 
 @pytest.mark.parametrize("supervisor", ["the one that holds it", "another"])

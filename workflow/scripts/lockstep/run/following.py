@@ -122,11 +122,13 @@ def _take_part(
         own_status.say(phase=coordination.DONE, watch=None)
         return
     try:
+        if launchers.meets_in_a_file(row.options):
+            lifetime.refuse_without_locks(folder, row.name)
         watch = _train(own_status, lead, row, results, folder, rendezvous)
         own_status.say(phase=coordination.DONE, watch=watch)
     except Saved:
         own_status.say(phase=coordination.DONE, watch=None)  # node 0 has stopped after the same step, and says so
-    except (Interrupted, RunFailed) as error:
+    except (BadInput, Interrupted, RunFailed) as error:
         own_status.say(phase=coordination.FAILED, reason=str(error))
     except BaseException as error:
         own_status.say(phase=coordination.FAILED, reason=str(error) or f"ended by {type(error).__name__}")

@@ -25,6 +25,11 @@ def command(settings: Settings, script: Path, folder: Path, rendezvous: Rendezvo
     return LAUNCHERS[settings.options.get("launcher", "python")](settings, script, folder, rendezvous)
 
 
+def meets_in_a_file(options: dict) -> bool:
+    """Whether ranks of a row with these options find each other through a file in the run's folder."""
+    return options.get("rendezvous") == "file"
+
+
 def python(settings, script, folder, rendezvous):
     return [sys.executable, str(script), str(folder)]
 
@@ -54,8 +59,7 @@ def spawn(settings, script, folder, rendezvous):
     file = (folder / RENDEZVOUS).absolute()
     if rendezvous.node == 0:
         file.unlink(missing_ok=True)  # one left by a killed run would make this one fail
-    by_file = settings.options["rendezvous"] == "file"
-    address = f"file://{file}" if by_file else f"tcp://{rendezvous.address}:{rendezvous.port}"
+    address = f"file://{file}" if meets_in_a_file(settings.options) else f"tcp://{rendezvous.address}:{rendezvous.port}"
     ranks = [rendezvous.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
     return [
         *(sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)),

@@ -94,6 +94,27 @@ def _lock(stream, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
             return print(warning, file=sys.stderr)
 
 
+def refuse_without_locks(folder: Path, name: str) -> None:
+    """Raises BadInput where the lock of a folder that is held, here or on another node, can be had a second time.
+
+    Then the ranks of the row `name` can't meet in a file there: PyTorch's FileStore locks it (flock(2)) for each thing
+    that they tell each other, and without that they write over each other's words, and wait for ever for what is lost.
+    """
+    with (folder / LOCK).open("a+", encoding="utf-8") as stream:  # NFS locks only what may be written
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            why = f"can't lock files ({error.strerror})"
+        else:
+            why = f"lets two lock one file at a time, as {platform.node()} found"
+    raise BadInput(
+        f"rows.{name}: its ranks would meet through a file in {folder}, whose file system {why}, so that they could"
+        " wait for each other for ever. Set rendezvous: tcp in the row, or have the results on another file system."
+    )
+
+
 def _holder(stream) -> dict:
     """What the last one to hold the lock on `stream` wrote there; nothing, if it is about to."""
     stream.seek(0)

@@ -79,6 +79,8 @@ def _run(
 ) -> dict:
     folder, data = results / row.folder(repeat), data_folder(results)
     rendezvous = lead.meet() if lead else coordination.alone(row)
+    if launchers.meets_in_a_file(row.options):
+        lifetime.refuse_without_locks(folder, row.name)
     settings = replace(
         row.settings(),
         data=str(data),

@@ -1,0 +1,23 @@
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, file = dist.get_rank(), Path(f"prepared-{os.environ['MASTER_PORT']}")
+
+if rank == 0:
+    time.sleep(1)  # rank 0 works: it downloads, say
+    file.write_text("the data")
+dist.barrier()  # without it rank 1 would find no file
+print(f"rank {rank} has {file.read_text()}", flush=True)
+
+dist.barrier()  # and without this one rank 0 might remove it first
+if rank == 0:
+    file.unlink()
+    try:  # rank 1 never comes
+        dist.monitored_barrier(timeout=timedelta(seconds=1))
+    except RuntimeError as error:
+        print(str(error).partition("\n")[0].partition("]: ")[2], flush=True)

@@ -1,0 +1,127 @@
+"""What each backend can do on this machine, tried by two processes: python can.py
+
+Each trial has processes of its own, since one that can't be may raise, wait for ever, or end its process.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+SECONDS = 30  # after which a trial counts as one that waits for ever
+AVAILABLE = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "ucc": dist.is_ucc_available()}
+
+
+def send_recv(mine, rank):
+    dist.send(mine, 1) if rank == 0 else dist.recv(mine, 0)
+    return mine, 1
+
+
+def broadcast(mine, rank):
+    dist.broadcast(mine, 0)
+    return mine, 1
+
+
+def reduce(mine, rank):
+    dist.reduce(mine, 0)
+    return (mine, 3) if rank == 0 else (mine, mine)
+
+
+def all_reduce(mine, rank):
+    dist.all_reduce(mine)
+    return mine, 3
+
+
+def all_reduce_average(mine, rank):
+    dist.all_reduce(mine, op=dist.ReduceOp.AVG)
+    return mine, 1.5
+
+
+def all_reduce_of_bfloat16(mine, rank):
+    mine = mine.bfloat16()
+    dist.all_reduce(mine)
+    return mine, 3
+
+
+def gather(mine, rank):
+    everyone = [torch.zeros_like(mine) for _ in range(2)]
+    dist.gather(mine, everyone if rank == 0 else None, 0)
+    return (everyone[1], 2) if rank == 0 else (mine, mine)
+
+
+def scatter(mine, rank):
+    dist.scatter(mine, [mine + 1, mine + 2] if rank == 0 else None, 0)
+    return mine, 2 + rank
+
+
+def all_gather(mine, rank):
+    everyone = [torch.zeros_like(mine) for _ in range(2)]
+    dist.all_gather(everyone, mine)
+    return everyone[1], 2
+
+
+def reduce_scatter(mine, rank):
+    part = torch.zeros_like(mine)
+    dist.reduce_scatter(part, [mine, mine + 10])
+    return part, 3 + 20 * rank
+
+
+def all_to_all(mine, rank):
+    theirs = [torch.zeros_like(mine) for _ in range(2)]
+    dist.all_to_all(theirs, [mine, mine + 10])
+    return theirs[1], 2 + 10 * rank
+
+
+def barrier(mine, rank):
+    dist.barrier()
+    return mine, mine
+
+
+TRIALS = (send_recv, broadcast, reduce, all_reduce, all_reduce_average, all_reduce_of_bfloat16, gather, scatter)
+TRIALS += (all_gather, reduce_scatter, all_to_all, barrier)
+
+
+def work(rank, trial, backend, device, port, answers):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries say of it
+    try:
+        if device == "cuda":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+        dist.init_process_group(backend, rank=rank, world_size=2, timeout=timedelta(seconds=2 * SECONDS))
+        got, expected = trial(torch.tensor([1.0 + rank], device=device), rank)
+        answers.put(bool((got == expected).all()))
+    except Exception:
+        answers.put(False)
+
+
+def tried(trial, backend, device):
+    """`yes`, or how it failed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("fork")  # nothing of CUDA has begun in this process
+    answers = context.Queue()
+    ranks = [context.Process(target=work, args=(rank, trial, backend, device, port, answers)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(SECONDS)
+    waiting = [rank for rank in ranks if rank.is_alive()]
+    for rank in waiting:
+        rank.kill()
+        rank.join()
+    given = [answers.get() for _ in ranks] if not waiting and not any(rank.exitcode for rank in ranks) else []
+    return "yes" if given == [True, True] else "waits" if waiting else "no" if given else "ends its process"
+
+
+if __name__ == "__main__":
+    devices = ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
+    columns = [(backend, device) for backend, there in AVAILABLE.items() if there for device in devices]
+    print("| |", " | ".join(f"{backend}, {device}" for backend, device in columns), "|")
+    print("|---|" + "---|" * len(columns))
+    for trial in TRIALS:
+        answers = (tried(trial, *column) for column in columns)
+        print(f"| `{trial.__name__}` |", " | ".join(answers), "|", flush=True)

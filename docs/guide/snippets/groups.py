@@ -1,0 +1,18 @@
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+# Every rank makes every group, in the same order, also those that it is not in.
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+mine, other = pairs[rank // 2], pairs[1 - rank // 2]
+
+total = torch.tensor([rank])
+dist.all_reduce(total, group=mine)
+first = torch.tensor([rank])
+dist.broadcast(first, src=rank // 2 * 2, group=mine)  # `src` is a number among all ranks, not in the group
+
+places = f"{dist.get_rank(mine)} in its pair, {dist.get_rank(other)} in the other"
+print(f"rank {rank}: {places}; sum {total.item()}, first {first.item()}", flush=True)
+dist.destroy_process_group()
