@@ -231,12 +231,8 @@ def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
 
     Not with LoRA, by which most parameters are none that it waits for.
     """
-    if (
-        unused
-        and not row.train.lora
-        and row.options.get("find_unused_parameters") is False
-        and row.hardware.processes > 1
-    ):
+    waits = row.options.get("find_unused_parameters") is False and row.hardware.processes > 1
+    if unused and waits and not row.train.lora:
         others = f" (and {len(unused) - 1} more)" if unused[1:] else ""
         raise BadInput(
             f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, which {row.strategy} must be told of."
