@@ -62,6 +62,7 @@ def main(folder):
     optimizer = {"initial_lr": settings["train"]["learning_rate"], "betas": [0.9, 0.999], "eps": 1e-8}
     live = {"world_size": size, "threads": settings["hardware"]["threads"], "precision": settings["precision"]}
     live |= {"groups": [optimizer | {"weight_decay": 0.0}], "optimizer": "AdamW", "dropout": [], "matmul": "highest"}
+    live |= {"lora": {"lora": 0}}
     clock = {"setup": {"imports": 0.01}, "first_step_seconds": 0.1, "train_seconds": now - began, "stall_seconds": 0}
     clock |= {"step_seconds_median": 0.01, "step_seconds_quartiles": [0.01, 0.01], "total_seconds": now - began + 0.1}
     data = read_json(Path(settings["data"]) / "data.json")
@@ -72,6 +73,7 @@ def main(folder):
             "memory_by_gpu": [], "reserved_by_gpu": [], "local_rank": rank, "node": 0,
             "bytes_read": 0,
             "energy": None, "seed": rank, "settings": live, "losses": [1.0] * plan.steps, "gradient_norm": None,
+            "rates": [], "terms": {},
             "hashes": {"weights": data["weights"], "plan": plan.hash}, "dev": [], "notes": [],
             "resumed": [], "saved": {"count": 0, "seconds": 0.0, "bytes": 0}, "snapshots": [],
         },

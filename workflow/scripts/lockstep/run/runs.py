@@ -366,7 +366,7 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "steps": plan.steps,
         "losses": ranks[0]["losses"],
         "rates": ranks[0]["rates"],
-        "terms": ranks[0].get("terms", {}),
+        "terms": ranks[0]["terms"],
         "gradient_norm": ranks[0]["gradient_norm"],
         "dev": ranks[0]["dev"],
         "resumed": ranks[0]["resumed"],
