@@ -194,14 +194,25 @@ repeats: 1
 retries: 0
 rows:
   all_threads: null
+  single: null
+  ddp: null
+  dataparallel: null
+  ddp_spawn: null
+  ddp_amp: null
+  horovod: null
+  deepspeed: null
+  accelerate: null
+  trainer: null
+  fabric: null
+  fsdp: null
   own: {strategy: accelerate, own_loaders: true}
   split: {strategy: accelerate, own_loaders: true, split_batches: true, prepared_scheduler: true}
   dispatched: {strategy: accelerate, own_loaders: true, dispatch_batches: true, prepared_scheduler: true,
                step_scheduler_with_optimizer: false}
   early: {strategy: accelerate, prepared_scheduler: true}
   tails: {strategy: accelerate, own_loaders: true, drop_last: false}
-  carried: {strategy: accelerate, own_loaders: true, drop_last: false, prepared_scheduler: true, epochs: 40,
-            eval_every: 0, checkpoint_every: 1000, accumulation: 1}
+  carried: {strategy: accelerate, own_loaders: true, drop_last: false, prepared_scheduler: true, epochs: 12,
+            eval_every: 0, checkpoint_every: 1000}
 """
 FILES = ("--config=config/config.yaml", "--config=loaders.yaml")
 
