@@ -212,6 +212,7 @@ class Strategy(ddp.Strategy):
 
     @staticmethod
     def to_state_dict(folder):
+        file = folder / "final" / "mp_rank_00_model_states.pt"  # at stage 3 each rank has one of its own
         if any(folder.glob("final/zero_pp_rank*")) or any(folder.glob("final/*zero*optim*")):
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -220,8 +221,11 @@ class Strategy(ddp.Strategy):
                 contextlib.redirect_stdout(io.StringIO()),  # it says what it does, in bars of progress too
                 contextlib.redirect_stderr(io.StringIO()),
             ):
-                return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
-        file = folder / "final" / "mp_rank_00_model_states.pt"
+                state = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
+                if file.is_file():  # at stage 1 what is frozen lies nowhere else
+                    module = torch.load(file, map_location="cpu", weights_only=True)["module"]
+                    state = {name: tensor for name, tensor in module.items() if name not in state} | state
+                return state
         return torch.load(file, map_location="cpu", weights_only=True)["module"]
 
 
