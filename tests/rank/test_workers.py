@@ -34,15 +34,15 @@ ROWS = ("single", "ddp", "dataparallel", "ddp_spawn", "accelerate", "trainer", "
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    """The children of the ranks below `process`, which forked them."""
-    ranks = [child for child in process.children(recursive=True) if "train.py" in " ".join(child.cmdline())]
-    return [child for rank in ranks for child in rank.children() if "train.py" in " ".join(child.cmdline())]
+    """The workers of all ranks below `process`, by the name that PyTorch gives them."""
+    return [child for child in process.children(recursive=True) if child.name() == "pt_data_worker"]
 
 
-def begun(results: Path, row: str, *arguments: str):
-    """A run with two workers a rank, in the midst of training; and its workers."""
-    process = begin(results, row, *TWO, *arguments)
-    wait_for_step(process, results, row, 3)
+def begun(results: Path):
+    """A run with two workers a rank, in the midst of a long training; and its workers."""
+    run(results, "plan", "--set", "train.epochs=40")
+    process = begin(results, "ddp", *TWO, "--set", "train.epochs=40")
+    wait_for_step(process, results, "ddp", 3)
     return process, workers_of(psutil.Process(process.pid))
 
 
@@ -72,12 +72,12 @@ def test_the_same_is_trained_with_workers(row, prepared):
 @pytest.mark.ci
 def test_a_worker_that_is_killed_ends_the_run_and_is_named(prepared):
     results = results_of(prepared, "killed-worker")
-    process, workers = begun(results, "ddp", "--set", "train.epochs=40")
+    process, workers = begun(results)
     assert len(workers) == 4
     workers[0].send_signal(signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 1
-    assert f"DataLoader worker (pid {workers[0].pid}) is killed by signal: Killed" in said
+    assert f"worker process {workers[0].pid}, which puts this rank's batches together, ended by SIGKILL" in said
     assert not psutil.wait_procs(workers, timeout=5)[1]
 
 
@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(prepared):
 @pytest.mark.parametrize("ends", ["rank killed", "supervisor killed", "SIGTERM"])
 def test_no_worker_outlives_its_run(ends, prepared):
     results = results_of(prepared, "outlive")
-    process, workers = begun(results, "ddp", "--set", "train.epochs=40")
+    process, workers = begun(results)
     assert len(workers) == 4
     if ends == "rank killed":
         workers[0].parent().kill()
@@ -127,7 +127,7 @@ def test_images_and_texts_end_to_end_have_workers_too(config, tmp_path):
 @pytest.mark.slow
 def test_the_proof_is_of_the_row_with_its_workers(prepared):
     results = results_of(prepared, "proof")
-    assert "equal" in run(results, "parity", "--row", "ddp", *TWO)
+    assert "equal" in run(results, "parity", "--row", "reference", "--row", "ddp", *TWO)
     (settings,) = results.glob(f"{paths.PARITY}/ddp/n*/rep1/settings.json")
     assert json.loads(settings.read_text())["hardware"]["workers"] == 2
 
@@ -148,6 +148,10 @@ def test_memory_counts_workers():
     [
         (["hardware.pin_memory=true"], "hardware.pin_memory: it is for the way from the host to a GPU"),
         (["rows.x={strategy: ddp, pin_memory: true}"], "rows.x.pin_memory: it is for the way"),
+        (
+            ["hardware.device=cuda", "hardware.node_gpus=2", "rows.x={strategy: recipe, resident: true, workers: 1}"],
+            "rows.x.workers: with resident: true batches are put together on the GPU",
+        ),
         (["hardware.workers=-1"], "hardware.workers"),
         (["hardware.pin_memory=often"], "'often' is not one of auto"),
     ],

@@ -48,7 +48,10 @@ class Workers:
                 worker_init_fn=_begin,
                 generator=torch.Generator(),  # else it draws from the one by which dropout is drawn
             )
+        handler = signal.getsignal(signal.SIGCHLD)
         self.begin([])
+        # PyTorch's would raise wherever this process is when a worker dies; `next` finds it, and says what it means.
+        signal.signal(signal.SIGCHLD, handler)
         self.processes = [child for child in multiprocessing.active_children() if child not in before]
 
     @property
@@ -71,9 +74,13 @@ class Workers:
         except StopIteration:
             raise RunFailed("more batches are asked for than its workers were told to make") from None
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            if len(lines) < 2:  # of the loader itself, as where a process was killed
-                raise
+            if gone := [process for process in self.processes if not process.is_alive()]:
+                by = f"by {signal.Signals(-gone[0].exitcode).name}" if gone[0].exitcode < 0 else "by itself"
+                raise RunFailed(
+                    f"worker process {gone[0].pid}, which puts this rank's batches together, ended {by}: was it killed,"
+                    " or out of memory, or of room in /dev/shm? (hardware.workers)"
+                ) from None
+            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise RunFailed(f"a worker could not put a batch together: {lines[-1]}") from error
         return ids, {name: _array(value) for name, value in made.items()}
 
