@@ -48,8 +48,8 @@ class Workers:
                 worker_init_fn=_begin,
                 generator=torch.Generator(),  # else it draws from the one by which dropout is drawn
             )
-        handler = signal.getsignal(signal.SIGCHLD)
-        self.begin([])
+            handler = signal.getsignal(signal.SIGCHLD)
+            self.begin([])
         # PyTorch's would raise wherever this process is when a worker dies; `next` finds it, and says what it means.
         signal.signal(signal.SIGCHLD, handler)
         self.processes = [child for child in multiprocessing.active_children() if child not in before]
