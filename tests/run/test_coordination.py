@@ -305,6 +305,56 @@ def test_two_nodes_of_one_number(link, results):
     assert ended([first])[0][1].splitlines()[-1] == "interrupted"
 
 
+# One rank of two, as a script that somebody writes by hand.
+BY_HAND = """
+import datetime, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+total = torch.ones(1)
+dist.all_reduce(total)
+print("the sum is", total.item())
+"""
+
+
+@pytest.fixture
+def firewall(link):
+    """Both hosts drop what comes for other TCP ports than 29500 and 50000 to 50099; a function to have those chosen."""
+    if not shutil.which("iptables"):
+        pytest.skip("needs: iptables")
+
+    def on_both(*words: str) -> None:
+        for host in ("h1", "h2"):
+            subprocess.run(["bash", str(HOSTS), "exec", host, *words], check=True, capture_output=True)
+
+    def choose_from(ports: str) -> None:
+        on_both("sysctl", "-w", f"net.ipv4.ip_local_port_range={ports}")
+
+    rule = ["INPUT", "-i", "eth0", "-p", "tcp", "--syn", "-m", "multiport", "!", "--dports", "29500,50000:50099"]
+    on_both("iptables", "-A", *rule, "-j", "DROP")
+    yield choose_from
+    on_both("iptables", "-D", *rule, "-j", "DROP")
+    choose_from("32768 60999")  # Linux's own
+
+
+@pytest.mark.slow
+def test_a_firewall_is_met_as_the_guide_says(firewall):
+    """docs/guide/devices.md: what is said where MASTER_PORT is blocked, or only the others, and what helps."""
+
+    def tried(port: str) -> list[str]:
+        about = {"WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "eth0"}
+        ranks = [
+            on_host(rank, [sys.executable, "-c", BY_HAND], env=os.environ | about | {"RANK": str(rank)})
+            for rank in (0, 1)
+        ]
+        return [said for _, said in ended(ranks)]
+
+    first, second = tried("29511")
+    assert "1/2 clients joined" in first
+    assert "The client socket has timed out after" in second
+    assert all("Gloo connectFullMesh failed with" in said and "Connect timeout" in said for said in tried("29500"))
+    firewall("50000 50099")
+    assert all("the sum is 2.0" in said for said in tried("29500"))
+
+
 @pytest.mark.slow
 def test_what_pods_of_kubernetes_run_trains_a_benchmark(link, tmp_path):
     """profiles/kubernetes/benchmark.yaml, whose pods are told their number and the first one's address."""

@@ -44,5 +44,6 @@ def test_two_containers_are_two_hosts_whose_ranks_listen_where_a_firewall_may_le
     assert done.returncode == 0, done.stderr
     said = sorted(line.partition("| ")[2] for line in done.stdout.splitlines() if "| rank" in line)
     assert said == [f"rank {rank} listens at 1 more port, one of the system's: True" for rank in (0, 1)]
-    pinned = compose("run", "--rm", "--no-deps", "--entrypoint", "cat", "host0", "/proc/sys/net/ipv4/ip_local_port_range")
+    file = "/proc/sys/net/ipv4/ip_local_port_range"
+    pinned = compose("run", "--rm", "--no-deps", "--entrypoint", "cat", "host0", file)
     assert pinned.stdout.split() == ["50000", "50099"]
