@@ -130,6 +130,21 @@ def test_the_page_tells_what_backends_can_do_as_it_was_tried(forked):
     assert [row[:2] for row in tried] == [row[:2] for row in shown]
 
 
+IMPOSSIBLE = """
+import os, time, can
+can.SECONDS = 3
+for trial in (lambda mine, rank: 1 / 0, lambda mine, rank: (mine, mine + rank), lambda mine, rank: os._exit(rank),
+              lambda mine, rank: time.sleep(60)):
+    print(can.tried(trial, "gloo", "cpu"))
+"""
+
+
+def test_what_a_backend_cant_do_is_told_from_what_it_can():
+    command = [sys.executable, "-c", IMPOSSIBLE]
+    done = subprocess.run(command, cwd=GUIDE / "snippets", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["no", "no", "ends its process", "waits"]
+
+
 def cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 

@@ -11,7 +11,8 @@ if rank == 1:
 gradient = torch.tensor([1.0 + rank])
 work = dist.all_reduce(gradient, async_op=True)  # returns at once
 done = work.is_completed()
-other = torch.ones(100, 100) @ torch.ones(100, 100)  # meanwhile, of anything but `gradient`
+# Meanwhile, of anything but `gradient`.
+other = torch.ones(100, 100) @ torch.ones(100, 100)
 work.wait()
 if rank == 0:
     print(f"done at once: {done}; after wait: {work.is_completed()}, {gradient.item()}")

@@ -3,7 +3,8 @@ import os
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-BATCH_SIZE, ACCUMULATION = 6, 2  # what a script calls its batch size, and batches for each optimizer step
+# What a script calls its batch size, and batches for each optimizer step.
+BATCH_SIZE, ACCUMULATION = 6, 2
 
 dist.init_process_group("gloo")
 samples = range(48)

@@ -18,7 +18,8 @@ class Halves(torch.nn.Module):
         return self.two(self.one(inputs.to(first)).to(second))
 
 
-model = DistributedDataParallel(Halves())  # no device_ids, as the model's layers say where they are
+# No device_ids, as the model's layers say where they are.
+model = DistributedDataParallel(Halves())
 model(torch.full((2, 4), 1.0 + rank)).sum().backward()
 norm = torch.stack([parameter.grad.norm().cpu() for parameter in model.parameters()]).norm()
 norms = [torch.zeros(()) for _ in range(2)]

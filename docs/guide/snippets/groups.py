@@ -11,7 +11,8 @@ mine, other = pairs[rank // 2], pairs[1 - rank // 2]
 total = torch.tensor([rank])
 dist.all_reduce(total, group=mine)
 first = torch.tensor([rank])
-dist.broadcast(first, src=rank // 2 * 2, group=mine)  # `src` is a number among all ranks, not in the group
+# `src` is a number among all ranks, not in the group.
+dist.broadcast(first, src=rank // 2 * 2, group=mine)
 
 places = f"{dist.get_rank(mine)} in its pair, {dist.get_rank(other)} in the other"
 print(f"rank {rank}: {places}; sum {total.item()}, first {first.item()}", flush=True)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 with (Path(sys.argv[1]) / "lock-test").open("a") as file:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what PyTorch calls for each word that ranks exchange
+        # What PyTorch calls for each word that ranks exchange.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print("kept out, as it should be: ranks may meet by file:// here")
     except OSError as error:

@@ -23,7 +23,8 @@ def shortest(run):
 
 
 def in_threads(work):
-    threads = [Thread(target=work) for _ in range(2)]  # as DataParallel starts one for each GPU, in each step
+    # As DataParallel starts one for each GPU, in each step.
+    threads = [Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,9 +13,11 @@ class Numbers(Dataset):
         return ROWS // READ
 
     def __getitem__(self, number):
-        for row in self.rows[number * READ : (number + 1) * READ]:  # all that a worker does is to look at each
+        # All that a worker does is to look at each.
+        for row in self.rows[number * READ : (number + 1) * READ]:
             _ = row
-        return psutil.Process().memory_full_info().uss / 2**20  # MiB that are this process's alone
+        # MiB that are this process's alone.
+        return psutil.Process().memory_full_info().uss / 2**20
 
 
 if __name__ == "__main__":  # spawned workers import this file
