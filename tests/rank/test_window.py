@@ -256,7 +256,14 @@ def test_memory_is_that_of_the_window(training, monkeypatch):
 
 
 def test_memory_is_read_where_the_kernel_says_it(tmp_path, monkeypatch):
-    (tmp_path / "status").write_text("Name:\tpython\nVmPeak:\t 4096 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n")
-    (tmp_path / "smaps_rollup").write_text("00400000-7fff [rollup]\nRss:  1024 kB\nPss:   512 kB\nPss_Anon: 5 kB\n")
+    """Of the process and its workers together; one that has ended counts for nothing."""
+    for process in ("self", "17"):
+        (tmp_path / process).mkdir()
+        status = "Name:\tpython\nVmPeak:\t 4096 kB\nVmHWM:\t  2048 kB\nVmRSS:\t  1024 kB\n"
+        (tmp_path / process / "status").write_text(status)
+        rollup = "00400000-7fff [rollup]\nRss:  1024 kB\nPss:   512 kB\nPss_Anon: 5 kB\n"
+        (tmp_path / process / "smaps_rollup").write_text(rollup)
     monkeypatch.setattr(memory, "PROC", Path(tmp_path))
-    assert memory.read(torch.device("cpu")) == {"peak_mb": 2.0, "reserved_mb": None, "proportional_mb": 0.5}
+    alone = {"peak_mb": 2.0, "reserved_mb": None, "proportional_mb": 0.5}
+    assert memory.read(torch.device("cpu")) == alone
+    assert memory.read(torch.device("cpu"), [17, 18]) == alone | {"peak_mb": 4.0, "proportional_mb": 1.0}
