@@ -46,7 +46,7 @@ def convert(run: Path, destination: Path) -> str:
     live = read_json(run / paths.CHECKPOINT / MANIFEST)["weights"]
     with atomic_folder(destination) as temporary:
         wanted, about = live, {}
-        if settings["train"].get("lora"):
+        if settings.get("train", {}).get("lora"):
             start = models.load(data / paths.WEIGHTS)
             state = lora.take_out(start, state, Train(**settings["train"]), temporary / paths.ADAPTER)
             wanted, about = models.hash_weights(state), {"merged_from": live}
