@@ -32,18 +32,25 @@ def main() -> int:
             config.require_row(name, f"--row {name}", besides=("reference",))
     verdicts = {}
     for name in names:
-        if name in references:
-            verdicts[name] = parity.prove_reference(config, references[name], arguments.results)
-            continue
-        if not arguments.show:
-            try:
+        try:
+            if name in references:
+                verdicts[name] = parity.prove_reference(config, references[name], arguments.results)
+                continue
+            needed = [reference.name for reference in config.references(config.rows[name]).values()]
+            if untrained := [verdicts[each] for each in needed if verdicts.get(each, {}).get("proof") == "failed"]:
+                verdicts[name] = parity.failed(config, config.rows[name], untrained[0]["reason"])
+                continue
+            if not arguments.show:
                 parity.prove(config, config.rows[name], arguments.results)
-            except RunStopped:
+        except RunStopped:
+            raise
+        except RunFailed as error:
+            if len(names) == 1:
                 raise
-            except RunFailed as error:
-                if len(names) == 1:
-                    raise
-                print(f"failed: {error}", flush=True)
+            print(f"failed: {error}", flush=True)
+            if name in references:  # with updates of some rows' own, it is theirs alone
+                verdicts[name] = {"proof": "failed", "reason": str(error)}
+                continue
         verdicts[name] = parity.read(config, config.rows[name], arguments.results)
     print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()], SPARED)
     unproven = {name: each for name, each in verdicts.items() if each and each["proof"] in ("unequal", "failed")}
