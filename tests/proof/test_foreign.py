@@ -167,7 +167,7 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
         (["test"], "Give a run's folder, or --model FOLDER with --data FILE."),
         (["test", "--model", "."], "--model needs --data FILE"),
         (["test", "--model", ".", "--data", "no.csv"], "--data: no.csv does not exist"),
-        (["convert", "--model", "."], "Give a run's folder, or --model FOLDER, --weights FILE and --output FOLDER."),
+        (["convert", "--model", "."], "or --model FOLDER, --weights FILE and --output FOLDER."),
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "tests"], "--output: tests is there already"),
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "made"], "is not a model folder"),
         (["predict", "--weights", "no.pt", "--text", "x"], "name the folder of the model that they are of by --model"),

@@ -98,9 +98,10 @@ def test_alone_a_rank_trains_the_share_that_it_has_in_the_row(monkeypatch, tmp_p
     settings = replace(reading.parse({"rows": {"x": asked}}).rows["x"].settings(), data=str(tmp_path))
     row = kind(settings)
     row.world = World(world_size - 1, 0, world_size, torch.device("cpu"), "gloo")
-    training = SimpleNamespace(strategy=row, settings=settings, folder=tmp_path, progress=SimpleNamespace(alive=None))
+    silent = SimpleNamespace(alive=None)
+    training = SimpleNamespace(strategy=row, settings=settings, folder=tmp_path, progress=silent, workers=None)
     shares, clock = [], SimpleNamespace(step_seconds=list)
-    monkeypatch.setattr(profiling, "set_up", lambda *_: SimpleNamespace(wrap=lambda model: None, clock=clock))
+    monkeypatch.setattr(profiling, "set_up", lambda *_, **__: SimpleNamespace(wrap=lambda model: None, clock=clock))
     monkeypatch.setattr(profiling, "Replay", lambda *_: None)
     monkeypatch.setattr(profiling.models, "load", lambda *_: torch.nn.Linear(1, 1))
     monkeypatch.setattr(

@@ -180,6 +180,7 @@ def gathered(task: Task, samples, world_size: int, batch: int) -> list[torch.Ten
             padded_width=lambda width: width,
             all_gather=all_gather,
             autocast=torch.no_grad,
+            gathered=lambda *_: None,
         )
         train, progress = SimpleNamespace(global_batch=batch), SimpleNamespace(alive=lambda: None)
         return gather_results(SimpleNamespace(strategy=strategy, task=task, train=train, progress=progress), samples)
