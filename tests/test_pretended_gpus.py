@@ -458,6 +458,23 @@ def test_the_guide_says_in_which_type_dataparallel_computes(two):
     ]
 
 
+def test_dataparallel_gathers_where_it_is_told(two):
+    """The loss is computed there, and the model is the same; the proof says so, on as many GPUs."""
+    row = "--set=rows.gathered={strategy: dataparallel, output_device: 1}"
+    finished = two.launch("gathered", "", row)
+    assert finished.returncode == 0, finished.stderr
+    assert two.launch("dataparallel").returncode == 0
+    made, usual = (two.read(f"runs/{name}/n2/rep1/record.json") for name in ("gathered", "dataparallel"))
+    assert [each["settings"]["options"]["output_device"] for each in (made, usual)] == [1, 0]
+    assert made["losses"] == usual["losses"]
+    proven = two.script("parity", row, "--row=reference", "--row=gathered")
+    assert proven.returncode == 0, proven.stdout + proven.stderr
+    assert two.read("parity/gathered/n*/rep1/verdict.json")["proof"] == "equal"
+    beyond = two.launch("gathered", "", row.replace("1}", "2}"))
+    assert beyond.returncode == 2
+    assert "output_device: 2: the row has 2 devices, numbered from 0" in beyond.stderr
+
+
 @pytest.fixture
 def stranger():
     """A process that no run has to do with, until the test ends."""

@@ -176,6 +176,11 @@ class Row:
                 " lower accumulation."
             )
         self._refuse_lora()
+        if (output := self.options.get("output_device", 0)) and output >= self.hardware.devices:
+            raise BadInput(
+                f"rows.{self.name}.output_device: {output}: the row has {self.hardware.devices} devices, numbered"
+                " from 0. Name one of them; on a CPU there is nothing to choose."
+            )
         if self.options.get("own_loaders") and self.train.accumulation > 1:
             raise BadInput(
                 f"rows.{self.name}.accumulation: {self.train.accumulation}: with own_loaders a step is one batch of"

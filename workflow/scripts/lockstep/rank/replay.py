@@ -155,9 +155,10 @@ class Replay:
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""
-        self.losses[batch.step] += loss.detach()
+        there = self.losses.device  # a framework may compute the loss on another GPU
+        self.losses[batch.step] += loss.detach().to(there)
         if self.terms:
-            self.term_losses[:, batch.step] += self.last_means
+            self.term_losses[:, batch.step] += self.last_means.to(there)
         self.training.files.consume(batch.step, batch.ids)
 
     def mean_losses(self) -> list[float]:

@@ -20,12 +20,22 @@ class Strategy(single.Strategy):
     def wrap(self):
         on_gpus = self.world.device.type == "cuda"
         devices = list(range(self.hardware.devices)) if on_gpus else None
-        self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices)
+        output = self.options["output_device"] if on_gpus else None
+        self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices, output)
         for number in self.others():  # else all would drop the same units: torch.manual_seed seeds every GPU alike
             with torch.cuda.device(number):
                 torch.cuda.manual_seed(torch.initial_seed() + number)
         if not on_gpus:
             self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
+
+    def inputs(self, arrays):
+        """Labels lie where the outputs are gathered, and the loss is computed there."""
+        tensors = super().inputs(arrays)
+        if self.world.device.type == "cuda" and self.options["output_device"]:
+            output = torch.device("cuda", self.options["output_device"])
+            labels = {name: tensor.to(output) for name, tensor in tensors.items() if name.startswith("labels")}
+            tensors |= labels
+        return tensors
 
     def others(self) -> list[int]:
         """The devices that it trains on besides this process's own."""
@@ -42,7 +52,9 @@ class Strategy(single.Strategy):
             torch.cuda.set_rng_state(state, number)
 
     def live(self):
-        return {"devices": max(1, len(self.model.device_ids))}
+        devices = self.model.device_ids
+        output = devices.index(self.model.output_device) if devices else 0
+        return {"devices": max(1, len(devices)), "output_device": output}
 
     @staticmethod
     def to_state_dict(folder):
@@ -56,6 +68,13 @@ OPTIONS = {
         "const": 1,
         "default": 1,
         "description": "nn.DataParallel is one process, and can't span machines.",
+    },
+    "output_device": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "on which of the row's GPUs, from 0, outputs are gathered and the loss is computed, which takes"
+        " memory. Parameters and their gradients stay on the first",
     },
 }
 
