@@ -59,8 +59,41 @@ MODELS = {
     "gpt2": (gpt2, TOKENS, {}),
     "gpt2_every": (gpt2, TOKENS, {"lora_targets": ["all-linear"]}),
     "vit": (vit, PIXELS, {"lora_targets": ["q_proj", "v_proj"]}),
-    "basicnet_bn": (basicnet, PIXELS, {"lora_targets": ["conv2", "fc1", "fc2"]}),
+    "basicnet_bn": (basicnet, PIXELS, {"lora_targets": ["conv2", "fc1"]}),
 }
+
+
+class Encoder(torch.nn.Module):
+    """PyTorch's own encoder layers, which in evaluation read the weights of their layers and call none of them."""
+
+    def __init__(self, head: str):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.before = torch.nn.Linear(16, 16)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2)
+        setattr(self, head, torch.nn.Linear(16, 3))
+        self.head = head
+
+    def forward(self, pixel_values):
+        states = self.encoder(self.before(pixel_values.flatten(1)[:, :64].view(-1, 4, 16)))
+        return getattr(self, self.head)(states.mean(1))
+
+
+@pytest.mark.parametrize("head", ["classifier", "last"])
+def test_pytorch_s_own_encoder_layers_heed_updates_in_evaluation_too(head):
+    """PyTorch has a path of its own through them, past whatever stands beside their weights."""
+    torch.backends.mha.set_fastpath_enabled(True)
+    live = trained(lora.put_into(Encoder(head), train(lora_alpha=64, lora_targets=["linear1", "linear2"])), PIXELS)
+    said = scores(live, PIXELS)
+    torch.backends.mha.set_fastpath_enabled(False)
+    assert torch.equal(said, scores(live, PIXELS))
+
+
+def test_a_network_s_last_linear_layer_is_its_head():
+    live = lora.put_into(Encoder("last"), train(lora_targets=["linear1"]))
+    whole = {name for name, weight in live.named_parameters() if weight.requires_grad and ".lora_" not in name}
+    assert {name.split(".")[0] for name in whole} == {"last"}
 
 
 def scores(network: torch.nn.Module, inputs: dict) -> torch.Tensor:
@@ -164,7 +197,9 @@ REFUSED = {
         "lora: peft does not know which layers of FNetForSequenceClassification to update; name some of them by"
         " lora_targets: dense, ",
     ),
-    "a network of its own": (basicnet, None, "name some of them by lora_targets: conv1, conv2, fc1, fc2"),
+    "a network of its own": (basicnet, None, "name some of them by lora_targets: conv1, conv2, fc1"),
+    "a word beside names": (model, ["all-linear", "query"], "lora_targets: all-linear stands alone"),
+    "what its owner never calls": (lambda: Encoder("proj"), ["out_proj"], "lora_targets: out_proj names no layer"),
 }
 
 

@@ -92,6 +92,15 @@ def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, t
         (lambda state: {name: state[name] for name in state if "classifier" not in name}, "lacks classifier.weight"),
         (lambda state: state | {"classifier.bias": torch.ones(3)}, r"classifier.bias is \[3\], and \[2\] in the model"),
         (lambda state: {"model": state, "ema": state}, "holds such a model 2 times, under ema., model."),
+        (
+            lambda state: state | {f"module.{name}": tensor + 1 for name, tensor in state.items()},
+            "holds such a model twice, as .* which are not the same",
+        ),
+        (
+            lambda state: state | {"classifier.weight": (100 * state["classifier.weight"]).to(torch.int8)},
+            "classifier.weight is int8, .* Turn quantised weights back",
+        ),
+        (lambda state: state | {"classifier.bias": torch.tensor([0.0, torch.nan])}, "holds nan or infinity"),
         (lambda state: {"encoder.weight": torch.ones(2)}, "holds no tensor called bert"),
         (lambda state: {}, "holds no tensor called bert"),
         (lambda state: torch.nn.Linear(2, 2), "can't be read as tensors alone"),

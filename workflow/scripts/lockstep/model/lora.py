@@ -21,7 +21,7 @@ from lockstep.model import batch_norm, lean, models
 if TYPE_CHECKING:  # importing it takes long, and most rows do without
     from peft import PeftModel
 
-HEAD = {"pooler", "pre_classifier", "classifier", "score"}  # what models call what follows the encoder
+HEAD = {"pooler", "pre_classifier", "classifier", "classification_head", "score"}  # as transformers calls it
 EVERY_LINEAR = "all-linear"  # a word of peft's
 UNUSED = "bitsandbytes"  # which peft looks for, to update layers in 8 bits, and which takes long to import
 NAME = "default"  # of the one set of updates that a model has, as peft calls it
@@ -39,7 +39,11 @@ def put_into(model: torch.nn.Module, train: Train) -> torch.nn.Module:
     It is of the same class as before, and all but the updates and the head is frozen. Raises RunFailed where it can't
     be changed so.
     """
-    return adapted(model, train).get_base_model() if train.lora else model
+    if not train.lora:
+        return model
+    # In evaluation PyTorch's own encoder layers read their weights, and call none of the layers that have updates.
+    torch.backends.mha.set_fastpath_enabled(False)
+    return adapted(model, train).get_base_model()
 
 
 @lean.hidden(UNUSED)
@@ -51,7 +55,7 @@ def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
     """
     import peft
 
-    heads = _heads(model)
+    heads = heads_of(model)
     normalising = [path for path, module in model.named_modules() if batch_norm.depends_on_batch(module)]
     name = type(model).__name__
     kind = peft.TaskType.SEQ_CLS if name.endswith("ForSequenceClassification") else None
@@ -151,17 +155,30 @@ def _alpha(train: Train) -> float:
     return train.lora_alpha or train.lora
 
 
-def _heads(model: torch.nn.Module) -> list[str]:
-    return [path for path, _ in model.named_modules() if path.split(".")[-1] in HEAD]
+def heads_of(model: torch.nn.Module) -> list[str]:
+    """The paths of the modules that are trained whole: those that transformers calls so.
+
+    Of a network that has none of these names it is the last linear layer, but for a causal model's, which may be its
+    embedding, and one that peft can't tell from others, as it looks for the ends of paths.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    named = [path for path in paths if path.split(".")[-1] in HEAD]
+    if named or models.is_causal_name(type(model).__name__):
+        return named
+    last = [path for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1:]
+    tied = {name.rpartition(".")[0] for pair in models.tied_names(model).items() for name in pair}
+    return [path for path in last if path not in tied and sum(other.endswith(path) for other in paths) == 1]
 
 
 def _layers(model: torch.nn.Module, heads: list[str]) -> dict[str, torch.nn.Module]:
     """What LoRA can update: layers with a matrix, outside of the head, which is trained whole."""
     kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
+    never_called = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # of nn.MultiheadAttention, which reads it
     return {
         path: module
         for path, module in model.named_modules()
         if (isinstance(module, kinds) or type(module).__name__ == "Conv1D")  # GPT-2's
+        and not isinstance(module, never_called)
         and not any(f"{path}.".startswith(f"{head}.") for head in heads)
     }
 
@@ -175,6 +192,8 @@ def _targets(model: torch.nn.Module, names: list[str] | None, heads: list[str]) 
     if names == [EVERY_LINEAR]:
         embedding = torch.nn.Embedding
         return [path for path, layer in layers.items() if not isinstance(layer, embedding) and path not in shared]
+    if EVERY_LINEAR in names:
+        raise RunFailed(f"lora_targets: {EVERY_LINEAR} stands alone: leave it out, or the names beside it")
     for name in names:
         paths = [path for path in layers if f".{path}".endswith(f".{name}")]
         if not paths:

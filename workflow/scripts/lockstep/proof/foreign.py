@@ -58,6 +58,14 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
         )
     own = blank.state_dict()
     for name in names:
+        if state[name].is_floating_point() != own[name].is_floating_point():
+            kind = str(state[name].dtype).removeprefix("torch.")
+            raise BadInput(
+                f"{weights}: {name} is {kind}, and the model has numbers of another kind there. Turn quantised weights"
+                " back into floats first, by what made them."
+            )
+        if not state[name].isfinite().all():
+            raise BadInput(f"{weights}: {name} holds nan or infinity. Take a checkpoint from before training diverged.")
         if state[name].shape != own[name].shape:
             raise BadInput(
                 f"{weights}: {name} is {list(state[name].shape)}, and {list(own[name].shape)} in the model in {model}."
@@ -101,11 +109,16 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def _matched(stored: Iterable[str], names: list[str], weights: Path) -> dict[str, str]:
+def _matched(stored: dict[str, torch.Tensor], names: list[str], weights: Path) -> dict[str, str]:
     """Which stored tensor each of the model's is: by its name, or by its name after one that all of them begin with."""
     plain = {}
     for source in stored:
-        plain.setdefault(_unwrapped(source, names), source)
+        first = plain.setdefault(_unwrapped(source, names), source)
+        if first is not source and not torch.equal(stored[first], stored[source]):
+            raise BadInput(
+                f"{weights}: holds such a model twice, as {first} and {source}, which are not the same. Save the one"
+                " that is meant by itself."
+            )
     longest = max(names, key=len)
     beginnings = {name.removesuffix(longest) for name in plain if name == longest or name.endswith(f".{longest}")}
     complete = {
@@ -118,8 +131,9 @@ def _matched(stored: Iterable[str], names: list[str], weights: Path) -> dict[str
             " is meant by itself."
         )
     if not complete:
+        held = _listed(list(stored)) or "no tensor"
         raise BadInput(
-            f"{weights}: holds no tensor called {longest}, which the model has; it holds {_listed(list(stored))}."
+            f"{weights}: holds no tensor called {longest}, which the model has; it holds {held}."
             " Name the folder of the model that it is of."
         )
     return next(iter(complete.values()))

@@ -126,15 +126,14 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:
-    """Note in `live` in what the first layer of matrices computes, once it does; raise RunFailed if not in that."""
-    layer = next((module for module in strategy.module.modules() if isinstance(module, COMPUTING)), None)
-    if layer is None:
-        return
+    """Note in `live` in what the first layer of matrices computes that does; raise RunFailed if not in that."""
+    layers = [module for module in strategy.module.modules() if isinstance(module, COMPUTING)]
 
     def look(module, inputs, output):
-        handle.remove()
+        for handle in handles:  # of all, as some are never called: their owner reads their weights
+            handle.remove()
         live["computes_in"] = str(output.dtype).removeprefix("torch.")
         if output.dtype != DTYPES[precision]:
             raise RunFailed(f"precision: {precision} is asked for, and the model computes in {live['computes_in']}")
 
-    handle = layer.register_forward_hook(look)
+    handles = [layer.register_forward_hook(look) for layer in layers]
