@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import warnings
 from collections.abc import Callable, Iterable
+from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.run import lifetime
 
+ENDING = 1.0  # seconds that a worker which closed its connections may take to end
 # A micro-batch to be made: by which function of a module (`Strategy.collate`), of which samples, and how wide.
 Order = tuple[Callable, np.ndarray, int]
 
@@ -74,6 +76,8 @@ class Workers:
         except StopIteration:
             raise RunFailed("more batches are asked for than its workers were told to make") from None
         except Exception as error:
+            # One that is killed closes its connections before it is known to have ended.
+            connection.wait([process.sentinel for process in self.processes], timeout=ENDING)
             if gone := [process for process in self.processes if not process.is_alive()]:
                 by = f"by {signal.Signals(-gone[0].exitcode).name}" if gone[0].exitcode < 0 else "by itself"
                 raise RunFailed(
