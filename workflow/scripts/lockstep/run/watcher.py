@@ -57,21 +57,22 @@ def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: 
     own = _there([os.getppid(), *by_hand])
     gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
     used = dict.fromkeys(own, 0.0)  # by each, up to its end
-    before, began = (_busy(), _sum_used(used)), time.perf_counter()
+    before = _now(used)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
     with (folder / WATCH).open("w", encoding="utf-8") as stream:
         while not ended.is_set():
             ended.wait(INTERVAL)
-            now, at = (_busy(), _sum_used(used)), time.perf_counter()
-            run_seconds = now[1] - before[1]
-            others = (now[0] - before[0]) - run_seconds
+            now = _now(used)
+            (began, busy_before, run_before), (end, busy_now, run_now) = before, now
+            run_seconds = run_now - run_before
+            others_seconds = (busy_now - busy_before) - run_seconds
             sample = {
                 "begin": began,
-                "end": at,
-                "run_cores": run_seconds / (at - began),
-                "others_cores": max(0.0, others / (at - began)),
+                "end": end,
+                "run_cores": run_seconds / (end - began),
+                "others_cores": max(0.0, others_seconds / (end - began)),
                 "cpu_mhz": _cpu_mhz(),
                 "cpu_celsius": _cpu_celsius(),
                 "gpus": [nvml.state(number, handle) for number, handle in gpus.items()],
@@ -83,7 +84,17 @@ def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: 
                 if no_room(error):
                     os._exit(1)  # the run will say so; what is in the stream can't be written when it is closed either
                 raise
-            before, began = now, at
+            before = now
+
+
+def _now(used: dict[psutil.Process, float]) -> tuple[float, float, float]:
+    """The time, and the CPU seconds that anything on this machine, and that the run has used up to now.
+
+    To walk through the run's processes takes this one, of low priority, up to half a second on a busy machine. So it
+    is done first: the time and what all have used are of one moment.
+    """
+    run = _sum_used(used)
+    return time.perf_counter(), _busy(), run
 
 
 def _busy() -> float:
