@@ -17,8 +17,9 @@ from transformers import (
 
 from lockstep.config import reading
 from lockstep.config.sections import Train
-from lockstep.errors import RunFailed
+from lockstep.errors import BadInput, RunFailed
 from lockstep.model import convnets, lora, models
+from lockstep.run import runs
 
 peft = pytest.importorskip("peft", reason="needs peft: make setup")
 CPU = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
@@ -78,6 +79,16 @@ class Encoder(torch.nn.Module):
     def forward(self, pixel_values):
         states = self.encoder(self.before(pixel_values.flatten(1)[:, :64].view(-1, 4, 16)))
         return getattr(self, self.head)(states.mean(1))
+
+
+def test_data_json_knows_the_layers_that_lora_can_update():
+    there = lora.sizes(gpt2())
+    assert all(
+        lora.put_into(gpt2(), train(lora_targets=[path]))
+        for path in [path for path in there if path.endswith("c_attn")]
+    )
+    assert not any(path.split(".")[-1] in lora.HEAD for path in lora.sizes(model()))
+    assert all(size > 0 for size in there.values())
 
 
 @pytest.mark.parametrize("head", ["classifier", "last"])
@@ -201,6 +212,16 @@ REFUSED = {
     "a word beside names": (model, ["all-linear", "query"], "lora_targets: all-linear stands alone"),
     "what its owner never calls": (lambda: Encoder("proj"), ["out_proj"], "lora_targets: out_proj names no layer"),
 }
+
+
+def test_a_target_that_names_nothing_is_refused_before_a_rank_starts():
+    row = reading.parse(CPU | {"rows": {"x": {"strategy": "ddp", "lora": 4, "lora_targets": ["query", "qeury"]}}}).rows[
+        "x"
+    ]
+    with pytest.raises(BadInput, match=r"rows\.x\.lora_targets: qeury names no layer .* There are: dense, key,"):
+        runs.refuse_lora_targets(row, lora.sizes(model()))
+    right = replace(row, train=replace(row.train, lora_targets=["query", "output.dense"]))
+    runs.refuse_lora_targets(right, lora.sizes(model()))
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -101,6 +101,14 @@ def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, t
             "classifier.weight is int8, .* Turn quantised weights back",
         ),
         (lambda state: state | {"classifier.bias": torch.tensor([0.0, torch.nan])}, "holds nan or infinity"),
+        (
+            lambda state: state | {"classifier.weight": state["classifier.weight"].to_sparse()},
+            r"theirs.pt: classifier.weight is a tensor sparse or quantised\. Save it as a dense one",
+        ),
+        (
+            lambda state: state | {"classifier.weight": torch.empty(2, 8, device="meta")},
+            r"theirs.pt: classifier.weight is a tensor without values \(meta\)",
+        ),
         (lambda state: {"encoder.weight": torch.ones(2)}, "holds no tensor called bert"),
         (lambda state: {}, "holds no tensor called bert"),
         (lambda state: torch.nn.Linear(2, 2), "can't be read as tensors alone"),

@@ -374,7 +374,7 @@ def test_images_without_a_class_and_repeated_ones_are_left_out(run_script, tmp_p
     code, printed, said = prepared(run_script, "--set", "data.path=own")
     assert code == 0, said
     assert "20 rows, 1 duplicates removed; 14 train, 2 dev, 2 test" in printed
-    assert "1 images have no pixel of a class, and are left out" in printed
+    assert "images that have no pixel of a class, and are left out: 1" in printed
     assert read_json(tmp_path / "results/data/data.json")["duplicates_with_another_label"] == 1
 
 

@@ -31,7 +31,9 @@ def main() -> int:
         if name not in references:
             config.require_row(name, f"--row {name}", besides=("reference",))
     verdicts = {}
-    for name in names:
+    for at, name in enumerate(names, 1):
+        if len(names) > 1 and not arguments.show:
+            print(f"{name}: {at} of {len(names)}", flush=True)
         try:
             if name in references:
                 verdicts[name] = parity.prove_reference(config, references[name], arguments.results)

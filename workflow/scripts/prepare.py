@@ -14,7 +14,7 @@ from lockstep.config.sections import Model
 from lockstep.data import plan
 from lockstep.data.labels import listed
 from lockstep.errors import BadInput
-from lockstep.model import models, padding
+from lockstep.model import lora, models, padding
 from lockstep.run import journal
 
 SHOWN = 30  # labels
@@ -46,6 +46,7 @@ def main() -> None:
             "parameters": models.count_parameters(model),
             "batch_statistics": models.has_batch_statistics(model),
             "weights": weights,
+            "lora_layers": lora.sizes(model),
             "unused_parameters": task.unused_parameters(model, samples),
             "asked": config.data_settings,
             "files": files.inventory(prepared, parts),

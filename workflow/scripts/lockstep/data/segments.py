@@ -226,7 +226,7 @@ def store(written: Written, data: Data, source: str, notes: list[str], folder: P
     _, first, which = np.unique(written.digests, return_index=True, return_inverse=True)
     known = counts.sum(axis=1) > 0
     if unknown := int((~known[np.sort(first)]).sum()):
-        notes.append(f"{unknown} images have no pixel of a class, and are left out")
+        notes.append(f"images that have no pixel of a class, and are left out: {unknown}")
     kept = np.sort(first[known[first]])
     other_mask = int((written.masks_digests != written.masks_digests[first[which]]).sum())
     parts = _divided(kept, data, source)
@@ -278,11 +278,12 @@ def _classes(written: Written, data: Data, source: str) -> tuple[list[str], np.n
     labels = data.labels or (shapes.NAMES if data.embedded else [str(number) for number in range(highest + 1)])
     if data.embedded and len(labels) != len(shapes.NAMES):
         raise BadInput(f"data.labels: names {len(labels)} classes, and the made-up shapes have {len(shapes.NAMES)}.")
-    if len(labels) < 2 or highest < 1:
-        raise BadInput(
-            f"{source}: all pixels that are of a class are of {labels[0] if labels else 'none'}; at least"
-            " two classes are needed."
-        )
+    if highest < 0:
+        raise BadInput(f"{source}: no pixel of any mask is of a class: all are {IGNORED}, which stands for none.")
+    present = np.flatnonzero(every.any(axis=0))
+    if len(labels) < 2 or len(present) < 2:
+        only = labels[present[0]] if present[0] < len(labels) else present[0]
+        raise BadInput(f"{source}: all pixels that are of a class are of {only}; at least two classes are needed.")
     return labels, every[:, : len(labels)]
 
 

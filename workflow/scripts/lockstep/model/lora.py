@@ -208,5 +208,11 @@ def _targets(model: torch.nn.Module, names: list[str] | None, heads: list[str]) 
     return names
 
 
+def sizes(model: torch.nn.Module) -> dict[str, int]:
+    """The layers that LoRA can update, by their paths, and the smaller side of each one's matrix."""
+    layers = _layers(model, heads_of(model))
+    return {path: min(layer.weight.shape[0], layer.weight[0].numel()) for path, layer in layers.items()}
+
+
 def _listed(model: torch.nn.Module, heads: list[str]) -> str:
     return ", ".join(sorted({path.split(".")[-1] for path in _layers(model, heads)}))

@@ -94,6 +94,10 @@ def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list
             f"{weights}: can't be read as tensors alone: {brief(error)}. Save the model's state_dict() by itself, where"
             " it was trained."
         ) from None
+    for name, tensor in stored.items():
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "without values (meta)" if tensor.is_meta else "sparse or quantised"
+            raise BadInput(f"{weights}: {name} is a tensor {kind}. Save it as a dense one, of floats.")
     found = _matched(stored, names, weights)
     notes = []
     rest = [name for name in stored if name not in found.values() and not name.endswith(DERIVED)]

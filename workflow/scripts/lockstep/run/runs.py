@@ -53,6 +53,7 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     plan = Plan.load(planned)
     refuse_to_start(row)
     refuse_unused_parameters(row, about.get("unused_parameters", []))
+    refuse_lora_targets(row, about.get("lora_layers", {}))
     disturbed: list[dict] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
@@ -238,6 +239,23 @@ def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
             f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, which {row.strategy} must be told of."
             " Set find_unused_parameters: true in the row, or leave the parameter out of the model."
         )
+
+
+def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
+    """Raises BadInput where one of the row's lora_targets names none of the model's layers.
+
+    layers: of the model, by path, the smaller side of each one's matrix; empty where it is not known.
+    """
+    named = set(row.train.lora_targets or [])
+    if not (row.train.lora and layers and named) or "all-linear" in named:
+        return
+    for name in sorted(named):
+        if not any(f".{path}".endswith(f".{name}") for path in layers):
+            there = ", ".join(sorted({path.split(".")[-1] for path in layers}))
+            raise BadInput(
+                f"rows.{row.name}.lora_targets: {name} names no layer of the model that LoRA can update. There are:"
+                f" {there}."
+            )
 
 
 def _train(
