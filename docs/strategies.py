@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config import reading, registry, schema
+from lockstep.config import launchers, reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
-from lockstep.run import launchers
 from lockstep.run.coordination import Rendezvous
 
 PAGE = Path(__file__).with_suffix(".md")

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from lockstep import paths
-from lockstep.config import reading, registry
+from lockstep.config import launchers, reading, registry
 from lockstep.config.hardware import free_port
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
 from lockstep.model.optimizer import make_optimizer
-from lockstep.run import launchers, saved
+from lockstep.run import saved
 from lockstep.run.coordination import Rendezvous
 from tests.conftest import HOROVOD, PROJECT
 

@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 from lockstep import paths
-from lockstep.config import reading, registry
+from lockstep.config import launchers, reading, registry
 from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.run import coordination, launchers
+from lockstep.run import coordination
 from tests.conftest import PROJECT, copy_project
 
 HOSTS = PROJECT.parent / "shared" / "tools" / "two-hosts.sh"

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from lockstep import paths
-from lockstep.config import reading
+from lockstep.config import launchers, reading
 from lockstep.config.hardware import free_port
 from lockstep.errors import BadInput
-from lockstep.run import hand, launchers
+from lockstep.run import hand
 from lockstep.run.coordination import Rendezvous
 from tests.conftest import copy_project
 

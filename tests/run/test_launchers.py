@@ -25,7 +25,7 @@ def imported(code: str) -> set[str]:
 
 def test_starting_a_run_imports_nothing_heavy():
     heavy = FRAMEWORKS | {"torch", "transformers", "accelerate"}
-    assert heavy & imported("from lockstep.run import launchers, runs") == set()
+    assert heavy & imported("from lockstep.config import launchers; from lockstep.run import runs") == set()
 
 
 @pytest.mark.parametrize(

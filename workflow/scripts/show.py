@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 
 from lockstep import cli
-from lockstep.config import registry
+from lockstep.config import launchers, registry
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.errors import BadInput
 from lockstep.paths import PROJECT, STRATEGIES, TRAIN
-from lockstep.run import launchers, node
+from lockstep.run import node
 from lockstep.run.coordination import Rendezvous
 
 

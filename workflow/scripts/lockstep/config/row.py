@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import accelerate_file, deepspeed_file, own_files, registry, schema, tracking, trainer_arguments
-from lockstep.config.hardware import Hardware, cpu_cores, resolve, shares_gpus, training_gpus
+from lockstep.config import deepspeed_file, launchers, own_files, registry, schema, tracking, trainer_arguments
+from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
@@ -164,11 +164,7 @@ class Row:
         """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
-        if self.options.get("launcher") == "hand" and self.hardware.nodes > 1:
-            raise BadInput(
-                f"rows.{self.name}.launcher: hand: ranks are started by hand on one machine, and hardware.nodes is"
-                f" {self.hardware.nodes}. Take another launcher, or set nodes to 1."
-            )
+        self.launcher.refuse(self.options, self.hardware, f"rows.{self.name}")
         if self.train.global_batch < self.hardware.devices * self.train.accumulation:
             raise BadInput(
                 f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
@@ -256,17 +252,17 @@ class Row:
         """Raises BadInput where a configuration file of the user's contradicts the row."""
         if self.strategy == "deepspeed":
             deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
-        elif self.options["launcher"] != "accelerate":
-            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
         else:
-            accelerate_file.refuse(file, self.hardware, self.precision, where)
+            self.launcher.refuse_file(file, self.hardware, self.precision, where)
+
+    @property
+    def launcher(self) -> launchers.Launcher:
+        return launchers.of(self.options)
 
     @property
     def unattended(self) -> "Row":
         """The row with ranks that nobody has to start by hand: torchrun then does, which tells them the same."""
-        if self.options.get("launcher") != "hand":
-            return self
-        return replace(self, options=self.options | {"launcher": "torchrun"})
+        return replace(self, options=self.options | {"launcher": "torchrun"}) if self.launcher.by_hand else self
 
     @property
     def unavailable(self) -> str:
@@ -282,18 +278,10 @@ class Row:
                 return f"{need.package} is {need.installed} here, and {tested}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
             return "threads: all gives a row all cores of a CPU, and here GPUs train"
-        shared = shares_gpus(asdict(self.hardware))
-        by_deepspeed = self.options.get("launcher") == "deepspeed" and self.hardware.device == "cuda"
-        if by_deepspeed and shared:
-            return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
-        if by_deepspeed and not training_gpus(self.hardware):
-            return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
-        if self.options.get("launcher") == "horovodrun" and shared and provenance.horovod_has("nccl"):
-            return "Horovod is built with NCCL here, which refuses two ranks on one GPU"
+        if why := self.launcher.unavailable(self.options, self.hardware):
+            return why
         if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
             return "torch.compile needs a compiler; to install one (Debian): apt install g++"
-        if self.options.get("controller") == "mpi" and not provenance.horovod_has("mpi"):
-            return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
         return ""
 
     @property

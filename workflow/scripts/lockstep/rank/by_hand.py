@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from lockstep import paths
+from lockstep.config.launchers import rank_variables
 from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.run import hand, lifetime, node
-from lockstep.run.launchers import rank_variables
 
 AS_PRINTED = "Paste the line as the run printed it."
 REASON_SECONDS = 5.0  # in which a run that has failed writes why

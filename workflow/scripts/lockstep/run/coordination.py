@@ -43,7 +43,7 @@ PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # and those that t
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a run meet, and which node this is: what a launcher must know (run/launchers.py).
+    """Where the ranks of a run meet, and which node this is: what a launcher must know (config/launchers.py).
 
     `address` and `port` are node 0's; `own` and `interface` are this node's address and the network interface that has
     it; `hosts` are the names of all nodes, in their order.

@@ -6,12 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import nvml, paths
+from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, training_gpus
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.run import coordination, launchers, lifetime, node, record, watcher
+from lockstep.run import coordination, lifetime, node, record, watcher
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
@@ -117,7 +118,7 @@ def _take_part(
     )
     own_status.say(phase=coordination.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
-    if row.options.get("launcher") in launchers.FROM_ONE_NODE:
+    if row.launcher.from_one_node:
         Progress(folder, rank, row.hardware.processes_per_node)
         own_status.say(phase=coordination.DONE, watch=None)
         return

@@ -9,22 +9,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.config.launchers import rank_variables
 from lockstep.config.row import Row
 from lockstep.paths import TRAIN
 from lockstep.run.coordination import Rendezvous
 from lockstep.run.fork import Fork
-from lockstep.run.launchers import rank_variables
-
-# How a row's processes may be started, so that a fork with the variables that torchrun sets does as well.
-LAUNCHERS = ("python", "torchrun", "launch", "accelerate", "deepspeed")
 
 
 def possible(row: Row) -> bool:
     """Whether the ranks of a row can be forked: by its launcher, and because nothing of CUDA has begun here."""
     torch = sys.modules.get("torch")
     begun = torch is not None and torch.cuda.is_initialized()
-    by_launcher = row.options.get("launcher", "python") in LAUNCHERS
-    return by_launcher and "horovod" not in row.strategy and not begun and row.hardware.nodes == 1
+    return row.launcher.forkable and not begun and row.hardware.nodes == 1
 
 
 def ranks(row: Row, folder: Path, rendezvous: Rendezvous) -> Callable[[], None]:
@@ -39,7 +35,7 @@ def ranks(row: Row, folder: Path, rendezvous: Rendezvous) -> Callable[[], None]:
         began = []
         for rank in range(count):
             variables = dict(os.environ)
-            if row.options.get("launcher", "python") != "python":
+            if row.launcher.tells_ranks:
                 variables |= rank_variables(rank, count, rendezvous.address, rendezvous.port)
             began.append(Fork(train, variables))
         sys.exit(max(fork.wait() for fork in began))

@@ -65,7 +65,7 @@ def called(row: Row, folder: Path, rendezvous: Rendezvous, variables: dict[str, 
     The value is the process ids of what runs them; none, at once, where another launcher starts them. Raises BadInput
     where the port at which they are to meet is taken; RunFailed where a rank does not come within `hardware.timeout`.
     """
-    if row.options.get("launcher") != "hand":
+    if not row.launcher.by_hand:
         yield []
         return
     ranks = row.hardware.processes

@@ -2,7 +2,7 @@
 
 The run's supervisor (the process of launch.py, say) holds the kernel's lock (flock(2)) on a file in the folder, which
 goes when the supervisor goes, however that ends. The run's ranks wait for that lock, and go then too: launchers between
-them (launchers.py), such as DeepSpeed's or Horovod's, outlive their own parent and keep their ranks.
+them (config/launchers.py), such as DeepSpeed's or Horovod's, outlive their own parent and keep their ranks.
 """
 
 import contextlib

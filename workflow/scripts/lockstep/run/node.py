@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep import paths
+from lockstep.config import launchers
 from lockstep.config.hardware import selection, training_gpus
 from lockstep.config.row import Row
 from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
-from lockstep.run import coordination, hand, launchers, watcher
+from lockstep.run import coordination, hand, watcher
 from lockstep.run.coordination import Rendezvous
-from lockstep.run.launchers import FROM_ONE_NODE
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
@@ -95,9 +95,9 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
         names = [{"host": f"HOST{number}"} for number in range(hardware.nodes)]
         own, interface = (address if rank == 0 else f"HOST{rank}"), row.asked.interface or "INTERFACE"
         rendezvous = Rendezvous(port, address, rank, own, interface, coordination.host_names(row, names), "RUN")
-    if rank and row.options.get("launcher") in FROM_ONE_NODE:
+    if rank and row.launcher.from_one_node:
         return "# nothing: its ranks are started from node 0, by ssh"
-    if row.options.get("launcher") == "hand":
+    if row.launcher.by_hand:
         return "\n".join(hand.lines(hardware.processes, folder, rendezvous))
     with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
         command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), rendezvous)
@@ -133,6 +133,6 @@ def _own_variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
     # The GPUs that it trains on, and no others: what is read of a process's GPUs, energy among it, is then of those.
     environment |= selection(training_gpus(row.hardware) or None)
     environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
-    if row.options.get("launcher") not in FROM_ONE_NODE:  # whose ranks find out by their number where they are
+    if not row.launcher.from_one_node:  # whose ranks find out by their number where they are
         environment[NODE] = str(rendezvous.node)
     return environment

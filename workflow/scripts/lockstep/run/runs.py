@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lockstep import nvml, paths
+from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, refuse_less, training_gpus
 from lockstep.config.row import Row, times_trained
@@ -22,7 +23,7 @@ from lockstep.files import hash_text, named_when_full, read_json, remove_unfinis
 from lockstep.model import metrics
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.paths import data_file, data_folder, plan_file, require
-from lockstep.run import coordination, forked, journal, launchers, lifetime, node, record, saved, training_log, watcher
+from lockstep.run import coordination, forked, journal, lifetime, node, record, saved, training_log, watcher
 from lockstep.run.ledger import check_ledger, departures, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 

@@ -1,0 +1,231 @@
+"""Launchers: what starts a run's ranks, as torchrun or DeepSpeed's own. A row's option `launcher` names one.
+
+Each is a class, which says how its command is made, what it needs of the machine and what of a row it refuses. A
+strategy without that option is started as plain Python. What starts the launcher, and watches all below it, is the
+node's supervisor (run/processes.py). Nothing here needs PyTorch or a framework, which take long to import.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from lockstep import provenance
+from lockstep.config import accelerate_file
+from lockstep.config.hardware import Hardware, shares_gpus, training_gpus
+from lockstep.config.settings import Settings
+from lockstep.errors import BadInput
+from lockstep.files import write_text
+from lockstep.paths import ACCELERATE, HOSTS, RENDEZVOUS, node_folder
+
+
+class Launcher:
+    """A launcher as most are. What is said here holds unless one says something else."""
+
+    from_one_node = False  # whether the ranks of all nodes are started from the first, by ssh
+    by_hand = False  # whether somebody starts the ranks, and the run waits for them
+    forkable = True  # whether forks with the variables of `rank_variables` do as well, where nothing is timed
+    tells_ranks = True  # whether ranks read from their environment who they are
+
+    def command(self, settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
+        """What starts `script folder` once for each rank of this node.
+
+        `folder` is the run's; `meeting` is where the ranks of all nodes meet (run/coordination.py: Rendezvous).
+        """
+        raise NotImplementedError
+
+    def refuse(self, options: dict, hardware: Hardware, where: str) -> None:
+        """Raises BadInput where a row with these options, on this hardware, contradicts the launcher."""
+
+    def refuse_file(self, file: str, hardware: Hardware, precision: str, where: str) -> None:
+        """Raises BadInput where the launcher does not read a configuration file, or the file contradicts the row."""
+        raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
+
+    def unavailable(self, options: dict, hardware: Hardware) -> str:
+        """Why this machine can't start such a row by it, and what would change that; empty if it can."""
+        return ""
+
+
+def of(options: dict) -> Launcher:
+    """The launcher of a row with these options."""
+    return LAUNCHERS[options.get("launcher", "python")]
+
+
+def command(settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
+    """The command of the launcher that a row asks for."""
+    return of(settings.options).command(settings, script, folder, meeting)
+
+
+def meets_in_a_file(options: dict) -> bool:
+    """Whether ranks of a row with these options find each other through a file in the run's folder."""
+    return options.get("rendezvous") == "file"
+
+
+class Python(Launcher):
+    tells_ranks = False
+
+    def command(self, settings, script, folder, meeting):
+        return [sys.executable, str(script), str(folder)]
+
+
+class Torchrun(Launcher):
+    module = "torch.distributed.run"
+
+    def command(self, settings, script, folder, meeting):
+        hardware, port = settings.hardware, str(meeting.port)
+        shape = ["--nproc-per-node", str(hardware.processes_per_node), "--max-restarts", "0"]
+        if hardware.nodes > 1:
+            shape += ["--nnodes", str(hardware.nodes)]
+        if settings.options.get("rendezvous") == "c10d":  # which numbers the nodes as they come
+            place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting.address}:{port}"]
+            place += ["--rdzv-id", meeting.name or "lockstep", "--local-addr", meeting.own]
+        else:
+            number = ["--node-rank", str(meeting.node)] if hardware.nodes > 1 else []
+            place = [*number, "--master-addr", meeting.address, "--master-port", port]
+        return [sys.executable, "-m", self.module, *shape, *place, str(script), str(folder)]
+
+
+class Launch(Torchrun):
+    """What torchrun replaced; deprecated since PyTorch 1.9."""
+
+    module = "torch.distributed.launch"
+
+
+class Spawn(Launcher):
+    """torch.multiprocessing.spawn, called by strategies/ddp_spawn.py itself."""
+
+    forkable = False
+
+    def command(self, settings, script, folder, meeting):
+        hardware = settings.hardware
+        file = (folder / RENDEZVOUS).absolute()
+        if meeting.node == 0:
+            file.unlink(missing_ok=True)  # one left by a killed run would make this one fail
+        address = f"file://{file}" if meets_in_a_file(settings.options) else f"tcp://{meeting.address}:{meeting.port}"
+        ranks = [meeting.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
+        program = [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)]
+        return [*program, address, *map(str, ranks)]
+
+
+class Accelerate(Launcher):
+    def command(self, settings, script, folder, meeting):
+        hardware, own = settings.hardware, settings.options.get("config_file")
+        program = [sys.executable, "-m", "accelerate.commands.launch"]
+        file = node_folder(folder, meeting.node) / ACCELERATE
+        if own:
+            # A copy, which tells later what the run was started with.
+            file = file.with_suffix(Path(own).suffix)
+            write_text(file, Path(own).read_text(encoding="utf-8"))
+            shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(meeting.port)]
+            if hardware.nodes > 1:
+                shape += ["--num_machines", str(hardware.nodes), "--machine_rank", str(meeting.node)]
+                shape += ["--main_process_ip", meeting.address]
+            return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
+        about = {
+            "compute_environment": "LOCAL_MACHINE",
+            # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
+            "distributed_type": "MULTI_GPU",
+            "num_processes": hardware.processes,
+            "num_machines": hardware.nodes,
+            "machine_rank": meeting.node,
+            "main_process_ip": meeting.address,
+            "main_process_port": meeting.port,
+            "rdzv_backend": "static",
+            "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
+            "dynamo_config": {"dynamo_backend": "NO"},
+            "use_cpu": False,
+        }
+        write_text(file, yaml.safe_dump(about))
+        return [*program, "--config_file", str(file), str(script), str(folder)]
+
+    def refuse_file(self, file, hardware, precision, where):
+        accelerate_file.refuse(file, hardware, precision, where)
+
+
+class DeepSpeed(Launcher):
+    def command(self, settings, script, folder, meeting):
+        hardware = settings.hardware
+        # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
+        gpus = training_gpus(hardware)
+        if hardware.nodes > 1:
+            file = node_folder(folder, meeting.node) / HOSTS
+            slots = max(gpus) + 1 if gpus else hardware.processes_per_node
+            write_text(file, "".join(f"{host} slots={slots}\n" for host in meeting.hosts))
+            devices = ["--hostfile", str(file), "--no_ssh", "--node_rank", str(meeting.node)]
+            if gpus:
+                numbers = ",".join(map(str, gpus))
+                devices += ["--include", "@".join(f"{host}:{numbers}" for host in meeting.hosts)]
+        elif gpus:
+            devices = ["--include", "localhost:" + ",".join(map(str, gpus))]
+        else:
+            devices = ["--num_accelerators", str(hardware.processes)]
+        address = ["--master_addr", meeting.address, "--master_port", str(meeting.port)]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *devices, *address, str(script), str(folder)]
+
+    def unavailable(self, options, hardware):
+        if hardware.device == "cuda" and shares_gpus(asdict(hardware)):
+            return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
+        if hardware.device == "cuda" and not training_gpus(hardware):
+            return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+        return ""
+
+
+class HorovodRun(Launcher):
+    from_one_node = True
+    forkable = False
+
+    def command(self, settings, script, folder, meeting):
+        hardware, controller = settings.hardware, settings.options["controller"]
+        program = Path(sys.executable).with_name("horovodrun")
+        hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in meeting.hosts)
+        shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts]
+        shape += ["--network-interface", meeting.interface]
+        # Its cache of what it found out about the hosts would be a file in the user's home.
+        return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
+
+    def unavailable(self, options, hardware):
+        if shares_gpus(asdict(hardware)) and provenance.horovod_has("nccl"):
+            return "Horovod is built with NCCL here, which refuses two ranks on one GPU"
+        if options["controller"] == "mpi" and not provenance.horovod_has("mpi"):
+            return "Horovod is built without MPI; install it (Debian: libopenmpi-dev), then: make horovod"
+        return ""
+
+
+class Hand(Launcher):
+    """Somebody starts the ranks, in terminals; this waits for them (run/hand.py)."""
+
+    by_hand = True
+    forkable = False
+
+    def command(self, settings, script, folder, meeting):
+        return [sys.executable, "-m", "lockstep.run.hand", str(folder)]
+
+    def refuse(self, options, hardware, where):
+        if hardware.nodes > 1:
+            raise BadInput(
+                f"{where}.launcher: hand: ranks are started by hand on one machine, and hardware.nodes is"
+                f" {hardware.nodes}. Take another launcher, or set nodes to 1."
+            )
+
+
+LAUNCHERS = {
+    "python": Python(),
+    "torchrun": Torchrun(),
+    "launch": Launch(),
+    "spawn": Spawn(),
+    "accelerate": Accelerate(),
+    "deepspeed": DeepSpeed(),
+    "horovodrun": HorovodRun(),
+    "hand": Hand(),
+}
+
+
+def rank_variables(rank: int, count: int, address: str, port: int | str) -> dict[str, str]:
+    """What torchrun tells a rank of one machine, of so many, by its environment (PyTorch's `env://`)."""
+    return {
+        **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
+        **{name: str(count) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
+        **{"GROUP_RANK": "0", "MASTER_ADDR": address, "MASTER_PORT": str(port)},
+        "TORCHELASTIC_RUN_ID": "none",  # by which frameworks know torchrun
+    }
