@@ -5,7 +5,7 @@ train than the row's: that is refused before anything starts. How the ranks then
 strategies/accelerate.py.
 """
 
-from lockstep.config import own_files
+from lockstep.config import own_files, precisions
 from lockstep.config.hardware import Hardware
 from lockstep.errors import BadInput
 
@@ -38,5 +38,5 @@ def _wanted(hardware: Hardware, precision: str) -> dict[str, tuple]:
         "num_processes": (hardware.processes, f"the row has {hardware.processes}"),
         "num_machines": (hardware.nodes, f"the row has {hardware.nodes}"),
         "gpu_ids": ("all", "the row's GPUs are chosen by hardware.gpus"),
-        "mixed_precision": ("no" if precision == "fp32" else precision, f"the row trains in {precision}"),
+        "mixed_precision": (precisions.of(precision).frameworks, f"the row trains in {precision}"),
     }

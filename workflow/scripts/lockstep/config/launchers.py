@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lockstep import provenance
-from lockstep.config import accelerate_file
+from lockstep.config import accelerate_file, precisions
 from lockstep.config.hardware import Hardware, shares_gpus, training_gpus
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput
@@ -132,7 +132,7 @@ class Accelerate(Launcher):
             "main_process_ip": meeting.address,
             "main_process_port": meeting.port,
             "rdzv_backend": "static",
-            "mixed_precision": "no" if settings.precision == "fp32" else settings.precision,
+            "mixed_precision": precisions.of(settings.precision).frameworks,
             "dynamo_config": {"dynamo_backend": "NO"},
             "use_cpu": False,
         }

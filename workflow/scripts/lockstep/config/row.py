@@ -6,7 +6,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import deepspeed_file, launchers, own_files, registry, schema, tracking, trainer_arguments
+from lockstep.config import (
+    deepspeed_file,
+    launchers,
+    own_files,
+    precisions,
+    registry,
+    schema,
+    tracking,
+    trainer_arguments,
+)
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
@@ -113,10 +122,9 @@ class Row:
 
     @property
     def precision(self) -> str:
-        """The precision with `amp` resolved. fp16 on a CPU is 10 to 17 times slower than fp32, so amp is bf16 there."""
-        if self.train.precision != "amp":
-            return self.train.precision
-        return "fp16" if self.hardware.device == "cuda" else "bf16"
+        """The precision's name, with `amp` resolved."""
+        asked = self.train.precision
+        return precisions.AMP[self.hardware.device] if asked == "amp" else asked
 
     @property
     def division(self) -> str:
@@ -242,7 +250,7 @@ class Row:
             raise BadInput(f"{where}: those who published it trained all weights. Set lora to 0 in this row.")
         if self.train.optimizer == "adamw8bit":
             raise BadInput(f"{where}, optimizer: adamw8bit: take one of them: LoRA leaves little state to save.")
-        if self.options.get("native_precision") and self.precision != "fp32":
+        if self.options.get("native_precision") and precisions.of(self.precision).autocast:
             raise BadInput(
                 f"{where}, native_precision: true: the engine would round the weights that stay as they are, too. Set"
                 " native_precision to false: autocast leaves them."

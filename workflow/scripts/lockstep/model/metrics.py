@@ -22,10 +22,10 @@ from functools import cache
 import numpy as np
 import yaml
 
+from lockstep.config import precisions
 from lockstep.paths import WORKFLOW
 
 PEAKS_FILE = WORKFLOW / "devices.yaml"
-MATRIX = {"fp32": 1024, "bf16": 1024, "fp16": 512}  # rows of the square matrices that measure a CPU
 MEASURE_SECONDS = 0.5
 # Parts of a GPU (MIG, and virtual ones such as A10-24Q), and slower ones that have another's name in theirs.
 LESS_THAN_ITS_NAME = re.compile(r"\b(MIG|NVL|Laptop|Mobile|Max-Q|Ti|SUPER|D)\b|-\d+[ABCQ]\b")
@@ -124,8 +124,8 @@ def measure_cpu_peak(precision: str) -> float:
     """Operations per second of a square matrix product on this process's threads: the best of half a second."""
     import torch
 
-    size = MATRIX[precision]
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    declared = precisions.of(precision)
+    size, dtype = declared.matrix, getattr(torch, declared.dtype)
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     out, best, end = torch.empty(size, size, dtype=dtype), float("inf"), time.perf_counter() + MEASURE_SECONDS
     while time.perf_counter() < end or best == float("inf"):

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
+from lockstep.config import precisions
 from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
@@ -57,12 +58,6 @@ class Distances:
 
 # In float64 rounding makes 1e-14 of these in 12 steps, and the mildest mistake 1e-4.
 FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), FP64_TOLERANCE)
-# How far above the measured floor a row may be. The floor of one order of sums is mostly within a factor of two of
-# another's, and was 11 below a row of three ranks once (ModernBERT). In fp32 the mildest mistakes are some ten thousand
-# times above the floor; in reduced precision a few times only, which leaves less room.
-TOLERANCE_FACTOR = {"fp32": 100, "bf16": 3, "fp16": 3}  # tolerance / floor
-# Chance can make a measured floor zero, as the first gradient's norm shows: as little as this counts as rounding.
-LEAST_FLOOR = {"fp32": 1e-6, "fp16": 1e-5, "bf16": 1e-4}
 # A row that can't train exactly the same model is not proven to: these only say that it learns something like it.
 LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
 # A single weight is not held to the floor: where a gradient is small Adam makes whole steps of its rounding noise.
@@ -94,7 +89,7 @@ def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
     verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
     if floors:
         verdict["floor"] = {
-            name: max(LEAST_FLOOR[precision], *(getattr(distance, name) for distance in floors.values()))
+            name: max(precisions.of(precision).least_floor, *(getattr(distance, name) for distance in floors.values()))
             for name in MEASURED
         }
         verdict["mistakes"] = {
@@ -154,8 +149,8 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
     precision = next(iter(references))
     measured = read_json(references[precision] / paths.VERDICT)
     distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
-    kind = "lossy" if row.lossy else precision
-    tolerance = LOSSY if row.lossy else {name: TOLERANCE_FACTOR[kind] * measured["floor"][name] for name in MEASURED}
+    declared = precisions.of(precision)
+    tolerance = LOSSY if row.lossy else {name: declared.tolerance * measured["floor"][name] for name in MEASURED}
     reasons = [
         f"{name} {getattr(distances, name):.2g} is above {tolerance[name]:.2g}" for name in distances.beyond(tolerance)
     ]
@@ -174,10 +169,8 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         reasons += [
             f"in fp64 {name} {getattr(exact, name):.2g} is above {FP64[name]:.0e}" for name in exact.beyond(FP64)
         ]
-    proof = "equal" if kind == "fp32" else "within-tolerance"
-    if reasons:
-        proof = "unequal"
-    return verdict | {"proof": proof, "reason": "; ".join(reasons)}
+    best = "within-tolerance" if row.lossy else declared.proof
+    return verdict | {"proof": "unequal" if reasons else best, "reason": "; ".join(reasons)}
 
 
 def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:

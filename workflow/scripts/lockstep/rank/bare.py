@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from lockstep.config import precisions
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
 from lockstep.strategies.single import autocast
@@ -24,7 +25,7 @@ def train(
 ) -> None:
     """Every step of the plan on the model's device; `done` is called after each."""
     device = next(model.parameters()).device
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(device.type, enabled=precisions.of(precision).scaled)
     for step in range(plan.steps):
         loss = _loss(model, tokens, plan.step_ids(step), plan.widths[step], precision, device)
         scaler.scale(loss).backward()

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 
+from lockstep.config import precisions
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.model import attention, batch_norm, lora, models
@@ -17,7 +18,6 @@ from lockstep.strategies.single import Strategy
 COMPUTING = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 # Of an optimizer's groups, whichever of them it has.
 SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "weight_decay")
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> dict:
@@ -133,7 +133,7 @@ def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:
         for handle in handles:  # of all, as some are never called: their owner reads their weights
             handle.remove()
         live["computes_in"] = str(output.dtype).removeprefix("torch.")
-        if output.dtype != DTYPES[precision]:
+        if live["computes_in"] != precisions.of(precision).dtype:
             raise RunFailed(f"precision: {precision} is asked for, and the model computes in {live['computes_in']}")
 
     handles = [layer.register_forward_hook(look) for layer in layers]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.config import registry
+from lockstep.config import precisions, registry
 from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
@@ -201,7 +201,7 @@ class Replay:
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
         settings = self.training.settings
-        if settings.kind == PARITY and settings.precision == "fp16":
+        if settings.kind == PARITY and precisions.of(settings.precision).scaled:
             self.training.strategy.start_loss_scale(TRIAL_LOSS_SCALE * settings.loss_times)
         first = next(self.batches(self.done))  # what a strategy makes for its first batch is not timed
         self.live_settings = readback.check(self.training.strategy, settings, first.inputs)

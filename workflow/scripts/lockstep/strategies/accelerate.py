@@ -27,6 +27,7 @@ from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwa
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep.config import precisions
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import models
@@ -40,7 +41,7 @@ class Strategy(ddp.Strategy):
         options = {name: self.options[name] for name in names} | {"bucket_cap_mb": self.options["bucket_mb"]}
         local_rank = int(os.environ["LOCAL_RANK"])
         take_device(self.hardware, local_rank)
-        precision = "no" if self.precision == "fp32" else self.precision
+        precision = precisions.of(self.precision).frameworks
         self.accelerator = Accelerator(
             cpu=self.hardware.device == "cpu",
             mixed_precision=None if self.options["config_file"] else precision,  # None: what the file says

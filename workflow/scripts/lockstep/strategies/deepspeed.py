@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep import paths
-from lockstep.config import deepspeed_file
+from lockstep.config import deepspeed_file, precisions
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
 from lockstep.model import lean
@@ -76,12 +76,11 @@ class Strategy(ddp.Strategy):
             "zero_force_ds_cpu_optimizer": False,
             "zero_allow_untested_optimizer": True,  # SGD is none that DeepSpeed has tested; the proof tests it
         }
-        if self.precision != "fp32":
+        if (precision := precisions.of(self.precision)).autocast:
             if self.options["native_precision"]:
                 settings[self.precision] = {"enabled": True}
             else:
-                dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.precision]
-                settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
+                settings["torch_autocast"] = {"enabled": True, "dtype": precision.dtype}
         if self.options["activation_checkpointing"]:
             model.activation_checkpointing_enable({"use_reentrant": False})
         own, file = make_optimizer(model), self.options.get("config_file")
@@ -96,7 +95,7 @@ class Strategy(ddp.Strategy):
         self.files[paths.DEEPSPEED] = settings
         self.model, *_ = self.deepspeed.initialize(model=model, config=settings, dist_init_required=False, **given)
         self.optimizer = self.model.basic_optimizer  # in use inside ZeRO's own, whose type no schedule accepts
-        if self.precision == "fp16" and self.options["stage"] and not self.options["native_precision"]:
+        if precision.scaled and self.options["stage"] and not self.options["native_precision"]:
             scale_as_native_fp16(self.model)
 
     def algorithm(self, optimizer):

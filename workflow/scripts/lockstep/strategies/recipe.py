@@ -25,6 +25,7 @@ import copy
 
 import torch
 
+from lockstep.config import precisions
 from lockstep.data import packing
 from lockstep.data.resident import ResidentTokens
 from lockstep.model import compiling, models
@@ -95,7 +96,7 @@ class Strategy(ddp.Strategy):
     def _has_varlen(self) -> bool:
         """Whether FlashAttention works on this device, in this precision."""
         device = self.world.device
-        reduced = self.precision in ("bf16", "fp16")
+        reduced = precisions.of(self.precision).autocast
         return device.type == "cuda" and reduced and torch.cuda.get_device_capability(device) >= (8, 0)
 
     def averaging(self, last):

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lockstep.config import precisions
 from lockstep.config.hardware import World
 from lockstep.config.settings import Settings
 
 ONE_DEVICE_ON = ("cpu", "cuda")
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Strategy:
@@ -54,7 +54,7 @@ class Strategy:
         The proof calls it more than once in a process, each time on a copy that was made after `start`.
         """
         self.module = self.model = model.to(self.world.device)
-        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=self.precision == "fp16")
+        self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=precisions.of(self.precision).scaled)
         self.wrap()
         self.optimizer = make_optimizer(self.module)
 
@@ -255,6 +255,8 @@ def padded(samples, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
-    """PyTorch's own mixed precision where that is asked for, else nothing."""
-    dtype = AUTOCAST.get(precision)
-    return torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+    """PyTorch's own mixed precision where that is asked for, else nothing. Raises BadInput for an unknown precision."""
+    declared = precisions.of(precision)
+    if not declared.autocast:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, getattr(torch, declared.dtype))

@@ -1,0 +1,36 @@
+"""A precision is one entry, and one that has none is refused wherever it is asked for."""
+
+import pytest
+import torch
+import yaml
+
+from lockstep.config import precisions, schema
+from lockstep.errors import BadInput
+from lockstep.model import metrics
+from lockstep.paths import WORKFLOW
+from lockstep.strategies import fabric
+from lockstep.strategies.single import autocast
+
+
+def computed_in(precision: str) -> torch.dtype:
+    with autocast(torch.device("cpu"), precision):
+        return torch.nn.Linear(2, 2)(torch.zeros(1, 2)).dtype
+
+
+def test_autocast_is_that_of_the_precision_and_an_unknown_one_is_never_full_precision():
+    computed = {name: computed_in(name) for name in ("fp32", "bf16", "fp16")}
+    assert computed == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    for ask in (computed_in, metrics.measure_cpu_peak, precisions.of):
+        with pytest.raises(BadInput, match=r"precision: 'fp8' is none\. Take one of fp64, fp32, bf16, fp16\."):
+            ask("fp8")
+
+
+def test_rows_may_ask_for_the_declared_ones_and_records_hold_them():
+    of_rows = [precision.name for precision in precisions.DECLARED if precision.of_rows]
+    assert schema.of_configuration()["properties"]["train"]["properties"]["precision"]["enum"] == [*of_rows, "amp"]
+    record = yaml.safe_load((WORKFLOW / "schemas" / "record.schema.yaml").read_text(encoding="utf-8"))
+    assert record["properties"]["precision"]["enum"] == list(precisions.PRECISIONS)
+    assert set(precisions.AMP.values()) <= set(of_rows)
+    assert list(fabric.PRECISION) == of_rows
+    assert all(getattr(torch, precision.dtype).is_floating_point for precision in precisions.DECLARED)
+    assert all(None not in (entry.least_floor, entry.tolerance, entry.matrix) for entry in precisions.DECLARED[1:])
