@@ -1,10 +1,11 @@
 """Plan the training: which samples make up each optimizer step, and how long they are padded."""
 
 from lockstep import cli
+from lockstep.config.kinds import Kind
 from lockstep.data import plan, prepared
 from lockstep.errors import BadInput
 from lockstep.files import write_json
-from lockstep.paths import PARITY, data_folder, plan_file, plan_summary_file
+from lockstep.paths import data_folder, plan_file, plan_summary_file
 from lockstep.run.progress import WARMUP_STEPS
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     for name, row in wanted.items():
         if arguments.plan in (None, name):
             train = row.train
-            if row.kind == PARITY and len(lengths) < train.global_batch:
+            if row.kind is Kind.TRIAL and len(lengths) < train.global_batch:
                 raise BadInput(
                     f"the training split has only {len(lengths)} samples, and the proof trains steps of"
                     f" {train.global_batch}. Give more data, or train rows without it: launch.py."

@@ -168,7 +168,7 @@ def about_split(split: Path) -> Path:
     return split.parents[1] / ABOUT_DATA
 
 
-# Runs, in a results folder: each kind of run (config/row.py) has a folder, of its own name.
+# Runs, in a results folder: each kind of run (config/kinds.py) has a folder, of its own name.
 RUNS = "runs"  # the timed ones
 PARITY = "parity"  # trials for the proof
 PROFILED = "profile"  # those whose steps are taken apart

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.config import schema
+from lockstep.config.kinds import Kind
 from lockstep.config.row import LORA, Row, read_row
 from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
-from lockstep.paths import PARITY, PROFILED, QUICK, RESULTS, TUNE
+from lockstep.paths import QUICK, RESULTS
 
 # The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
@@ -188,7 +189,7 @@ class Config:
         train = replace(train, **own)
         # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
-        return replace(row.unattended, train=train, asked=asked, kind=PARITY)
+        return replace(row.unattended, train=train, asked=asked, kind=Kind.TRIAL)
 
     def not_in_trial(self, row: Row) -> list[str]:
         """Settings of training that the row has of its own, and its trial does not: it is proven without them."""
@@ -199,14 +200,14 @@ class Config:
     def profiled(self, row: Row) -> Row:
         """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
         train = replace(row.train, **NOTHING_BESIDES)
-        return replace(row.unattended, train=train, kind=PROFILED, excerpt=self.profile.steps)
+        return replace(row.unattended, train=train, kind=Kind.PROFILE, excerpt=self.profile.steps)
 
     def tried(self, name: str, raw: dict) -> Row:
         """A row of the search for the fastest recipe: a few steps, without evaluation. `raw` is as in `rows`."""
         steps = self.tune.steps  # in as many epochs as are needed
         train = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
         row = read_row(name, raw, Shared(self.task, train, replace(self.hardware, nodes=1)), "tune")
-        return replace(row, kind=TUNE)
+        return replace(row, kind=Kind.TRY)
 
     def require_row(self, name: str, where: str, besides: tuple[str, ...] = ()) -> None:
         """Raises BadInput if this is not a row's name. The message begins with `where`, and names `besides` too."""

@@ -17,6 +17,7 @@ from lockstep.config import (
     trainer_arguments,
 )
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
+from lockstep.config.kinds import Kind
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
 from lockstep.errors import BadInput
@@ -77,7 +78,7 @@ class Row:
     train: Train
     asked: AskedHardware
     shared: Shared
-    kind: str = paths.RUNS  # or PARITY, PROFILED, TUNE: each has its own folder of results
+    kind: Kind = Kind.TIMED
     # Of a trial: how the same processes train the same steps again, by name: what changes.
     variations: dict[str, dict] = field(default_factory=dict)
     in_forks: bool = False  # whether its ranks are forks of a process with their imports, so that nothing is timed
@@ -235,9 +236,9 @@ class Row:
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
-        if self.options.get("config_file") and self.kind == paths.RUNS:  # a trial trains otherwise, and takes its part
+        if self.options.get("config_file") and self.kind.measured:  # a trial trains otherwise, and takes its part
             self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
-        if self.options.get("arguments") and self.kind == paths.RUNS:
+        if self.options.get("arguments") and self.kind.measured:
             where = f"rows.{self.name}.arguments"
             trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
 

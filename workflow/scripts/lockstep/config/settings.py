@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field, replace
 
 from lockstep.config.hardware import Hardware
+from lockstep.config.kinds import Kind
 from lockstep.config.sections import Profile, Train
-from lockstep.paths import RUNS
 
 # Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
 NOT_DECIDING = ("port", "timeout", "oversubscribe", "interface")
@@ -27,7 +27,7 @@ class Settings:
     hardware: Hardware
     # Of a trial: how the same processes train the same steps again, by name: what changes then.
     variations: dict[str, dict] = field(default_factory=dict)
-    kind: str = RUNS  # or another one (config/row.py)
+    kind: Kind = Kind.TIMED
     # Of a run, not of a row:
     data: str = ""  # the folder of prepared data
     plan_file: str = ""
@@ -46,7 +46,7 @@ class Settings:
     def from_json(cls, raw: dict) -> "Settings":
         """The settings that `asdict` wrote."""
         sections = {"train": Train(**raw["train"]), "hardware": Hardware(**raw["hardware"])}
-        return cls(**raw | sections | {"profile": Profile(**raw["profile"])})
+        return cls(**raw | sections | {"profile": Profile(**raw["profile"]), "kind": Kind(raw.get("kind", Kind.TIMED))})
 
     def of_row(self) -> dict:
         """The settings that the row decides, as plain JSON values; the others are those of one run."""

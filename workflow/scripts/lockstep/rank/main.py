@@ -164,7 +164,7 @@ def train(training: Training) -> None:
     clock.part("data")
 
     files.event("run_start", {"steps": replay.steps, "world_size": strategy.world.size})
-    if settings.kind == paths.PROFILED:
+    if settings.kind.taken_apart:
         from lockstep.rank.profiling import Profiler
 
         training.profiler = Profiler(training, replay.steps, settings.profile.steps)

@@ -17,7 +17,6 @@ from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
 from lockstep.model.schedule import lr_factor
-from lockstep.paths import PARITY
 from lockstep.rank import checkpoint, readback, warming
 from lockstep.rank.dev_split import DevSplit
 from lockstep.rank.losses import Losses
@@ -192,7 +191,7 @@ class Replay:
         """
         if not self.training.strategy.keeps_schedule:
             self.rates.append(readback.live_rate(self.training.strategy))
-        if self.training.settings.kind == PARITY and step == 0:
+        if self.training.settings.kind.compared and step == 0:
             norm = self.training.strategy.gradient_norm().item()
             if not math.isfinite(norm):
                 raise RunFailed(f"the gradient's norm is {norm} in step 1; take another precision or model")
@@ -201,7 +200,7 @@ class Replay:
     def begin(self) -> None:
         """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
         settings = self.training.settings
-        if settings.kind == PARITY and precisions.of(settings.precision).scaled:
+        if settings.kind.compared and precisions.of(settings.precision).scaled:
             self.training.strategy.start_loss_scale(TRIAL_LOSS_SCALE * settings.loss_times)
         first = next(self.batches(self.done))  # what a strategy makes for its first batch is not timed
         self.live_settings = readback.check(self.training.strategy, settings, first.inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep import paths, stats
+from lockstep.config.kinds import Kind
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder
@@ -19,7 +20,6 @@ from lockstep.report.words import say
 OF_DATA = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
 OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.SNAPSHOTS)
 OF_A_RUN += (paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
-RUN_KINDS = (paths.RUNS, paths.PARITY, paths.PROFILED, paths.TUNE)
 RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 # Settings that decide no time, as `asked_otherwise` names them.
@@ -79,7 +79,7 @@ def keep(results: Path, name: str, history: Path) -> Path:
         inside = Path(folder).relative_to(results).parts
         if inside == paths.data_folder(Path()).parts:
             return [name for name in names if name in OF_DATA]
-        if len(inside) == RUN_DEPTH and inside[0] in RUN_KINDS:
+        if len(inside) == RUN_DEPTH and inside[0] in list(Kind):
             return [name for name in names if name in OF_A_RUN]
         beside = (paths.download_folder(Path()).name, paths.QUICK.name)
         return [name for name in names if not inside and name in beside]

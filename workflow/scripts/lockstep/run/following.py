@@ -9,6 +9,7 @@ from lockstep import nvml, paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, training_gpus
+from lockstep.config.kinds import Kind
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
@@ -67,7 +68,7 @@ def _row(config: Config, run: dict) -> Row | None:
     if run["row"] not in config.rows:
         return None
     row = config.rows[run["row"]]
-    return config.profiled(row) if run["kind"] == paths.PROFILED else config.repetition(row, run["repeat"])
+    return config.profiled(row) if run["kind"] == Kind.PROFILE else config.repetition(row, run["repeat"])
 
 
 def _refuse(own_status: coordination.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:

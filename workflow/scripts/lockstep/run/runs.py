@@ -61,7 +61,7 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
             finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
             reasons = finished["watch"]["disturbed"]
             # One that was carried on is no measurement, however often it is repeated.
-            if row.kind != paths.RUNS or not reasons or finished["resumed"] or len(disturbed) == config.retries:
+            if not row.kind.measured or not reasons or finished["resumed"] or len(disturbed) == config.retries:
                 return finished
             attempt = {name: finished[name] for name in ("started", "wall_seconds")}
             attempt |= {"train_seconds": finished["clock"]["train_seconds"]}
@@ -87,7 +87,7 @@ def _run(
         row.settings(),
         data=str(data),
         plan_file=str(plan_file(results, row.plan_name)),
-        dropout=0 if row.kind == paths.PARITY else config.model.dropout,
+        dropout=config.model.dropout if row.kind.dropout else 0,
         profile=config.profile,
         config_hash=hash_text(json.dumps(config.source, sort_keys=True)),
     )
@@ -166,7 +166,7 @@ def _run(
     finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
     record.write_run(folder / paths.RECORD, finished)
     saved.remove(folder, but=paths.saved_state(folder, plan.steps))
-    if row.kind == paths.RUNS:
+    if row.kind.measured:
         journal.note(results, "run", folder, journal.OF_A_RUN)
     return finished
 
@@ -303,7 +303,7 @@ def _train(
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
         raise RunFailed(ended + record.first_error(folder / paths.LOG))
     ledger = gather_ledger(folder, processes)
-    times = 1 if row.kind == paths.PARITY else times_trained(row.options, processes)  # the proof forgives nothing
+    times = times_trained(row.options, processes) if row.kind.forgives else 1
     if not row.may_depart:
         check_ledger(ledger, plan, times)
     write_ledger(folder / paths.LEDGER, ledger)

@@ -8,7 +8,7 @@ from lockstep.config.row import Row
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
-from lockstep.paths import PARITY, RECORD, SETTINGS, data_file, plan_summary_file
+from lockstep.paths import RECORD, SETTINGS, data_file, plan_summary_file
 
 LISTED = 4  # settings in a reason, at most
 
@@ -67,8 +67,7 @@ def _read(file: Path) -> dict:
 
 
 def _now(config: Config, row: Row) -> dict:
-    dropout = {} if row.kind == PARITY else {"dropout": config.model.dropout}  # which trials are without
-    return row.deciding() | dropout
+    return row.deciding() | ({"dropout": config.model.dropout} if row.kind.dropout else {})
 
 
 def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
