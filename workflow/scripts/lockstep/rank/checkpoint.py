@@ -9,13 +9,12 @@ import math
 import shutil
 from pathlib import Path
 
+from lockstep.config.qualities import KEPT_BY
 from lockstep.data.plan import Plan
 from lockstep.files import named_when_full, seal
 from lockstep.model import models
 from lockstep.paths import CHECKPOINT
 from lockstep.rank.training import Training
-
-LOWER_IS_BETTER = ("loss", "perplexity")  # of the figures that `train.best` may name
 
 
 class Kept:
@@ -28,7 +27,7 @@ class Kept:
         """The weights after `step` steps came to these on the dev split. Every rank knows them, so all decide alike."""
         train = self.training.train
         if train.checkpoint == "best":
-            value = -scores[train.best] if train.best in LOWER_IS_BETTER else scores[train.best]
+            value = KEPT_BY[train.best].score(scores)
             if value > self.best:
                 self.best = value
                 self._save(step)

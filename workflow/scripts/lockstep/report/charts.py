@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
+from lockstep.config.qualities import QUALITIES
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.report import headline
 from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
@@ -240,12 +241,12 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
         )
         tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, {say(name).en} {row[name]:.4f}"
     axes.set_xlabel(say("axis_train").en)
-    axes.set_ylabel(say(f"axis_{name}").en)
+    axes.set_ylabel(say("quality_axis", figure=say(name)).en)
     axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row[name]:.4f}"] for row in done]
     header = [say("row"), say("train_seconds"), say(name)]
-    title = say("picture_quality_down" if name == "perplexity" else "picture_quality")
+    title = say("picture_quality_down" if QUALITIES[name].lower_is_better else "picture_quality")
     return Drawing(figure, title, say("picture_quality_note", figure=say(name)), header, table, tips)
 
 

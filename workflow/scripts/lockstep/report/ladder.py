@@ -17,6 +17,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 from lockstep import stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
+from lockstep.config.qualities import QUALITIES, Quality
 
 BASELINE = "single"  # the strategy of the row that all others are compared with
 MARGIN = 0.02  # of macro-F1 and of mIoU; of log perplexity it is 2 % of perplexity
@@ -35,25 +36,25 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
     if baseline is None or not runs[baseline] or not names:
         return None
-    rungs, learnt = [], _learnt(runs[baseline])
+    figure = QUALITIES[registry.task_literals(config.task)["QUALITY"][-1]]
+    rungs, learnt = [], _learnt(runs[baseline], figure)
     for name in names:
         rung = _rung(config, name, timed[name], timed[baseline])
-        judged = quality(*_paired(runs[name], runs[baseline]))
+        judged = quality(*_paired(runs[name], runs[baseline], figure))
         empty = not learnt and judged["quality"] != "too_few"
         rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
     choose(rungs)
     sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
     good = [rung for rung in sure if rung["quality"] == "as_good"]
     best = max(good, key=lambda rung: rung["gain"], default=None)
-    figure = registry.task_literals(config.task)["QUALITY"][-1]
     return {
         "baseline": baseline,
         "rungs": rungs,
         "best": best["row"] if best else None,
         "margin": MARGIN,
         "enough_seeds": ENOUGH_SEEDS,
-        "figure": figure,
-        "figure_of": "log_perplexity" if figure == "perplexity" else figure,
+        "figure": figure.name,
+        "figure_of": f"log_{figure.name}" if figure.compared_by else figure.name,
     }
 
 
@@ -137,33 +138,24 @@ def choose(rungs: list[dict]) -> None:
             rung["quality"] = "not_shown"
 
 
-def _paired(ours: list[dict], theirs: list[dict]) -> tuple[list[float], int]:
+def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list[float], int]:
     """What a row's quality is above the baseline's in each repetition of both, and over how many seeds that is."""
-    bases = {run["repeat"]: _quality(run["test"]) for run in theirs}
+    bases = {run["repeat"]: figure.score(run["test"]) for run in theirs}
     both = [run for run in ours if run["repeat"] in bases]
-    differences = [_quality(run["test"]) - bases[run["repeat"]] for run in both]
+    differences = [figure.score(run["test"]) - bases[run["repeat"]] for run in both]
     return differences, len({run["asked"]["train"]["seed"] for run in both})
 
 
-def _quality(test: dict) -> float:
-    """What is compared of a test, and is better the larger it is."""
-    return next((test[name] for name in ("macro_f1", "miou") if name in test), -test.get("loss", 0.0))
-
-
-def _learnt(runs: list[dict]) -> bool:
+def _learnt(runs: list[dict], figure: Quality) -> bool:
     """Whether a model has learnt anything.
 
     That is, whether its macro-F1 or mIoU is above that of one which always names the most frequent label, by more than
     MARGIN; or its perplexity below a 3-gram model's.
     """
-    if "perplexity" in runs[0]["test"]:
-        return float(np.median([run["test"]["perplexity"] for run in runs])) < runs[0]["test"]["trigram_perplexity"]
-    truths = np.array(runs[0]["test"]["confusion_matrix"]).sum(axis=1)
-    most = truths.max() / truths.sum()
-    # Of the label that it names F1, or its share of all as IoU; 0 of the others, of which mIoU counts those that exist.
-    f1, iou = 2 * most / (1 + most) / len(truths), most / np.count_nonzero(truths)
-    guessed = iou if "miou" in runs[0]["test"] else f1
-    return float(np.median([_quality(run["test"]) for run in runs])) > guessed + MARGIN
+    if not figure.of_nothing:
+        return True
+    margin = 0 if figure.compared_by else MARGIN
+    return float(np.median([figure.score(run["test"]) for run in runs])) > figure.of_nothing(runs[0]["test"]) + margin
 
 
 def _warm(run: dict) -> float:

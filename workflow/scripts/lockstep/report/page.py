@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import yaml
 
 from lockstep import paths
+from lockstep.config import registry
+from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
 from lockstep.report import headline, paper, pictures, rendering, take_home
 from lockstep.report.summary import COLUMNS, Summary, good_runs, succeeded
-from lockstep.report.words import Text, same, say
+from lockstep.report.words import Text, join, same, say
 
 # The table that people read: column, digits after the point (None: a word), and the columns of its range.
 PAGE_COLUMNS = (
@@ -87,6 +90,27 @@ class Cell:
     @property
     def deciding(self) -> bool:
         return self.key in DECIDING
+
+
+def test_line(names: tuple[str, ...], test: dict) -> Text:
+    """What a test came to, by its task's figures of quality."""
+    known = [QUALITIES[name] for name in names]
+    said = [say("quality_figure", figure=say(of.name), value=f"{test[of.name]:.{of.digits}f}") for of in known]
+    counted = say(f"counted_{known[-1].counted}")
+    line = say("quality_on", figures=join(said, say("comma")), support=f"{test['support']:,}", counted=counted)
+    if "images" in test:
+        line += say("quality_images", images=test["images"])
+    if "trigram_perplexity" in test:
+        line += say("quality_trigram", trigram=f"{test['trigram_perplexity']:.2f}")
+    return line
+
+
+def ladder_words(figure: str) -> dict[str, Text]:
+    """What the open division compares, and how its difference is called."""
+    word = say(figure)
+    if QUALITIES[figure].compared_by:
+        return {"figure": say("quality_log", figure=word), "difference": say("quality_difference_of_log", figure=word)}
+    return {"figure": word, "difference": say("quality_difference", figure=word)}
 
 
 def by_time(rows: list[dict]) -> list[dict]:
@@ -231,6 +255,8 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "galleries": galleries or [],
         "take_home": take_home.gather(summary, rows, folder.parent),
         "tested": tested,
+        "test_line": partial(test_line, registry.task_literals(summary.config["task"])["QUALITY"]),
+        "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
         "as_published": _as_published(everything),

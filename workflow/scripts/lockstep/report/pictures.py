@@ -9,6 +9,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from lockstep.config import registry
+from lockstep.config.qualities import QUALITIES
 from lockstep.files import atomic_file, write_text
 from lockstep.report import charts
 from lockstep.report.charts import Drawing, plt
@@ -48,7 +50,7 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
                 Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
             )
     done = summary.finished_rows
-    if done and done[0]["perplexity"] is None:
+    if done and "confusion_matrix" in QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]].reads:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
     return pictures

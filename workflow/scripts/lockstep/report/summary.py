@@ -12,6 +12,7 @@ from lockstep import paths, stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import device_count
+from lockstep.config.qualities import QUALITIES
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
@@ -346,8 +347,7 @@ def _read(config: Config, row: Row, repeat: int, results: Path) -> dict:
 def _tested(task: str) -> tuple[str, ...]:
     """What is read of a task's report on the test split."""
     names = registry.task_literals(task)["QUALITY"]
-    of_kind = ("loss", "trigram_perplexity") if "perplexity" in names else ("confusion_matrix", "labels")
-    return (*names, "support", *of_kind)
+    return tuple(dict.fromkeys([*names, "support", *(key for name in names for key in QUALITIES[name].reads)]))
 
 
 def good_runs(runs: list[dict]) -> list[dict]:

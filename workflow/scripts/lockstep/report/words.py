@@ -6,6 +6,7 @@ from functools import cache
 
 import yaml
 
+from lockstep.config.qualities import QUALITIES
 from lockstep.paths import WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
@@ -32,9 +33,11 @@ def _entries() -> dict[str, list[str]]:
 
 def say(key: str, **values) -> Text:
     """The text of this key, with `values` (numbers, strings or Texts) in the places of their names."""
+    # What has no words, as a column that was added a moment ago, is called by its key: that ends no page.
+    templates = _entries().get(key) or [key.replace("_", " ")] * len(LANGUAGES)
     english, chinese = (
         template.format(**{name: _in(value, language) for name, value in values.items()})
-        for language, template in zip(LANGUAGES, _entries()[key], strict=True)
+        for language, template in zip(LANGUAGES, templates, strict=True)
     )
     return Text(english, BETWEEN_HAN.sub("", chinese))
 
@@ -67,4 +70,5 @@ def _in(value, language: str) -> str:
 @cache
 def axis_texts() -> list[Text]:
     """What the pictures say along their axes and in their legends: drawn in English, in both languages on the page."""
-    return [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    said = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    return said + [say("quality_axis", figure=say(name)) for name in QUALITIES]
