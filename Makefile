@@ -61,6 +61,7 @@ horovod: setup
 
 docs: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/strategies.py
+	PYTHONPATH=workflow/scripts $(BIN)/python docs/configuration.py
 
 site: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-docs.txt

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.config import schema
+from lockstep.config.keys import keys
 from lockstep.config.kinds import Kind
 from lockstep.config.row import LORA, Row, read_row
-from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
+from lockstep.config.sections import Asked, Shared, Train
 from lockstep.errors import BadInput
 from lockstep.files import hash_text
 from lockstep.paths import QUICK, RESULTS
@@ -41,29 +42,16 @@ MISTAKES = {
 # end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
 # Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
-NOTHING_BESIDES = {"eval_every": 0, "checkpoint": "last", "checkpoint_every": 0, "snapshot_every": 0}
-NOTHING_BESIDES |= {"log_every": 0, "log_to": [], "pictures_every": 0}
+NOTHING_BESIDES = {name: about.off for name, about in keys(Train).items() if about.off is not None}
 # Settings of `train` that say what is looked at, and not how it trains.
 OF_EVALUATION = ("eval_samples", "best", "keep")
 
 
 @dataclass(frozen=True)
-class Config:
-    task: str
-    data: Data
-    model: Model
-    train: Train
-    hardware: AskedHardware
-    predict: Predict
-    profile: Profile
-    tune: Tune
-    containers: dict[str, str]  # the image of each family of strategies, or "auto"
+class Config(Asked):
+    """The same, checked, and with what its rows come to."""
+
     rows: dict[str, Row]
-    repeats: int | str
-    budget: float
-    retries: int
-    vary_seed: bool
-    quick: bool
     source: dict  # the validated configuration as plain values, defaults filled in
 
     @property

@@ -61,4 +61,4 @@ QUALITIES = {
     )
 }
 LOSS = Quality("loss", "samples", lower_is_better=True)  # which every task has of the dev split
-KEPT_BY = {"loss": LOSS, **QUALITIES}  # what says which weights were best (train.best), of those that a task has
+KEPT_BY = {**QUALITIES, "loss": LOSS}  # what says which weights were best (train.best), of those that a task has

@@ -10,6 +10,7 @@ import yaml
 from lockstep.config import registry, schema
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import resolve, visible_gpus
+from lockstep.config.keys import keys
 from lockstep.config.row import read_row, refuse_foreign, with_batch
 from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.errors import BadInput
@@ -88,8 +89,7 @@ def parse(raw: dict, where: str = "config") -> Config:
     if not _order(values["rows"]):
         raise BadInput(f"{where}: rows: no row is left. Name one, as in rows: {{ddp: {{strategy: ddp}}}}.")
     shared = Shared(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
-    known = schema.of_configuration()["properties"]["train"]["properties"]
-    asked = {key: value for key, value in values["train"].items() if value != known[key]["default"]}
+    asked = {name: values["train"][name] for name, key in keys(Train).items() if values["train"][name] != key.default}
     refuse_foreign(shared.train, asked, f"{where}: train")
     shared = replace(
         shared, train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware), f"{where}: train")

@@ -26,7 +26,7 @@ A task file defines a class `Task` (tasks/_task.py has what it must answer), and
     EMBEDDED       the files, from the project's folder, that it reads where no data is named
     QUALITY        the columns of the table that say how good its models are; the last one is what rows are compared by
     TERMS          the names of the terms that its loss is the sum of; none where it has one only
-    TAKES          keys of `train` that not every task takes (config/row.py: OF_TASKS)
+    TAKES          keys of `train` that not every task takes (config/sections.py: of_some_tasks)
 """
 
 import ast

@@ -17,9 +17,10 @@ from lockstep.config import (
     trainer_arguments,
 )
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
+from lockstep.config.keys import MODEL, keys, names
 from lockstep.config.kinds import Kind
 from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
-from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
+from lockstep.config.settings import Settings, deciding
 from lockstep.errors import BadInput
 
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
@@ -38,34 +39,9 @@ RESERVED = (
     "tune",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Keys of `train` that a row of the closed division may have of its own. All others decide which model it ends with.
-FREE_KEYS = (
-    *NOT_DECIDING_OF_TRAIN,
-    "accumulation",
-    "precision",
-    "attention",
-    "eval_every",
-    "eval_samples",
-    "checkpoint",
-    "best",
-    "snapshot_every",
-)
-# Keys of `train` that only some choices of another key take.
-TAKEN_BY = {
-    "betas": ("optimizer", ("adamw", "adam", "adamw8bit")),
-    "momentum": ("optimizer", ("sgd",)),
-    "nesterov": ("optimizer", ("sgd",)),
-    "power": ("schedule", ("polynomial",)),
-    "step_epochs": ("schedule", ("step",)),
-    "gamma": ("schedule", ("step",)),
-    "constant_epochs": ("schedule", ("constant_then_linear",)),
-}
-
 # Keys of `train` that make low-rank updates what is trained, and what they need, with whichever strategy.
 LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
 PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
-# Keys of `train` that only tasks take which name them in TAKES, and what stands there where nobody asks for them.
-OF_TASKS = {"loss_weights": None, "pos_weight": None, "hard_share": 0.25, "pictures_every": 0}
 
 
 @dataclass(frozen=True)
@@ -134,8 +110,7 @@ class Row:
         published: what others have published, reproduced with its flaws. It is never ranked.
         """
         of_strategy = registry.literals(self.strategy)["DIVISION"]
-        decisive = [key.name for key in fields(Train) if key.name not in FREE_KEYS]
-        same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in decisive)
+        same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in names(Train, MODEL))
         return of_strategy if same or of_strategy == "published" else "open"
 
     def folder(self, repeat: int) -> str:
@@ -160,13 +135,9 @@ class Row:
 
     def deciding(self) -> dict:
         """Those settings that decide what a run comes to: one that was made with others is not of this row."""
-        settings = self.settings().of_row()
+        settings = deciding(self.settings().of_row())
         for label in ("row", "division"):  # what a row is called, and what it is beside the rest of the table
             del settings[label]
-        for key in NOT_DECIDING:
-            del settings["hardware"][key]
-        for key in NOT_DECIDING_OF_TRAIN:
-            del settings["train"][key]
         return settings
 
     def refuse(self) -> None:
@@ -384,8 +355,9 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
 
 def refuse_foreign(train: Train, given: dict, where: str) -> None:
     """Raises BadInput where `given`, keys that were asked for, hold what only another optimizer or schedule takes."""
-    for key, (chooser, takers) in TAKEN_BY.items():
-        if key in given and getattr(train, chooser) not in takers:
+    for key, about in keys(Train).items():
+        chooser, takers = about.of or ("", ())
+        if chooser and key in given and getattr(train, chooser) not in takers:
             raise BadInput(
                 f"{where}.{key}: {given[key]} is for {chooser}: {' or '.join(takers)}, and the {chooser} is"
                 f" {getattr(train, chooser)}. Leave {key} out, or change {chooser}."
@@ -412,8 +384,8 @@ def refuse_foreign(train: Train, given: dict, where: str) -> None:
 def refuse_of_other_tasks(train: Train, task: str, where: str) -> None:
     """Raises BadInput where `train` asks for what this task has none of."""
     literals = registry.task_literals(task)
-    for key, nothing in OF_TASKS.items():
-        if getattr(train, key) != nothing and key not in literals["TAKES"]:
+    for key, about in keys(Train).items():
+        if about.of_some_tasks and getattr(train, key) != about.default and key not in literals["TAKES"]:
             takers = ", ".join(name for name in registry.tasks() if key in registry.task_literals(name)["TAKES"])
             raise BadInput(f"{where}: train.{key}: {task} does not take it, {takers} does. Leave it out.")
     if unknown := sorted((train.loss_weights or {}).keys() - set(literals["TERMS"])):

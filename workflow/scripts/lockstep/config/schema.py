@@ -8,11 +8,9 @@ from functools import cache
 import yaml
 from jsonschema import Draft202012Validator
 
-from lockstep.config import registry
+from lockstep.config import keys, registry
+from lockstep.config.sections import Asked
 from lockstep.errors import BadInput
-from lockstep.paths import WORKFLOW
-
-CONFIGURATION = WORKFLOW / "schemas" / "config.schema.yaml"
 
 
 def coerce(value, schema: dict):
@@ -118,7 +116,7 @@ def hint(word, choices) -> str:
 @cache
 def of_configuration() -> dict:
     """The schema of the whole configuration."""
-    return yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
+    return keys.schema(Asked)
 
 
 def of_row(strategy: str) -> dict:

@@ -3,13 +3,18 @@
 from dataclasses import asdict, dataclass, field, replace
 
 from lockstep.config.hardware import Hardware
+from lockstep.config.keys import NOTHING, names
 from lockstep.config.kinds import Kind
-from lockstep.config.sections import Profile, Train
+from lockstep.config.nested import without
+from lockstep.config.sections import AskedHardware, Profile, Train
 
-# Keys of `hardware` that let a run start, or end it, and change nothing of what it measures or trains.
-NOT_DECIDING = ("port", "timeout", "oversubscribe", "interface")
-# The same of `train`: device_batch comes to a global batch, saving is not timed, and nobody waits for a log.
-NOT_DECIDING_OF_TRAIN = ("device_batch", "checkpoint_every", "keep", "log_every", "log_to", "pictures_every")
+# Keys that change nothing of what a run measures or trains, by their section.
+DECIDE_NOTHING = {"train": names(Train, NOTHING), "hardware": names(AskedHardware, NOTHING)}
+
+
+def deciding(settings: dict) -> dict:
+    """Those of nested settings that decide what a run comes to."""
+    return without(settings, DECIDE_NOTHING)
 
 
 @dataclass(frozen=True)

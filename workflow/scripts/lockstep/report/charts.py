@@ -13,8 +13,9 @@ import numpy as np
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
+from lockstep.config.nested import without
 from lockstep.config.qualities import QUALITIES
-from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
+from lockstep.config.settings import deciding
 from lockstep.report import headline
 from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
 from lockstep.report.words import Text, join, same, say
@@ -342,11 +343,9 @@ def scaling_groups(done: list[dict], summary: Summary) -> dict[str, list[dict]]:
 
 def _but_devices(asked: dict) -> str:
     """A run's settings without the number of devices, and without what decides nothing of its time."""
-    left_out = {"hardware": (*OF_DEVICES, *NOT_DECIDING), "train": (*NOT_DECIDING_OF_TRAIN, "seed")}
-    kept = {key: asked[key] for key in ("strategy", "options", "precision")} | {
-        part: {key: value for key, value in asked[part].items() if key not in keys} for part, keys in left_out.items()
-    }
-    return json.dumps(kept, sort_keys=True)
+    kept = without(deciding(asked), {"hardware": OF_DEVICES, "train": ("seed",)})
+    named = ("strategy", "options", "precision", "train", "hardware")
+    return json.dumps({key: kept[key] for key in named}, sort_keys=True)
 
 
 def scaling(groups: dict[str, list[dict]]) -> Drawing:

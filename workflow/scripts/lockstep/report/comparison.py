@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import paths, stats
+from lockstep.config.nested import ABSENT, differing, flat
 from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.proof import fairness
@@ -119,23 +120,18 @@ def differences(ours: dict, theirs: dict) -> dict[str, str]:
 
 def _environment(ours: dict, theirs: dict) -> list[str]:
     """What differs in the environments, besides the hardware."""
-    flat = [_flat(report["environment"]) for report in (ours, theirs)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if name.split(".")[0] not in SAME_HARDWARE]
-    return [
-        f"{name}: {flat[0].get(name)} and {flat[1].get(name)}"
-        for name in names
-        if flat[0].get(name) != flat[1].get(name)
-    ]
+    differs = _differs(ours["environment"], theirs["environment"])
+    return [said for name, said in differs.items() if name.split(".")[0] not in SAME_HARDWARE]
 
 
 def beside(reports: list[dict]) -> list[tuple[str, str, list[str]]]:
     """What is not the same in all reports: (kind, name, its value in each), hardware first."""
     told = {}
     for report in reports:
-        environment = _flat(report["environment"] or {})
+        environment = flat(report["environment"] or {})
         config = {key: value for key, value in report["config"].items() if key != "rows"}
         told |= {(_kind(name), name): None for name in environment} | {
-            ("settings", name): None for name in _flat(config)
+            ("settings", name): None for name in flat(config)
         }
     lines = []
     for kind, name in told:
@@ -154,7 +150,7 @@ def _kind(name: str) -> str:
 
 
 def _value(report: dict, kind: str, name: str) -> str:
-    value = _flat(report["config"] if kind == "settings" else report["environment"] or {}).get(name)
+    value = flat(report["config"] if kind == "settings" else report["environment"] or {}).get(name)
     return "–" if value in (None, "", [], {}) else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -170,13 +166,14 @@ def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
 
 def asked_otherwise(ours: dict, theirs: dict) -> list[str]:
     """What two runs were asked for that differs."""
-    flat = [_flat(run["asked"]) for run in (ours, theirs)]
-    names = [name for name in dict.fromkeys([*flat[0], *flat[1]]) if flat[0].get(name) != flat[1].get(name)]
-    return [f"{name}: {flat[0].get(name)} and {flat[1].get(name)}" for name in names]
+    return list(_differs(ours["asked"], theirs["asked"]).values())
 
 
-def _flat(nested: dict) -> dict:
-    flat = {}
-    for name, value in nested.items():
-        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
+def _differs(ours: dict, theirs: dict) -> dict[str, str]:
+    """By the name of what is not the same in both: what it is in each."""
+    said = {}
+    for name, *both in differing(ours, theirs):
+        values = [None if value is ABSENT else value for value in both]
+        if values[0] != values[1]:
+            said[name] = f"{name}: {values[0]} and {values[1]}"
+    return said

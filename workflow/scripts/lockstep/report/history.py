@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep import paths, stats
 from lockstep.config.kinds import Kind
-from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
+from lockstep.config.settings import DECIDE_NOTHING
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder
 from lockstep.report import comparison, pictures, rendering
@@ -23,7 +23,7 @@ OF_A_RUN += (paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
 RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 # Settings that decide no time, as `asked_otherwise` names them.
-NOT_MEASURED = {f"hardware.{key}" for key in NOT_DECIDING} | {f"train.{key}" for key in NOT_DECIDING_OF_TRAIN}
+NOT_MEASURED = {f"{section}.{key}" for section, keys in DECIDE_NOTHING.items() for key in keys}
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ import shutil
 from pathlib import Path
 
 from lockstep import paths
-from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN, Settings
+from lockstep.config.keys import keys
+from lockstep.config.nested import ABSENT, differing, without
+from lockstep.config.sections import Train
+from lockstep.config.settings import Settings, deciding
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, hash_text, read_json, verify
 from lockstep.model.schedule import lr_factor
 from lockstep.run import lifetime
 
-# What may change of `train`, besides what decides nothing, between a state and the run that goes on from it. How long a
-# run is, and its schedule, may; the plan's steps and the learning rates up to the state may not, and are compared by
-# themselves.
-FREE = ("epochs", "max_steps", "schedule", "power", "step_epochs", "gamma", "constant_epochs")
-FREE += ("warmup", "warmup_start")
-FREE += ("snapshot_every",)  # what is kept of the model on the way
+# What may change, besides what decides nothing, between a state and the run that goes on from it. How long a run is,
+# and its schedule, may; the steps and learning rates up to the state may not, and are compared by themselves.
+MAY_CHANGE = {"train": [name for name, about in keys(Train).items() if about.may_change]}
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
@@ -44,9 +44,7 @@ def _asked(settings: Settings) -> dict:
     asked = settings.of_row() | {"dropout": settings.dropout}
     for key in ("row", "division", "plan"):
         del asked[key]
-    asked["train"] = {key: value for key, value in asked["train"].items() if key not in FREE + NOT_DECIDING_OF_TRAIN}
-    asked["hardware"] = {key: value for key, value in asked["hardware"].items() if key not in NOT_DECIDING}
-    return asked
+    return without(deciding(asked), MAY_CHANGE)
 
 
 def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = False) -> Path | None:
@@ -97,8 +95,9 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
     asked, asked_now = (
         {**about["asked"], "hardware": None} if anywhere else about["asked"] for about in (manifest, now)
     )
-    if asked != asked_now:
-        return f"it was made with another configuration ({_first_difference(asked, asked_now)})"
+    for name, *values in differing(asked, asked_now):
+        was, now_is = (None if value is ABSENT else value for value in values)
+        return f"it was made with another configuration ({name} was {was}, is {now_is})"
     if manifest["data"] != now["data"]:
         return "data or initial weights have changed since"
     if manifest["plan"] != now["plan"]:
@@ -108,16 +107,6 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
             f"the learning rates of its {manifest['step']} steps would be others now, as the schedule is by the number"
             " of all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
         )
-    return ""
-
-
-def _first_difference(before: dict, now: dict, prefix: str = "") -> str:
-    for key in sorted(before.keys() | now.keys()):
-        ours, theirs = before.get(key), now.get(key)
-        if ours != theirs:
-            if isinstance(ours, dict) and isinstance(theirs, dict):
-                return _first_difference(ours, theirs, f"{prefix}{key}.")
-            return f"{prefix}{key} was {ours}, is {theirs}"
     return ""
 
 

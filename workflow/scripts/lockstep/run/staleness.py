@@ -4,8 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep.config.configuration import Config
+from lockstep.config.nested import ABSENT, differing, without
 from lockstep.config.row import Row
-from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
+from lockstep.config.settings import deciding
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.paths import RECORD, SETTINGS, data_file, plan_summary_file
@@ -36,26 +37,24 @@ def written(config: Config, record: dict) -> str:
     `auto` and `all` may differ between machines.
     """
     row = config.repetition(config.rows[record["row"]], record["repeat"])
-    left = (*NOT_DECIDING, "processes")  # which one device has one of, and a record's folder is named by
-    hardware = {
-        key: value for key, value in asdict(row.asked).items() if value not in ("auto", "all") and key not in left
-    }
-    # The global batch is by the number of devices, and so by the machine, where a device's is what was asked for.
-    train = asdict(row.train)
-    by_device = row.train.device_batch and record["asked"]["train"].get("device_batch")
-    batch = {"device_batch", "global_batch"} - {"device_batch" if by_device else "global_batch"}
-    for key in {*NOT_DECIDING_OF_TRAIN} - {"device_batch"} | batch:
-        del train[key]
-    now = {"strategy": row.strategy, "options": row.options, "train": train, "hardware": hardware}
-    return _listed(differences(record["asked"], now | {"dropout": config.model.dropout}))
+    asked, train = asdict(row.asked), asdict(row.train)
+    # One device has one process, and a record's folder is named by those.
+    by_machine = {"hardware": ["processes", *(key for key, value in asked.items() if value in ("auto", "all"))]}
+    now = deciding({"strategy": row.strategy, "options": row.options, "train": train, "hardware": asked})
+    if row.train.device_batch and record["asked"]["train"].get("device_batch"):
+        # The global batch is by the number of devices, and so by the machine.
+        by_machine["train"] = ["global_batch"]
+        now["train"]["device_batch"] = row.train.device_batch
+    return _listed(differences(record["asked"], without(now, by_machine) | {"dropout": config.model.dropout}))
 
 
 def differences(recorded: dict, now: dict) -> list[str]:
     """What differs of the settings that both have, as in `train.epochs 3, now 30`."""
-    ours, theirs = _flat(recorded), _flat(now)
-    both = [key for key in theirs if key in ours and ours[key] != theirs[key]]
-    # The plan is named by settings that stand here themselves.
-    return [f"{key} {_word(ours[key])}, now {_word(theirs[key])}" for key in both if key != "plan"]
+    return [
+        f"{name} {_word(before)}, now {_word(after)}"
+        for name, before, after in differing(recorded, now)
+        if ABSENT not in (before, after) and name != "plan"  # which is named by settings that stand here themselves
+    ]
 
 
 def _read(file: Path) -> dict:
@@ -86,13 +85,6 @@ def _listed(differing: list[str]) -> str:
         return ""
     more = [f"and {len(differing) - LISTED} more"] if len(differing) > LISTED else []
     return f"made with other settings: {'; '.join(differing[:LISTED] + more)}"
-
-
-def _flat(nested: dict, prefix: str = "") -> dict:
-    flat = {}
-    for name, value in nested.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _word(value) -> str:
