@@ -82,6 +82,28 @@ def test_code_files_follow_imports(monkeypatch):
     assert f"{library}/report/page.py" in workflow.code_files("report")
 
 
+def test_only_what_decides_a_result_makes_a_row_train_again(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    library = "workflow/scripts/lockstep"
+
+    def files(strategy: str, proof: bool = False) -> set[str]:
+        found = workflow.training_files(strategy, "text-classification", proof)
+        return {file.removeprefix(f"{library}/") for file in found}
+
+    ddp, deepspeed, proven = files("ddp"), files("deepspeed"), files("ddp", proof=True)
+    decisive = {"rank/replay.py", "rank/clock.py", "model/optimizer.py", "config/fixed.py", "data/plan.py"}
+    decisive |= {"strategies/ddp.py", "strategies/single.py", "tasks/text_classification.py", "run/ledger.py"}
+    decisive |= {"config/launchers.py", "run/node.py", "data/prepare.py", "workflow/scripts/train.py"}
+    assert decisive <= ddp
+    assert {"config/deepspeed_file.py", "strategies/_deepspeed.py"} <= deepspeed
+    assert not ddp & {"config/deepspeed_file.py", "strategies/deepspeed.py", "tasks/image_segmentation.py"}
+    telling = {"run/trackers.py", "run/watcher.py", "rank/drawing.py", "run/coordination.py", "report/page.py"}
+    assert not (ddp | proven) & {*telling, "cli.py", "config/row.py", "view/live.py"}
+    assert proven - ddp == {"config/configuration.py", "proof/conversion.py", "proof/parity.py"}
+    named = (*workflow.TELLING, *workflow.AROUND, *workflow.OF_A_PROOF)
+    assert [name for name in named if not (PROJECT / library / name).is_file()] == []
+
+
 def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):
     (tmp_path / "mine.yaml").write_text("rows: {fsdp: null, mine: {strategy: ddp}}", encoding="utf-8")
     _, _, said = run_script("launch", "--row", "nothing", "--config", "mine.yaml")

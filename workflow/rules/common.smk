@@ -52,10 +52,9 @@ def training_input(row):
     return [ancient(file) for file in (READY, plan, about)]
 
 
-def training_code(script, row):
-    """The code and data by which a row's result is out of date, with those of what was made before."""
-    files = {*code(script, row.strategy), *code("prepare"), *code("plan")}
-    return sorted(files) + lockstep.data_files(CONFIG)
+def training_code(row, proof=False):
+    """The code and data by which a row's result, or its verdict, is out of date, with those of what was made before."""
+    return lockstep.training_files(row.strategy, CONFIG.task, proof) + lockstep.data_files(CONFIG)
 
 
 def image(row):

@@ -13,7 +13,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
             f"train_{row.name}_{repeat}"
         input:
             training_input(row),
-            code=training_code("launch", row),
+            code=training_code(row),
         output:
             folder / paths.RECORD,
             folder / paths.LEDGER,

@@ -28,6 +28,19 @@ from lockstep.run import decision, journal, lifetime
 
 _before: dict[Path, str] = {}  # what stood in the files that write_manifest writes when this program began
 LITTLE = 2**20  # bytes: no room for a model or a page
+# Files that decide nothing of what a training comes to: they read what is asked for (a rule has what that comes to as a
+# parameter), name it, watch it, tell of it, or end it.
+TELLING = (
+    *("caches.py", "cli.py", "provenance.py", "config/accelerate_file.py", "config/configuration.py"),
+    *("config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py", "config/reading.py"),
+    *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py"),
+    *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py"),
+    *("run/hand.py", "run/journal.py", "run/lifetime.py", "run/trackers.py", "run/training_log.py", "run/watcher.py"),
+)
+# Files that decide it from outside its ranks: how those are started, with which environment, and what is made of what
+# they wrote. And what decides a verdict.
+AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py")
+OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
 
 
 def stamps(results: Path) -> list[Path]:
@@ -293,22 +306,36 @@ def templates() -> list[str]:
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
     """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
-    return _code_files(name, strategy, task, Path.cwd())
+    roots = [paths.SCRIPTS / f"{name}.py"]
+    if strategy:
+        roots += [paths.TRAIN, registry.path(strategy)]
+    if task:
+        roots.append(registry.task_path(task))
+    return _files(tuple(roots), (), (), Path.cwd())
+
+
+def training_files(strategy: str, task: str, proof: bool = False) -> list[str]:
+    """The files of Lockstep that decide what a training comes to, or with `proof` its verdict; its settings do, too.
+
+    Those are what each rank imports, what made data and plan, and AROUND, but nothing of TELLING.
+    """
+    roots = (paths.TRAIN, registry.path(strategy), registry.task_path(task))
+    before = tuple(paths.SCRIPTS / f"{name}.py" for name in ("prepare", "plan"))
+    around = (*AROUND, *(OF_A_PROOF if proof else ()))
+    return _files((*roots, *before), TELLING, around, Path.cwd())
 
 
 @cache  # hundreds of rules ask for a few dozen such lists
-def _code_files(name: str, strategy: str | None, task: str | None, here: Path) -> list[str]:
-    todo, files = [paths.SCRIPTS / f"{name}.py"], set()
-    if strategy:
-        todo += [paths.TRAIN, registry.path(strategy)]
-    if task:
-        todo.append(registry.task_path(task))
+def _files(roots: tuple[Path, ...], left_out: tuple[str, ...], besides: tuple[str, ...], here: Path) -> list[str]:
+    """`roots`, and what they import but for what is `left_out`; and files `besides`, without what those import."""
+    library = paths.SCRIPTS / "lockstep"
+    todo, files, closed = list(roots), set(), {library / name for name in left_out}
     while todo:
         file = todo.pop()
-        if file not in files:
+        if file not in files | closed:
             files.add(file)
             todo += _imports(file)
-    return _of_project(files)
+    return _of_project(files | {library / name for name in besides})
 
 
 def _of_project(files: Iterable[Path | str]) -> list[str]:

@@ -6,8 +6,9 @@ batches by other rates than the row, so there the row's side is taken.
 """
 
 from lockstep.config import own_files
+from lockstep.config.fixed import EPS
 from lockstep.config.hardware import Hardware
-from lockstep.config.sections import EPS, Train
+from lockstep.config.sections import Train
 
 AUTO = "auto"  # transformers' word for: what the caller trains with
 # Keys whose values may be anything, besides those that a row decides.

@@ -16,10 +16,11 @@ from lockstep.config import (
     tracking,
     trainer_arguments,
 )
+from lockstep.config.fixed import LAST_RATE, factors
 from lockstep.config.hardware import Hardware, cpu_cores, resolve
 from lockstep.config.keys import MODEL, keys, names
 from lockstep.config.kinds import Kind
-from lockstep.config.sections import LAST_RATE, AskedHardware, Shared, Train
+from lockstep.config.sections import AskedHardware, Shared, Train
 from lockstep.config.settings import Settings, deciding
 from lockstep.errors import BadInput
 
@@ -393,7 +394,7 @@ def refuse_of_other_tasks(train: Train, task: str, where: str) -> None:
             f"{where}: train.loss_weights: the loss of {task} has no term {unknown[0]}; it is the sum of"
             f" {', '.join(literals['TERMS'])}.{schema.hint(unknown[0], literals['TERMS'])}"
         )
-    if train.loss_weights and not any(train.factors(literals["TERMS"])):
+    if train.loss_weights and not any(factors(train.loss_weights, literals["TERMS"])):
         raise BadInput(f"{where}: train.loss_weights: all terms count 0, so nothing is trained. Give one a number.")
 
 

@@ -8,8 +8,6 @@ from lockstep.config.precisions import DECLARED
 from lockstep.config.qualities import KEPT_BY
 
 OWN = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
-EPS = 1e-8  # of Adam and AdamW
-LAST_RATE = 1e-7  # of the learning rate, where a polynomial schedule ends, as transformers has it
 
 
 @dataclass(frozen=True)
@@ -391,10 +389,6 @@ class Train:
         decides=NOTHING,
     )
     seed: int = key(42, "Seed of the plan, the initial weights and (per rank) dropout.", minimum=0, maximum=4294967295)
-
-    def factors(self, terms: tuple[str, ...]) -> list[float]:
-        """What each term counts in a loss that is their sum, by `loss_weights`."""
-        return [(self.loss_weights or {}).get(name, 1.0) for name in terms]
 
     @property
     def plan_name(self) -> str:

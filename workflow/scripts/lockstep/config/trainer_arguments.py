@@ -4,8 +4,9 @@ What the row decides must be the same there. Of the rest those are taken that ha
 the plan's batches, the row's optimizer and its own loss, so that most of its arguments have none.
 """
 
+from lockstep.config.fixed import EPS
 from lockstep.config.hardware import Hardware
-from lockstep.config.sections import EPS, Train
+from lockstep.config.sections import Train
 from lockstep.errors import BadInput
 
 TAKEN = ("gradient_checkpointing", "gradient_checkpointing_kwargs", "full_determinism", "torch_empty_cache_steps")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lockstep.config.sections import EPS, Train
+from lockstep.config.fixed import EPS
+from lockstep.config.sections import Train
 from lockstep.model.schedule import lr_factor
 
 

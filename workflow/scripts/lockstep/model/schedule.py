@@ -4,7 +4,8 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 
-from lockstep.config.sections import LAST_RATE, Train
+from lockstep.config.fixed import LAST_RATE
+from lockstep.config.sections import Train
 
 
 def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lockstep.config import precisions, registry
+from lockstep.config.fixed import factors
 from lockstep.data.plan import Plan, share
 from lockstep.errors import RunFailed
 from lockstep.model.optimizer import make_schedule
@@ -149,8 +150,8 @@ class Replay:
             return sums * (times / self.weights[counted].sum())
         means = [sums[name] * (times / self.weights[name][counted].sum()) for name in self.terms]
         self.last_means = torch.stack(means).detach()  # until `trained` notes them
-        factors = self.training.train.factors(self.terms)
-        return sum(factor * mean for factor, mean in zip(factors, means, strict=True))
+        counts = factors(self.training.train.loss_weights, self.terms)
+        return sum(factor * mean for factor, mean in zip(counts, means, strict=True))
 
     def trained(self, batch: Batch, loss: torch.Tensor) -> None:
         """The batch's gradients are there: note its loss, and in the ledger its samples."""

@@ -24,6 +24,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from lockstep import paths
+from lockstep.config.fixed import factors
 from lockstep.data import decoding, images, segments
 from lockstep.data.segments import IGNORED
 from lockstep.errors import BadInput
@@ -143,9 +144,9 @@ class Task(_task.Task):
         sums = dict(zip(TERMS, results[:, classes**2 :].double().sum(dim=0).tolist(), strict=True))
         means = [sums[name] / counted[name].sum() for name in TERMS]
         whole = confusions.sum(axis=0)
-        factors = self.train.factors(TERMS)
+        counts = factors(self.train.loss_weights, TERMS)
         return {
-            "loss": float(sum(factor * mean for factor, mean in zip(factors, means, strict=True))),
+            "loss": float(sum(factor * mean for factor, mean in zip(counts, means, strict=True))),
             "pixel_accuracy": pixel_accuracy(whole),
             "miou": miou(whole),
         }
