@@ -9,11 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lockstep import files
+from lockstep import files, stats
 from lockstep.config import reading
 from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
 from tests.report.test_comparison_page import folder
+from tests.test_stats import blocks
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements-dev.txt")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -225,7 +226,9 @@ def others(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """The pages of several results folders, the second of which is faster, and their titles in Chinese."""
     place = tmp_path_factory.mktemp("kept")
     two = [folder(place / name, "Z80", name, {"ddp": times}) for name, times in (("v1", [2, 2.1]), ("v2", [1, 1.05]))]
-    line = comparison.Line("ddp", comparison.unpaired([1, 1.05], [2, 2.1]), (2, 1), {"hardware": HOSTILE})
+    line = comparison.Line(
+        "ddp", stats.apart(blocks(a=[1, 1.05]), blocks(a=[2, 2.1]), "a"), (2, 1), {"hardware": HOSTILE}
+    )
     compared = [comparison.Comparison([line], [HOSTILE], [])]
     made = {
         "comparison": (comparison_page.page(two, compared), "Lockstep 对比"),

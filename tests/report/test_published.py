@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lockstep.config import reading, registry
-from lockstep.report import charts, published
+from lockstep.report import charts, published, ranking
 from lockstep.report.words import say
 from tests.conftest import PROJECT
 
@@ -59,6 +59,8 @@ def run(row: str, repeat: int, seconds: float) -> dict:
         "repeat": repeat,
         "clock": {"train_seconds": seconds},
         "work": {"samples": 8384},
+        "status": "ok",
+        "watch": {"disturbed": []},
         "asked": {"options": asked.options, "hardware": {"processes": 2}},
     }
 
@@ -78,9 +80,10 @@ def answered(seconds: dict[str, list[float]]) -> dict:
         }
         for name, several in seconds.items()
     ]
-    timed = {name: [run(name, k, taken) for k, taken in enumerate(several, 1)] for name, several in seconds.items()}
+    runs = {name: [run(name, k, taken) for k, taken in enumerate(several, 1)] for name, several in seconds.items()}
+    ratio = ranking.between(rows, runs, {})
     verdict = {"proof": "unequal", "by_nature": "it trains 64 samples a step, where the others train 32"}
-    return published.answer(CONFIG, rows, timed, dict.fromkeys(seconds) | {"published_ddp": verdict})
+    return published.answer(CONFIG, rows, runs, dict.fromkeys(seconds) | {"published_ddp": verdict}, ratio)
 
 
 # Two flaws that gain more together than each alone: 10 s with both, 4 with either, 3 with none.

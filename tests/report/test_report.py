@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from lockstep import files
+from lockstep import columns, files
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.report import headline, page
-from lockstep.report.summary import COLUMNS, Summary, gather
+from lockstep.report.summary import Summary, gather
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said
 
 def test_ranks_that_share_a_gpu_are_told_of():
     """A row of three ranks on one GPU is fastest; single has one to itself."""
-    best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "rank": None, "repeats": 2}
+    best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "place": None, "repeats": 2}
     summary = SimpleNamespace(ratios={}, profiles={})
     assert headline.answer(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
     assert "(4 GPUs)" in headline.answer(best | {"devices": 4}, [best], summary).en
@@ -155,7 +155,9 @@ def test_ranks_that_share_a_gpu_are_told_of():
 
 
 def test_a_row_without_a_run_has_empty_cells():
-    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "not-run", "status": "ok"} for name in ("ran", "did_not")]
+    rows = [
+        dict.fromkeys(columns.KEYS) | {"row": name, "proof": "not-run", "status": "ok"} for name in ("ran", "did_not")
+    ]
     rows[0]["utilisation_by_gpu"] = "50 / 51"
     said = [{cell.key: cell.text.en for cell in line} for line in page.table(rows)]
     assert [line["utilisation_by_gpu"] for line in said] == ["50 / 51", ""]
@@ -163,7 +165,9 @@ def test_a_row_without_a_run_has_empty_cells():
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_words():
     figures = {"train_seconds": 1.5, "startup_seconds": 4.0, "samples_per_second": 900.0, "accuracy": 0.5}
-    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "equal"} | figures for name in ("single", "all_threads")]
+    rows = [
+        dict.fromkeys(columns.KEYS) | {"row": name, "proof": "equal"} | figures for name in ("single", "all_threads")
+    ]
     wide, _ = page.plain(rows)
     narrow, lines = page.plain(rows, 70)
     assert set(wide) - set(narrow) == {"start-up s"}

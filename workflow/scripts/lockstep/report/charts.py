@@ -15,8 +15,10 @@ from lockstep.config import registry
 from lockstep.config.hardware import device_count
 from lockstep.config.settings import NOT_DECIDING, NOT_DECIDING_OF_TRAIN
 from lockstep.report import headline
-from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
-from lockstep.report.words import Text, join, same, say
+from lockstep.report.ranking import BASELINE
+from lockstep.report.reading import good_runs, succeeded, trusted
+from lockstep.report.summary import Summary
+from lockstep.report.words import Text, join, on_test_split, same, say
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -240,7 +242,7 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
         )
         tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, {say(name).en} {row[name]:.4f}"
     axes.set_xlabel(say("axis_train").en)
-    axes.set_ylabel(say(f"axis_{name}").en)
+    axes.set_ylabel(on_test_split(name).en)
     axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row[name]:.4f}"] for row in done]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from lockstep.config.hardware import busy_cores, shares_gpus
 from lockstep.proof.fairness import alike, other_versions
-from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
+from lockstep.report.ranking import BASELINE
+from lockstep.report.reading import good_runs, trusted
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
@@ -135,7 +137,7 @@ def fastest(done: list[dict]) -> dict:
 
     A row that has one device like the baseline does the same under another name; between them only chance decides.
     """
-    ranked = [row for row in done if row["rank"]]
+    ranked = [row for row in done if row["place"]]
     several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == BASELINE]
     closed = [row for row in done if row["division"] == "closed"]
     return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
@@ -157,7 +159,7 @@ def _tied(best: dict, done: list[dict]) -> list[dict]:
     return [
         row
         for row in several
-        if row is not best and row["rank"] == best["rank"] == 1 and min(row["repeats"], best["repeats"]) > 1
+        if row is not best and row["place"] == best["place"] == 1 and min(row["repeats"], best["repeats"]) > 1
     ]
 
 
@@ -167,7 +169,7 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     slowest = same("")
     if last is not best and last not in tied:
         slowest = say("slowest", row=last["row"], ratio=f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}")
-    if best["repeats"] == 1 or not best["rank"]:
+    if best["repeats"] == 1 or not best["place"]:
         once = "fastest_once" if best["repeats"] == 1 else "fastest"
         return say(once, devices=_devices(best), row=best["row"], slowest=slowest)
     ties = say("tied", rows=some([row["row"] for row in tied], 2)) if tied else same("")
@@ -194,7 +196,7 @@ def _proof(row: dict) -> Text:
 def _last(best: dict, done: list[dict], summary: Summary) -> dict:
     """The slowest row that can be compared with `best`, on as many devices; `best` where there is none."""
     ratios = summary.ratios.get(best["row"], {})
-    slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
+    slower = [row for row in done if row["place"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     return max(slower, key=lambda row: row["train_seconds"], default=best)
 
 

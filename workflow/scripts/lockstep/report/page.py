@@ -7,66 +7,15 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from lockstep import paths
+from lockstep import columns, paths
+from lockstep.columns import Column
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
 from lockstep.report import headline, paper, pictures, rendering, take_home
-from lockstep.report.summary import COLUMNS, Summary, good_runs, succeeded
+from lockstep.report.reading import good_runs, succeeded
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, same, say
 
-# The table that people read: column, digits after the point (None: a word), and the columns of its range.
-PAGE_COLUMNS = (
-    ("row", None, ()),
-    ("rank", 0, ()),
-    ("proof", None, ()),
-    ("train_seconds", 2, ("train_seconds_low", "train_seconds_high")),
-    ("speedup", 2, ("speedup_low", "speedup_high")),
-    ("efficiency", 2, ()),
-    ("samples_per_second", 0, ()),
-    ("mfu", 1, ()),
-    ("startup_seconds", 1, ()),
-    ("cold_seconds", 2, ()),
-    ("total_seconds", 1, ()),
-    ("evaluation_seconds", 2, ()),
-    ("evaluation_samples_per_second", 0, ()),
-    ("peak_memory_mb", 0, ()),
-    ("proportional_memory_mb", 0, ()),
-    ("memory_by_gpu_mb", None, ()),
-    ("reserved_by_gpu_mb", None, ()),
-    ("nvml_memory_by_gpu_mb", None, ()),
-    ("utilisation_by_gpu", None, ()),
-    ("sm_mhz_by_gpu", None, ()),
-    ("energy_joules", 0, ()),
-    ("accuracy", 4, ()),
-    ("macro_f1", 4, ()),
-    ("perplexity", 2, ()),
-    ("pixel_accuracy", 4, ()),
-    ("miou", 4, ()),
-    ("devices", 0, ()),
-    ("precision", None, ()),
-    ("repeats", 0, ()),
-    ("disturbed", 0, ()),
-    ("division", None, ()),
-    ("status", None, ()),
-)
-# What decides, shown at once; the page has the others on demand.
-DECIDING = (
-    *("row", "rank", "proof", "train_seconds", "speedup", "peak_memory_mb", "accuracy", "macro_f1", "perplexity"),
-    *("pixel_accuracy", "miou", "repeats", "disturbed", "status"),
-)
-# Left out where all rows have the same, which the report says elsewhere.
-CONSTANT = ("precision", "division", "status")
-# Of these, what fits a terminal.
-TERMINAL = (
-    *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
-    *("accuracy", "macro_f1", "perplexity", "pixel_accuracy", "miou", "precision", "repeats", "status"),
-)
-# What a narrow one goes without, the first before the others.
-SPARED = (
-    *("startup_seconds", "samples_per_second", "accuracy", "pixel_accuracy", "precision", "peak_memory_mb"),
-    *("macro_f1", "perplexity", "miou"),
-)
-PERCENT = ("mfu",)
 WORDS = ("proof", "status")  # columns whose values have words of their own
 
 
@@ -77,16 +26,27 @@ class Cell:
     share: of the longest bar, from 0 to 1; None where the column has no bars.
     """
 
-    key: str
+    column: Column
     text: Text
     sort: str
     more: str
-    number: bool
     share: float | None = None
 
     @property
+    def key(self) -> str:
+        return self.column.key
+
+    @property
+    def heading(self) -> Text:
+        return say(self.key)
+
+    @property
+    def number(self) -> bool:
+        return self.column.digits is not None
+
+    @property
     def deciding(self) -> bool:
-        return self.key in DECIDING
+        return self.column.shown == columns.AT_ONCE
 
 
 def by_time(rows: list[dict]) -> list[dict]:
@@ -96,50 +56,55 @@ def by_time(rows: list[dict]) -> list[dict]:
 
 def table(rows: list[dict]) -> list[list[Cell]]:
     """The table for people. Columns that say nothing of any row, or the same of all, are left out."""
-    columns = [
+    shown = [
         column
-        for column in PAGE_COLUMNS
-        if any(row[column[0]] not in (None, 0) for row in rows)
-        and not (column[0] in CONSTANT and len({row[column[0]] for row in rows}) == 1)
+        for column in columns.COLUMNS
+        if column.shown
+        and any(row[column.key] not in (None, 0) for row in rows)
+        and (column.alike or len({row[column.key] for row in rows}) > 1)
     ]
     longest = max((row["train_seconds"] or 0 for row in rows), default=0)
-    return [[_cell(row, longest, *column) for column in columns] for row in rows]
+    return [[_cell(row, longest, column) for column in shown] for row in rows]
 
 
-def _cell(row: dict, longest: float, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
-    value = row[key]
-    if digits is None:
+def _cell(row: dict, longest: float, column: Column) -> Cell:
+    value = row[column.key]
+    if column.digits is None:
         word = "" if value is None else str(value)
-        return Cell(key, say(f"{key}_{value}") if key in WORDS else same(word), word, "", False)
-    factor = 100 if key in PERCENT else 1
-    ends = [row[limit] for limit in limits]
+        return Cell(column, say(f"{column.key}_{value}") if column.key in WORDS else same(word), word, "")
+    ends = [row[end] for end in column.ends]
     # One run has no spread, and what the others are compared with is once itself.
-    spread = limits and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
-    more = " – ".join(f"{end:.{digits}f}" for end in ends) if spread else ""
-    shown = "" if value is None else f"{value * factor:.{digits}f}"
-    share = value / longest if key == "train_seconds" and value else None
-    return Cell(key, same(shown), "" if value is None else repr(value), more, True, share)
+    spread = ends and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
+    more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
+    shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
+    share = value / longest if column.key == "train_seconds" and value else None
+    return Cell(column, same(shown), "" if value is None else repr(value), more, share)
+
+
+def as_csv(rows: list[dict]) -> str:
+    """The table with all columns, as summary.csv has it."""
+    keys = [key for column in columns.COLUMNS for key in column.keys]
+    return pd.DataFrame(rows, columns=keys).to_csv(index=False)
 
 
 def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:
     """The same table for a terminal, if need be with fewer columns so that it is `width` wide: headings, and lines."""
     cells = table(rows)
-    keys = [cell.key for cell in cells[0] if cell.key in TERMINAL]
-    spared = iter(SPARED)
-    while width and _width(cells, keys) > width and (key := next(spared, None)):
-        keys = [other for other in keys if other != key]
-    lines = [[_plain(cell) for cell in line if cell.key in keys] for line in cells]
-    return [say(key).en for key in keys], lines
+    shown = [cell.column for cell in cells[0] if cell.column.terminal is not None]
+    while width and _width(cells, shown) > width and (spare := [column for column in shown if column.terminal]):
+        shown.remove(min(spare, key=lambda column: column.terminal))
+    lines = [[_plain(cell) for cell in line if cell.column in shown] for line in cells]
+    return [say(column.key).en for column in shown], lines
 
 
 def _plain(cell: Cell) -> str:
     return " ".join(filter(None, (cell.text.en, cell.more)))
 
 
-def _width(cells: list[list[Cell]], keys: list[str]) -> int:
+def _width(cells: list[list[Cell]], shown: list[Column]) -> int:
     """Characters of a line, frame and blanks included, if nothing is broken into two."""
-    columns = [column for column in zip(*cells, strict=True) if column[0].key in keys]
-    widths = [max([len(say(column[0].key).en), *(len(_plain(cell)) for cell in column)]) for column in columns]
+    kept = [column for column in zip(*cells, strict=True) if column[0].column in shown]
+    widths = [max([len(column[0].heading.en), *(len(_plain(cell)) for cell in column)]) for column in kept]
     return sum(width + 3 for width in widths) + 1
 
 
@@ -206,7 +171,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     everything, summary = summary, summary.compared
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / paths.PLOTS)
-    write_text(folder / paths.TABLE, pd.DataFrame(everything.rows, columns=COLUMNS).to_csv(index=False))
+    write_text(folder / paths.TABLE, as_csv(everything.rows))
     write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(everything))
     texts, damaged = None, list(summary.damaged)
     if predictions.is_file():

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import yaml
 
-from lockstep import __version__, paths, provenance
+from lockstep import __version__, columns, paths, provenance
 from lockstep.config import registry
 from lockstep.config.hardware import UNKNOWN_KIND, device_count
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.report import headline
-from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded, trusted
+from lockstep.report.reading import LONG, good_runs, succeeded, trusted
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, same, say
 
 CITATION = paths.PROJECT / "CITATION.cff"
@@ -48,7 +49,7 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
     told = methods(summary)
     write_text(folder / paths.METHODS, f"{told.en}\n\n{told.zh}\n")
     write_text(folder / paths.LATEX, latex(cells, f"{_which_runs(summary)}{caption.en}. "))
-    write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *MEASURED], run_lines(summary))
+    write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *(column.key for column in columns.MEASURED)], run_lines(summary))
     cited = bibtex(summary)
     write_text(folder / paths.BIBTEX, cited)
     versions = installed(summary, folder.parent)
@@ -230,8 +231,7 @@ def run_lines(summary: Summary) -> list[list]:
                 "resumed": " ".join(map(str, run.get("resumed", ()))),
             }
             values = [about[name] for name in ABOUT_RUN]
-            figures = measured(run) if ok else {}
-            lines.append([*values, *(figures.get(name) for name in MEASURED)])
+            lines.append([*values, *(column.measure(run) if ok else None for column in columns.MEASURED)])
     return lines
 
 
@@ -241,7 +241,7 @@ def latex(cells: list[list], caption: str) -> str:
     if not shown:
         return "% no row yet\n"
     columns = "".join("r" if cell.number else "l" for cell in shown[0])
-    lines = [[escaped(say(cell.key).en) for cell in shown[0]]]
+    lines = [[escaped(cell.heading.en) for cell in shown[0]]]
     lines += [[_latex_cell(cell) for cell in line] for line in shown]
     head, *body = (" & ".join(line) + r" \\" for line in lines)
     ranges = any(cell.more for line in shown for cell in line)

@@ -7,7 +7,6 @@ row without flaws to its honest sibling, is the rest that no flaw explains.
 """
 
 import itertools
-from dataclasses import asdict
 
 import numpy as np
 import yaml
@@ -28,25 +27,28 @@ TOLD = ("name", "minutes", "accuracy", "macro_f1", "support", "flaw", "ours", "a
 NOT_TRAINING = ("count_each_rank",)  # how a model is tested changes nothing of how long it trains
 
 
-def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdicts: dict[str, dict | None]) -> dict:
+def answer(
+    config: Config, rows: list[dict], timed: dict[str, list[dict]], verdicts: dict[str, dict | None], ratio
+) -> dict:
     """Each line of both published tables, with what was measured here, and the claims made of them.
 
-    timed: by row, the runs whose time counts. All that the configuration has no row for is None.
+    timed: by row, the runs whose time counts. ratio: of two rows, as the table has it (ranking.py). All that the
+    configuration has no row for is None.
     """
     table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     by_name = {row["row"]: row for row in rows}
     baseline = table["rows"][0]
-    lines = [_line(line, baseline, config, by_name, timed, verdicts) for line in table["rows"]]
+    lines = [_line(line, baseline, config, by_name, timed, verdicts, ratio) for line in table["rows"]]
     by_published = {line["name"]: line for line in lines}
     return {
         "source": table["source"],
         "rows": lines,
         "claims": [_claim(claim["key"], by_published[claim["name"]]) for claim in table["claims"]],
-        "ladder": [_rung(rung, table["ladder"][0], by_name, timed) for rung in table["ladder"]],
+        "ladder": [_rung(rung, table["ladder"][0], by_name, ratio) for rung in table["ladder"]],
     }
 
 
-def _line(line, baseline, config, by_name, timed, verdicts) -> dict:
+def _line(line, baseline, config, by_name, timed, verdicts, ratio) -> dict:
     ours = _row_of(line["ours"], by_name)
     columns = {key: line.get(key) for key in TOLD}
     columns |= {"ratio": line["minutes"] / baseline["minutes"]}
@@ -54,7 +56,7 @@ def _line(line, baseline, config, by_name, timed, verdicts) -> dict:
         ("ours", ours, _row_of(baseline["ours"], by_name)),
         ("again", line["again"], baseline["again"]),
     ):
-        columns[f"{side}_ratio"] = _ratio(row, single, timed)
+        columns[f"{side}_ratio"] = ratio(row, single)
         for name in ("accuracy", "macro_f1", "train_seconds", "steps"):
             columns[f"{side}_{name}"] = by_name[row][name] if row in by_name else None
     verdict = verdicts.get(line["again"])
@@ -67,14 +69,6 @@ def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
     if strategy in by_name:
         return strategy
     return next((name for name, row in by_name.items() if row["strategy"] == strategy), None)
-
-
-def _ratio(ours: str | None, theirs: str | None, timed: dict[str, list[dict]]) -> dict | None:
-    """One row's time over another's, by the blocks that hold both; None where there is none."""
-    if not timed.get(ours) or not timed.get(theirs):
-        return None
-    ratio = stats.ratio(_seconds(timed[ours]), _seconds(timed[theirs]))
-    return asdict(ratio) if ratio else None
 
 
 def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
@@ -194,10 +188,10 @@ def _claim(key: str, line: dict) -> dict:
     return figures
 
 
-def _rung(rung: dict, first: dict, by_name: dict, timed: dict) -> dict:
+def _rung(rung: dict, first: dict, by_name: dict, ratio) -> dict:
     ours = by_name.get(rung["ours"])
     return rung | {
         "ratio": rung["minutes"] / first["minutes"],
-        "our_ratio": _ratio(rung["ours"], first["ours"], timed),
+        "our_ratio": ratio(rung["ours"], first["ours"]),
         **{f"our_{name}": ours and ours[name] for name in ("peak_memory_mb", "macro_f1", "proof")},
     }

@@ -6,6 +6,8 @@ from functools import cache
 
 import yaml
 
+from lockstep import columns
+from lockstep.config import registry
 from lockstep.paths import WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
@@ -31,12 +33,31 @@ def _entries() -> dict[str, list[str]]:
 
 
 def say(key: str, **values) -> Text:
-    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names."""
+    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names.
+
+    The key of a column of the table gives its heading: its name and its unit. A column without words is called by its
+    key, as those of a task of one's own are.
+    """
+    column, templates = columns.BY_KEY.get(key), _entries().get(key)
+    if column and not templates:
+        templates = [key.replace("_", " ")] * len(LANGUAGES)
+    if not templates:
+        raise KeyError(key)
     english, chinese = (
         template.format(**{name: _in(value, language) for name, value in values.items()})
-        for language, template in zip(LANGUAGES, _entries()[key], strict=True)
+        for language, template in zip(LANGUAGES, templates, strict=True)
     )
-    return Text(english, BETWEEN_HAN.sub("", chinese))
+    text = Text(english, BETWEEN_HAN.sub("", chinese))
+    return text + same(" ") + _unit(column.unit) if column and column.unit else text
+
+
+def _unit(unit: str) -> Text:
+    return say(f"unit_{unit}") if f"unit_{unit}" in _entries() else same(unit)
+
+
+def about(key: str) -> Text:
+    """What a column of the table means; nothing where its words say nothing of that."""
+    return say(f"about_{key}") if f"about_{key}" in _entries() else same("")
 
 
 def same(text: str) -> Text:
@@ -67,4 +88,10 @@ def _in(value, language: str) -> str:
 @cache
 def axis_texts() -> list[Text]:
     """What the pictures say along their axes and in their legends: drawn in English, in both languages on the page."""
-    return [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    texts = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    return texts + [on_test_split(name) for name in registry.qualities()]
+
+
+def on_test_split(quality: str) -> Text:
+    """What an axis says of a figure of quality."""
+    return say("on_test_split", figure=say(quality))
