@@ -121,7 +121,8 @@ def times(done: list[dict], summary: Summary) -> Drawing:
 
 
 def step_parts(done: list[dict], summary: Summary) -> Drawing:
-    profiles = {row["row"]: summary.profiles[row["row"]] for row in done}
+    """Where a row's step time goes: its parts, which add up to it, as shares of the steps that were recorded."""
+    profiles = {row["row"]: headline.of_step(summary.profiles[row["row"]], row["step_ms"] / 1000) for row in done}
     ordered = sorted(profiles, key=lambda name: sum(profiles[name]["seconds"].values()))
     figure, axes = bars(ordered)
     values = [[1000 * profiles[name]["seconds"][phase] for phase in PHASES] for name in ordered]
@@ -173,9 +174,8 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
         line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
         if alike:
-            difference = float(np.abs(np.subtract(run["losses"], baseline)).max())
-            largest = max(largest, difference)
-            line.append(f"{difference:.2g}")
+            largest = max(largest, float(np.abs(shown).max()))  # of what is drawn, to which the title belongs
+            line += [f"{np.abs(values).max():.2g}" for values in (shown, np.subtract(run["losses"], baseline))]
         table.append(line)
     left.set_xlabel(say("axis_step").en)
     right.set_xlabel(say("axis_seconds").en)
@@ -184,9 +184,15 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     right.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     several = alike and len(runs) > 1
-    title = say("picture_losses", difference=f"{largest:.2g}") if several else say("picture_losses_plain")
+    title = say("picture_losses_plain")
+    if several:
+        dropout = any(any(run["settings"].get("dropout") or ()) for run in runs.values())
+        why = say("picture_losses_dropout") if dropout else same("")
+        each = say("picture_losses_mean", window=window) if window > 1 else say("picture_losses_each")
+        title = say("picture_losses", difference=f"{largest:.2g}", each=each, why=why)
     note = say("picture_losses_note", window=window, left=say("losses_left" if alike else "losses_left_plain"))
-    header = [say("row"), same("1"), same("1/2"), same("1/1"), *([say("axis_loss_difference")] if alike else [])]
+    differences = [say("losses_smoothed", window=window), say("losses_single_step")] if alike else []
+    header = [say("row"), same("1"), same("1/2"), same("1/1"), *differences]
     return Drawing(figure, title, note, header, table)
 
 

@@ -42,12 +42,12 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         if timed[name]
     }
     fit = stats.Fit({name: seconds for name, seconds in warm.items() if trusted(timed[name])})
-    rungs, learnt = [], _learnt(runs[baseline])
+    rungs, learnt_something = [], learnt(runs[baseline])
     for name in names:
         told = fitted(fit, warm, baseline, name) if {baseline, name} <= warm.keys() else None
         rung = _rung(config, name, timed[name], timed[baseline], told)
         judged = quality(*_paired(runs[name], runs[baseline]))
-        empty = not learnt and judged["quality"] != "too_few"
+        empty = not learnt_something and judged["quality"] != "too_few"
         rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
     choose(rungs)
     sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
@@ -161,7 +161,7 @@ def _quality(test: dict) -> float:
     return next((test[name] for name in ("macro_f1", "miou") if name in test), -test.get("loss", 0.0))
 
 
-def _learnt(runs: list[dict]) -> bool:
+def learnt(runs: list[dict]) -> bool:
     """Whether a model has learnt anything.
 
     That is, whether its macro-F1 or mIoU is above that of one which always names the most frequent label, by more than

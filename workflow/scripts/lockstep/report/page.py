@@ -1,6 +1,5 @@
 """The report's files: report.html, report.md, summary.csv, summary.json, plots/."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from lockstep.files import write_json, write_text
 from lockstep.report import headline, paper, pictures, rendering, take_home
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
-from lockstep.report.words import Text, same, say
+from lockstep.report.words import Text, meaning, same, say
 
 WORDS = ("proof", "status")  # columns whose values have words of their own
 
@@ -39,6 +38,10 @@ class Cell:
     @property
     def heading(self) -> Text:
         return say(self.key)
+
+    @property
+    def about(self) -> Text:
+        return meaning(self.key)
 
     @property
     def number(self) -> bool:
@@ -141,26 +144,36 @@ def _snapshots(run: dict) -> Text:
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """Each setting as it was read back, in every row: name -> one value a row."""
+    """The settings as they were read back in which rows differ: name -> one value a row."""
     by_row = [_flat(run["settings"]) for _, run in tested]
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
-    return {name: [of_row.get(name, "") for of_row in by_row] for name in names}
+    values = {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
+    return {name: of_rows for name, of_rows in values.items() if len(set(of_rows)) > 1}
 
 
-def _flat(nested: dict) -> dict[str, str]:
+NO_SETTING = "–"
+
+
+def _flat(nested: dict, before: str = "") -> dict[str, str]:
+    """Nested settings as one line each, in words that people write: no braces, no quotes."""
     flat = {}
     for name, value in nested.items():
-        if name == "options":
-            flat |= {key: _word(inner) for key, inner in value.items()}
-        elif name == "groups":
-            flat |= {f"group {number}": _word(group) for number, group in enumerate(value)}
+        name = f"{before}{name}"
+        if isinstance(value, dict):
+            flat |= _flat(value, "" if name == "options" else f"{name}.")
+        elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+            flat |= _flat({str(number): inner for number, inner in enumerate(value)}, f"{name.removesuffix('s')} ")
         else:
             flat[name] = _word(value)
     return flat
 
 
 def _word(value) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return ", ".join(map(_word, value)) or NO_SETTING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NO_SETTING if value in (None, "") else str(value)
 
 
 def write(summary: Summary, folder: Path, predictions: Path, galleries: list | None = None) -> None:

@@ -55,7 +55,7 @@ def _unit(unit: str) -> Text:
     return say(f"unit_{unit}") if f"unit_{unit}" in _entries() else same(unit)
 
 
-def about(key: str) -> Text:
+def meaning(key: str) -> Text:
     """What a column of the table means; nothing where its words say nothing of that."""
     return say(f"about_{key}") if f"about_{key}" in _entries() else same("")
 
