@@ -34,7 +34,7 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
 # All of summary.json beside its headline.
 KEYS = (
     *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "not_in_trials", "ladder"),
-    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "published", "config"),
+    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "config", "published"),
 )
 
 

@@ -1,9 +1,9 @@
 """The columns of the report's table. Each stands here once, and everything that shows or checks it goes by that.
 
-summary.csv and summary.json have all of them; the page, the terminal and the LaTeX table those that are to be shown
-there, in this order; runs.csv those that one run measures. Its heading is the text of its key in
-workflow/report/words.yaml, and what it means that of `about_` and its key. So a new column is an entry here, and two
-texts. Users script against the keys: add freely and rename never.
+summary.csv and summary.json have all of them, and begin with what was asked for; the page, the terminal and the LaTeX
+table those that are to be shown there, in this order; runs.csv those that one run measures. Its heading is the text of
+its key in workflow/report/words.yaml, and what it means that of `about_` and its key. So a new column is an entry here,
+and two texts. Users script against the keys: add freely and rename never.
 """
 
 import math
@@ -202,6 +202,10 @@ _TABLE = (
         best="highest",
     ),
     Column("miou", measure=_tested("miou"), digits=4, most=1, shown=AT_ONCE, terminal=9, best="highest"),
+    Column("strategy", asked=lambda row: row.strategy),
+    Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
+    Column("device", asked=lambda row: row.hardware.device),
+    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run["world_size"], least=1),
     Column(
         "devices",
         asked=lambda row: device_count(asdict(row.hardware)),
@@ -210,6 +214,7 @@ _TABLE = (
         least=1,
         shown=ON_DEMAND,
     ),
+    Column("nodes", asked=lambda row: row.hardware.nodes, least=1),
     Column(
         "precision",
         asked=lambda row: row.precision,
@@ -218,17 +223,12 @@ _TABLE = (
         alike=False,
         terminal=5,
     ),
+    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
     Column("repeats", digits=0, shown=AT_ONCE, terminal=0, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
-    Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
     # What only files have.
     Column("reason"),
-    Column("strategy", asked=lambda row: row.strategy),
-    Column("device", asked=lambda row: row.hardware.device),
-    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run["world_size"], least=1),
-    Column("nodes", asked=lambda row: row.hardware.nodes, least=1),
-    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
     Column("steps", ran=lambda run: run["steps"], least=1),
     Column("median_step_ms", measure=lambda run: 1000 * run["clock"]["step_seconds_median"]),
     Column("tokens_per_second", measure=_throughput("tokens_per_second")),
@@ -244,7 +244,8 @@ _OF_OTHER_TASKS = tuple(
 )
 COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
 BY_KEY = {column.key: column for column in COLUMNS}
-KEYS = [key for column in COLUMNS for key in column.keys]
+# As files have them: what was asked for comes first.
+KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
 MEASURED = [column for column in COLUMNS if column.measure]
 
 

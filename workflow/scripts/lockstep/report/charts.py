@@ -66,9 +66,6 @@ def drawings(summary: Summary):
         yield "ranks", lambda: ranks(done, summary)
     if several := scaling_groups(done, summary):
         yield "scaling", lambda: scaling(several)
-    for line in summary.published["rows"]:
-        if line["worth"]:
-            yield f"published_{line['ours']}", lambda line=line: worth(line)
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
@@ -372,56 +369,6 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
     header = [say("row"), say("devices"), say("speedup")]
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
-
-
-def worth(line: dict) -> Drawing:
-    """A waterfall from a published row to the corrected one, by how many seconds each flaw accounts for."""
-    decomposition = line["worth"]
-    parts = [(part["flaw"], part) for part in decomposition["flaws"]]
-    if decomposition["rest"]:
-        parts.append(("rest", decomposition["rest"]))
-    labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
-    figure, axes = bars(["" for _ in labels])
-    axes.set_yticks(range(len(labels)), [label.en for label in labels])
-    # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
-    begin, end = (
-        decomposition["again_seconds"] or line["again_train_seconds"],
-        decomposition["ours_seconds"] or line["ours_train_seconds"],
-    )
-    tips, table = {}, []
-    axes.barh(0, begin, height=0.66, color=COLOURS[5])
-    at = begin
-    for position, (_, part) in enumerate(parts, 1):
-        seconds = part["seconds"] or 0.0
-        (bar,) = axes.barh(position, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
-        bar.set_gid(f"worth-{line['ours']}-{position}")
-        interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
-        tips[bar.get_gid()] = f"{labels[position].en}: {seconds:+.3g} s{interval}"
-        axes.text(max(at, at + seconds), position, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
-        at += seconds
-        orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
-        changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
-        table.append([labels[position].en, f"{seconds:+.3g}{interval}", orders, *changes])
-    axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
-    for position, total in ((0, begin), (len(labels) - 1, end)):
-        axes.text(total, position, f"{GAP}{total:.3g} s", va="center", fontsize=9)
-    axes.set_xlim(0, max(begin, end) * 1.25)
-    axes.set_xlabel(say("axis_train").en)
-    rest = "–"
-    if decomposition["rest"] and decomposition["whole"]["seconds"]:
-        share = abs(decomposition["rest"]["seconds"] / decomposition["whole"]["seconds"])
-        rest = f"{decomposition['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
-    return Drawing(
-        figure,
-        say("picture_worth", name=line["name"]),
-        say("picture_worth_note", again=line["again"], ours=line["ours"], rest=rest),
-        [
-            say(key)
-            for key in ("flaw_name", "train_seconds", "flaw_order", "flaw_steps", "flaw_samples", "flaw_macro_f1")
-        ],
-        table,
-        tips,
-    )
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:

@@ -10,7 +10,7 @@ from lockstep import columns, paths
 from lockstep.columns import Column
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, paper, pictures, rendering, take_home
+from lockstep.report import headline, paper, pictures, rendering, studies, take_home
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, meaning, same, say
@@ -86,8 +86,7 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
 
 def as_csv(rows: list[dict]) -> str:
     """The table with all columns, as summary.csv has it."""
-    keys = [key for column in columns.COLUMNS for key in column.keys]
-    return pd.DataFrame(rows, columns=keys).to_csv(index=False)
+    return pd.DataFrame(rows, columns=columns.KEYS).to_csv(index=False)
 
 
 def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:
@@ -184,8 +183,9 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     everything, summary = summary, summary.compared
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / paths.PLOTS)
+    drawn += pictures.draw_all(studies.drawings(everything), folder / paths.PLOTS)
     write_text(folder / paths.TABLE, as_csv(everything.rows))
-    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(everything))
+    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | everything.as_json())
     texts, damaged = None, list(summary.damaged)
     if predictions.is_file():
         try:
@@ -211,8 +211,8 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "tested": tested,
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "as_published": _as_published(everything),
-        "claims": claims(summary),
+        "reproduced": _reproduced(everything),
+        "studies": studies.sections(everything),
         "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
@@ -223,37 +223,10 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     write_text(folder / paths.PAGE, rendering.page("report.html.j2", say("title"), context))
 
 
-def _as_published(summary: Summary) -> dict | None:
-    """The rows that make the published ones again, and their cells in the table; None without such rows."""
+def _reproduced(summary: Summary) -> dict | None:
+    """The rows that make again what others have published, and their cells in the table; None without such rows."""
     rows = by_time([row for row in summary.rows if row["division"] == "published"])
-    if not rows:
-        return None
-    return {"cells": table(rows), "rows": rows}
-
-
-def claims(summary: Summary) -> list[Text]:
-    """Which of the published conclusions stand here; none where the published rows were not reproduced."""
-    return [_claim(claim) for claim in summary.published["claims"] if claim["again_speed"]]
-
-
-def _claim(claim: dict) -> Text:
-    """Whether a published ratio stands here, in a sentence."""
-    speeds = {side: claim[f"{side}_speed"] for side in ("ours", "again")}
-    told = {side: "–" if speed is None else f"{speed:.2f}" for side, speed in speeds.items()}
-    interval = same("")
-    if claim["ours_low"] is not None:
-        interval = same(f" ({claim['ours_low']:.2f} – {claim['ours_high']:.2f})")
-    outcome = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
-    return say(
-        "claim",
-        name=claim["name"],
-        ours=claim["ours"],
-        published=f"{claim['published']:.2f}",
-        honest=told["ours"],
-        again=told["again"],
-        interval=interval,
-        outcome=say(outcome),
-    )
+    return {"cells": table(rows), "rows": rows} if rows else None
 
 
 def _caption(summary: Summary) -> Text:

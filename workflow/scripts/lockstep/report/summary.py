@@ -10,7 +10,7 @@ from lockstep import columns, paths
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.files import read_json, read_object
-from lockstep.report import ladder, published, ranking
+from lockstep.report import ladder, ranking, studies
 from lockstep.report.environments import merge_environments
 from lockstep.report.reading import (
     good_runs,
@@ -55,8 +55,12 @@ class Summary:
     environment: dict | None  # one for all runs (environments.py); None without any
     manifest: dict | None  # when, where and by which command the results were asked for; None where that is not known
     damaged: list[str]  # the files beside the runs that can't be read, and why
-    published: dict  # the published table, answered (report/published.py)
     config: dict  # the configuration as plain values, defaults filled in
+    studies: dict[str, dict]  # what each study found (report/studies.py); in summary.json each is a key of its own
+
+    def as_json(self) -> dict:
+        """Everything by the keys of summary.json."""
+        return {name: value for name, value in vars(self).items() if name != "studies"} | self.studies
 
     @property
     def compared(self) -> "Summary":
@@ -145,8 +149,8 @@ def gather(config: Config, results: Path) -> Summary:
         environment=merge_environments(environments),
         manifest=manifest,
         damaged=damaged,
-        published=published.answer(config, rows, timed, verdicts, ranking.between(rows, runs, ratios)),
         config=config.source,
+        studies=studies.answers(config, rows, timed, verdicts, ranking.between(rows, runs, ratios)),
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import yaml
 
@@ -11,6 +12,7 @@ from lockstep.config import registry
 from lockstep.paths import WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
+STUDIES = WORKFLOW / "studies"
 LANGUAGES = ("en", "zh")
 # A template has blanks around what may be Latin; what turns out to be Chinese has none.
 BETWEEN_HAN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
@@ -29,7 +31,15 @@ class Text:
 
 @cache
 def _entries() -> dict[str, list[str]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    """All texts: the report's own, and those of studies (report/studies.py)."""
+    entries: dict[str, list[str]] = {}
+    for file in files():
+        entries |= yaml.safe_load(file.read_text(encoding="utf-8"))
+    return entries
+
+
+def files() -> list[Path]:
+    return [FILE, *sorted(STUDIES.glob("*/words.yaml"))]
 
 
 def say(key: str, **values) -> Text:

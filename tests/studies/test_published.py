@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from lockstep.config import reading, registry
-from lockstep.report import charts, published, ranking
+from lockstep.report import ranking, studies
 from lockstep.report.words import say
 from tests.conftest import PROJECT
 
 CONFIG = reading.read([PROJECT / "config" / "config.yaml", PROJECT / "config" / "published.yaml"])
+published = studies.found()["published"]
 TABLE = yaml.safe_load(published.FILE.read_text(encoding="utf-8"))
 LINES = {line["name"]: line for line in TABLE["rows"]}
 
@@ -109,7 +110,7 @@ def test_what_flaws_are_worth_adds_up_to_the_whole():
     assert flaws["habits"]["seconds_low"] < -3.5 < flaws["habits"]["seconds_high"]
     assert (flaws["global_batch"]["steps"], flaws["habits"]["steps"]) == (131, 0)
     assert [name for name, line in lines.items() if line["worth"]] == ["distributed-multiprocess"]
-    drawn = charts.worth(lines["distributed-multiprocess"])
+    drawn = published.worth(lines["distributed-multiprocess"])
     assert [cells[0] for cells in drawn.table] == [say(f"axis_worth_{flaw}").en for flaw in (*flaws, "rest")]
     assert drawn.note.en.endswith("What no flaw explains: -0.1 s, 1 %.")
 
