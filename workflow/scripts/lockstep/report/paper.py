@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from lockstep import __version__, columns, paths, provenance
@@ -240,10 +241,12 @@ def latex(cells: list[list], caption: str) -> str:
     shown = [[cell for cell in line if cell.deciding] for line in cells]
     if not shown:
         return "% no row yet\n"
-    columns = "".join("r" if cell.number else "l" for cell in shown[0])
-    lines = [[escaped(cell.heading.en) for cell in shown[0]]]
-    lines += [[_latex_cell(cell) for cell in line] for line in shown]
-    head, *body = (" & ".join(line) + r" \\" for line in lines)
+    table = pd.DataFrame(
+        [[_latex_cell(cell) for cell in line] for line in shown],
+        columns=[escaped(cell.heading.en) for cell in shown[0]],
+    )
+    alignment = "".join("r" if cell.number else "l" for cell in shown[0])
+    tabular = table.style.hide(axis="index").to_latex(column_format=alignment, hrules=True)
     ranges = any(cell.more for line in shown for cell in line)
     told = "In brackets: the range or quartiles of times, 95 % intervals of speed-ups. " if ranges else ""
     return "\n".join(
@@ -251,18 +254,12 @@ def latex(cells: list[list], caption: str) -> str:
             f"% Written by Lockstep {__version__}.",
             r"% Needs \usepackage{booktabs}, \usepackage{graphicx} and \usepackage[T1]{fontenc}.",
             r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{escaped(caption + told)}}}",
-            r"  \label{tab:lockstep}",
-            r"  % No wider than the text.",
-            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            f"  \\begin{{tabular}}{{{columns}}}",
-            r"    \toprule",
-            f"    {head}",
-            r"    \midrule",
-            *(f"    {line}" for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}}",
+            r"\centering",
+            f"\\caption{{{escaped(caption + told)}}}",
+            r"\label{tab:lockstep}",
+            r"% No wider than the text.",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            f"{tabular.rstrip()}}}",
             r"\end{table}",
             "",
         ]
