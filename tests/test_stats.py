@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel, tukey_hsd
 
 from lockstep import stats
-from lockstep.report.comparison import unpaired
 
 times = st.dictionaries(st.integers(1, 9), st.floats(0.5, 50), min_size=1, max_size=9)
 SIGMA = 0.036  # of log time, as seen in a default run
@@ -153,13 +152,48 @@ def test_rows_that_cannot_be_told_apart_share_a_rank():
     assert stats.Fit(seconds).ranks() == {"a": 1, "b": 1, "c": 3}
 
 
+def blocks(**rows: list[float]) -> stats.Times:
+    return {row: {(k, None): seconds for k, seconds in enumerate(times)} for row, times in rows.items()}
+
+
 def test_times_of_two_machines_have_no_blocks():
-    few = unpaired([4.0, 6.0, 5.0], [2.0, 2.5, 2.0])
+    few = stats.apart(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[2.0, 2.5, 2.0]), "a")
     assert (few.value, few.n, few.kind, few.distinct) == (pytest.approx(2.289, abs=1e-3), 3, "interval", True)
     assert 1.2 < few.low < few.value < few.high < 4.5
-    assert not unpaired([4.0, 6.0, 5.0], [4.1, 5.9, 5.2]).distinct
-    many = unpaired([4.0, 6.0, 5.0, 5.0, 5.1], [2.0, 2.5, 2.0, 2.1, 2.0])
-    assert 1.6 <= many.low <= many.value <= many.high <= 3.0
+    assert not stats.apart(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[4.1, 5.9, 5.2]), "a").distinct
+    assert stats.apart(blocks(a=[4.0]), blocks(a=[5.0]), "a").kind == ""
+
+
+def test_other_rows_tell_how_far_apart_two_sessions_must_be_but_not_where_all_moved_together():
+    """With three rows that vary by chance one is known better than alone; with three that moved as one, it is not."""
+    alone = [blocks(a=[4.0, 4.2, 4.1]), blocks(a=[4.3, 4.5, 4.4])]
+    others = {"b": [2.1, 2.0, 2.05], "c": [3.05, 3.1, 2.95]}
+    together = {"b": [2.0, 2.1, 2.05], "c": [3.0, 3.15, 3.075]}  # as a: the machine did it
+    width = {
+        name: (ratio := stats.apart(*sides, "a")).high / ratio.low
+        for name, sides in {
+            "alone": alone,
+            "others": [side | blocks(**others) for side in alone],
+            "together": [side | blocks(**together) for side in alone],
+        }.items()
+    }
+    assert width["others"] < width["alone"]
+    assert width["together"] == pytest.approx(width["alone"], abs=0.01)
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.05])
+def test_an_interval_of_two_sessions_holds_the_truth_as_often_as_it_says(drift):
+    """Simulated: five rows in three blocks, each session with or without drift from block to block."""
+    random, held = np.random.default_rng(5), 0
+    for _ in range(200):
+        sides = []
+        for _side in range(2):
+            of_blocks = random.normal(0, drift, 3)
+            logarithms = of_blocks + random.normal(0, 0.02, (5, 3))
+            sides.append(blocks(**{f"r{row}": np.exp(times).tolist() for row, times in enumerate(logarithms)}))
+        ratio = stats.apart(*sides, "r0")
+        held += ratio.low <= 1 <= ratio.high
+    assert 0.90 <= held / 200 <= 0.99
 
 
 def test_variance_between_launches_is_told_from_that_between_steps():

@@ -20,7 +20,8 @@ from lockstep.config.reading import read
 from lockstep.data import sources
 from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
-from lockstep.report import headline, summary
+from lockstep.report import headline
+from lockstep.report.environments import merge_environments
 from tests.conftest import PROJECT
 
 LOCKS = PROJECT / "docker" / "locks"
@@ -285,7 +286,7 @@ def environments(*changes: dict) -> list[dict]:
 
 
 def test_all_builds_and_versions_are_listed():
-    merged = summary.merge_environments(
+    merged = merge_environments(
         environments({}, {"image_digest": "sha256:bbb"}, {"python": "3.11.7", "in_container": None, "image": None}, {})
     )
     assert merged["images"] == {"lockstep/bench:cpu": ["sha256:aaa", "sha256:bbb"]}
@@ -302,7 +303,7 @@ def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
     both = environments({"gpus": seen}, {"gpus": ["H100", "H100"]})
     assert headline.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
     if not mixed:
-        assert headline.machine(summary.merge_environments(both), "cuda").en == "2 x H100"
+        assert headline.machine(merge_environments(both), "cuda").en == "2 x H100"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep import nvml, paths
+from lockstep import columns, nvml, paths
 from lockstep.config import hardware, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
 from lockstep.proof import fairness
+from lockstep.report import reading as report_reading
 from lockstep.report import summary
 from lockstep.run import node, runs
 from tests.conftest import PROJECT
@@ -190,14 +191,17 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     """Efficiency is speed-up per device, and the peak that of all devices, whatever the number of processes."""
     monkeypatch.setattr(paths, "TRAIN", scripts / "train.py")
     monkeypatch.setattr(node, "SCRIPTS", scripts)
-    monkeypatch.setattr(summary.metrics, "device_peak", lambda name, kind: 1e12)
+    monkeypatch.setattr(columns.metrics, "device_peak", lambda name, kind: 1e12)
     checked = parse(single={"strategy": "single"}, dataparallel={"strategy": "dataparallel"})
     for row in checked.rows.values():
         folder = results / row.folder(1)
         made = runs.run(checked, row, 1, results)
         seconds = {"single": 2.0, "dataparallel": 1.25}[row.name]
         gpus = [{"utilisation": 91.4, "sm_mhz": 1410, "memory_mb": 900}, {"utilisation": 80, "sm_mhz": 1395.2}]
-        watch = made["watch"] | {"gpus": [{"memory_mb": None} | gpu for gpu in gpus[: row.hardware.devices]]}
+        watch = made["watch"] | {
+            "disturbed": [],
+            "gpus": [{"memory_mb": None} | gpu for gpu in gpus[: row.hardware.devices]],
+        }
         made |= {"memory_by_gpu": [10.0, 20.4][: row.hardware.devices], "watch": watch}
         write_json(folder / "record.json", made | {"clock": made["clock"] | {"train_seconds": seconds}})
         write_json(folder / "test" / "report.json", TESTED)
@@ -207,9 +211,9 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert both["efficiency"] == pytest.approx(0.8)
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)
     made = {"environment": {"gpus": ["Pretended GPU"]}, "settings": {"matmul": "highest"}}
-    assert summary.peak_of(checked.rows["dataparallel"], made, None)[0] == 2
+    assert report_reading.peak_of(checked.rows["dataparallel"], made, None)[0] == 2
     apart = parse(ddp={"strategy": "ddp", "nodes": 2}).rows["ddp"]
-    assert summary.peak_of(apart, made, None)[0] == 4  # of all nodes
+    assert report_reading.peak_of(apart, made, None)[0] == 4  # of all nodes
     told = ("memory_by_gpu_mb", "reserved_by_gpu_mb", "nvml_memory_by_gpu_mb", "utilisation_by_gpu", "sm_mhz_by_gpu")
     assert [alone[name] for name in told] == ["10", None, "900", "91", "1410"]
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]

@@ -184,6 +184,8 @@ def change_hash(folder, name):
             "ddp: the report has train_seconds 0.001, and its records",
         ),
         (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, and its records"),
+        (lambda folder: publish(folder, startup_seconds=0.5), "ddp: the report has startup_seconds 0.5, and its"),
+        (lambda folder: publish(folder, accuracy=1.2), "ddp: the report has accuracy 1.2, which is not from 0 to 1"),
         (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
         (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not compared with the reference"),
     ],

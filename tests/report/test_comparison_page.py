@@ -7,6 +7,7 @@ import pytest
 from lockstep import files, paths, stats
 from lockstep.errors import BadInput
 from lockstep.report import comparison, comparison_page
+from tests.test_stats import blocks
 
 HOSTILE = "</table><script>alert(1)</script>"
 
@@ -24,7 +25,7 @@ def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]], **ch
         "asked": {"train": {"epochs": 1}},
     }
     runs = {
-        name: [about | changed | {"clock": {"train_seconds": value}} for value in seconds]
+        name: [about | {"repeat": k} | changed | {"clock": {"train_seconds": value}} for k, value in enumerate(seconds)]
         for name, seconds in rows.items()
     }
     summary = {
@@ -55,7 +56,7 @@ def test_each_folder_stands_beside_the_first(tmp_path):
     ]
     compared = []
     for seconds in ([1.0, 1.05, 0.95], rows["ddp"]):
-        ratio = comparison.unpaired(seconds, rows["ddp"])
+        ratio = stats.apart(blocks(a=seconds), blocks(a=rows["ddp"]), "a")
         line = comparison.Line("ddp", ratio, (2.0, seconds[0]), {"hardware": HOSTILE} if ratio.value == 1 else {})
         compared.append(comparison.Comparison([line], [HOSTILE], ["only"]))
     written = comparison_page.page(three, compared)
@@ -69,9 +70,29 @@ def test_each_folder_stands_beside_the_first(tmp_path):
 
 
 def test_a_wider_confidence_is_asked_of_many_looks():
-    once = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9])
-    many = comparison.unpaired([1.0, 1.05, 0.95], [2.0, 2.1, 1.9], confidence=1 - (1 - stats.CONFIDENCE) / 100)
+    sides = blocks(a=[1.0, 1.05, 0.95]), blocks(a=[2.0, 2.1, 1.9])
+    once = stats.apart(*sides, "a")
+    many = stats.apart(*sides, "a", confidence=1 - (1 - stats.CONFIDENCE) / 100)
     assert many.low < once.low < once.high < many.high
+
+
+def test_two_folders_are_compared_by_one_spread_for_all_rows_as_a_report_is(tmp_path):
+    """ddp's own runs happen to agree to the last digit, which a statistic of its own would take for certainty."""
+    rows = {"ddp": [2.0, 2.0, 2.0], "single": [3.0, 3.3, 2.7]}
+    two = [
+        folder(tmp_path / name, "Z80", "1", rows | {"ddp": [seconds] * 3}) for name, seconds in (("a", 2), ("b", 2.1))
+    ]
+    reports = [comparison.read_report(place) for place in two]
+    ratio = comparison.ratio(*reports[::-1], "ddp")
+    assert ratio.value == pytest.approx(1.05)
+    assert ratio.low < 0.97 < 1.03 < ratio.high
+    other = comparison.ratio(*reports[::-1], "single")
+    assert ratio.high / ratio.low == pytest.approx(other.high / other.low)
+    # A row of another plan has a spread of its own.
+    for report in reports:
+        report["runs"]["single"] = [run | {"hashes": {"plan": "another"}} for run in report["runs"]["single"]]
+    alone = comparison.ratio(*reports[::-1], "ddp")
+    assert alone.low == pytest.approx(alone.value) == pytest.approx(alone.high)
 
 
 def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):

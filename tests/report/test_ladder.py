@@ -10,6 +10,7 @@ from lockstep.report import ladder
 def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, seed: int | None = None) -> dict:
     return {
         "repeat": repeat,
+        "status": "ok",
         "global_batch": 64,
         "clock": {"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
         "work": {"samples": 6400},

@@ -9,11 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lockstep import files
+from lockstep import files, stats
 from lockstep.config import reading
 from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
 from tests.report.test_comparison_page import folder
+from tests.test_stats import blocks
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install -r requirements-dev.txt")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -132,7 +133,9 @@ def test_sorting(visit, report):
 
 
 def place(page, heading: str) -> int:
-    return 1 + [text.split(" ↕")[0].strip() for text in page.locator("#rows thead th").all_inner_texts()].index(heading)
+    return 1 + [re.split(r"\s*\?", text)[0].strip() for text in page.locator("#rows thead th").all_inner_texts()].index(
+        heading
+    )
 
 
 def test_filtering(visit, report):
@@ -182,11 +185,35 @@ def test_what_decides_fits_and_the_rest_is_switched_on(visit, report):
     assert shares == pytest.approx([value / seconds[-1] for value in seconds], abs=1e-3)
 
 
-def test_only_differences(visit, report):
+def test_sorting_begins_with_what_is_best(visit, report):
     page = visit(report)
-    hidden = page.locator(".differences tbody tr:visible").count()
-    page.get_by_label("Only differences").uncheck()
-    assert page.locator(".differences tbody tr:visible").count() > hidden
+    for heading, first in (("speed-up", max), ("train s", min), ("macro-F1", max)):
+        page.locator("#rows th[scope=col]", has_text=heading).get_by_role("button").click()
+        cells = page.locator(f"#rows tbody td:nth-child({place(page, heading)})").all()
+        values = [float(cell.get_attribute("data-sort")) for cell in cells if cell.get_attribute("data-sort")]
+        assert values[0] == first(values)
+
+
+def test_every_column_says_what_it_means(visit, report):
+    page = visit(report)
+    heads = page.locator("#rows thead th").all()
+    assert all(head.get_attribute("title") for head in heads)
+    place = page.locator("#rows thead th", has_text="same model?")
+    assert "by its proof" in place.get_attribute("title")
+    page.locator("summary", has_text="What the columns mean").click()
+    assert page.locator("dd:visible", has_text="Proportional set size").count() == 1
+    page.get_by_role("button", name="中文").click()
+    assert "按照证明" in place.get_attribute("title")
+
+
+def test_settings_are_those_that_differ_in_words(visit, report):
+    page = visit(report)
+    lines = page.locator("#settings ~ .scroll").first.locator("tbody tr").all()
+    assert lines
+    for line in lines:
+        cells = line.locator("td").all_inner_texts()
+        assert len(set(cells)) > 1
+        assert not any(mark in cell for cell in cells for mark in '{}[]"')
 
 
 def test_marks_say_their_values(visit, report):
@@ -225,7 +252,9 @@ def others(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """The pages of several results folders, the second of which is faster, and their titles in Chinese."""
     place = tmp_path_factory.mktemp("kept")
     two = [folder(place / name, "Z80", name, {"ddp": times}) for name, times in (("v1", [2, 2.1]), ("v2", [1, 1.05]))]
-    line = comparison.Line("ddp", comparison.unpaired([1, 1.05], [2, 2.1]), (2, 1), {"hardware": HOSTILE})
+    line = comparison.Line(
+        "ddp", stats.apart(blocks(a=[1, 1.05]), blocks(a=[2, 2.1]), "a"), (2, 1), {"hardware": HOSTILE}
+    )
     compared = [comparison.Comparison([line], [HOSTILE], [])]
     made = {
         "comparison": (comparison_page.page(two, compared), "Lockstep 对比"),

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep import __version__, files, paths
+from lockstep import __version__, columns, files, paths
 from lockstep.report import page, paper
-from lockstep.report.summary import COLUMNS
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,13 @@ def test_latex_prints_every_text_as_it_is(text, expected):
 
 
 def test_the_table_has_the_columns_that_decide_and_as_many_cells_in_each_line():
-    row = dict.fromkeys(COLUMNS) | {"row": "a_b", "proof": "equal", "status": "ok", "repeats": 3, "sm_mhz_by_gpu": "9"}
+    row = dict.fromkeys(columns.KEYS) | {
+        "row": "a_b",
+        "proof": "equal",
+        "status": "ok",
+        "repeats": 3,
+        "sm_mhz_by_gpu": "9",
+    }
     times = {"train_seconds": 1.5, "train_seconds_low": 1.25, "train_seconds_high": 2.0}
     text = paper.latex(page.table([row | times, row | {"row": "late"}]), "100 % here")
     lines = [line.strip() for line in text.splitlines() if line.endswith(r"\\")]
@@ -35,7 +40,7 @@ def test_the_table_has_the_columns_that_decide_and_as_many_cells_in_each_line():
 
 def test_every_run_has_its_line_and_no_cell_is_a_formula(tmp_path):
     failed = {"status": "failed", "reason": "=1+1", "repeat": 2, "log_end": []}
-    row = dict.fromkeys(COLUMNS) | {"row": "ddp", "strategy": "ddp", "world_size": 2, "division": "closed"}
+    row = dict.fromkeys(columns.KEYS) | {"row": "ddp", "strategy": "ddp", "world_size": 2, "division": "closed"}
     summary = SimpleNamespace(rows=[row], runs={"ddp": [failed, failed | {"status": "skipped", "repeat": 3}]})
     file = tmp_path / paths.RUNS_TABLE
     files.write_csv(file, list(paper.ABOUT_RUN), [line[: len(paper.ABOUT_RUN)] for line in paper.run_lines(summary)])

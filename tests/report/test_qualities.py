@@ -52,8 +52,8 @@ def test_a_model_has_learnt_where_it_is_above_one_that_has_not():
     assert QUALITIES["miou"].of_nothing(texts) == pytest.approx(0.3)
     for perplexity, learnt in ((19.0, True), (21.0, False)):
         run = {"test": {"perplexity": perplexity, "loss": math.log(perplexity), "trigram_perplexity": 20.0}}
-        assert ladder._learnt([run], QUALITIES["perplexity"]) == learnt
-    assert ladder._learnt([{"test": {"accuracy": 0.1}}], QUALITIES["accuracy"]), "of which nothing is known"
+        assert ladder.learnt([run], QUALITIES["perplexity"]) == learnt
+    assert ladder.learnt([{"test": {"accuracy": 0.1}}], QUALITIES["accuracy"]), "of which nothing is known"
 
 
 def test_a_figure_without_words_ends_no_page(monkeypatch):

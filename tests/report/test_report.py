@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from lockstep import files
+from lockstep import columns, files
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.report import headline, page
-from lockstep.report.summary import COLUMNS, Summary, gather
+from lockstep.report.summary import Summary, gather
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
 # All of summary.json beside its headline.
 KEYS = (
     *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "not_in_trials", "ladder"),
-    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "published", "config"),
+    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "config", "published"),
 )
 
 
@@ -144,18 +144,56 @@ def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said
     assert ("Horovod was built without NCCL, so what the GPUs of ddp share went through the CPU" in conditions) == said
 
 
+def test_where_single_wins_the_devices_are_those_of_all_rows():
+    rows = [
+        {"row": name, "device": "cpu", "place": None, "repeats": 1, "devices": devices, "train_seconds": devices}
+        | {"division": "closed", "world_size": devices, "strategy": name}
+        for name, devices in (("single", 1), ("ddp", 2))
+    ]
+    said = headline.answer(rows[0], rows, SimpleNamespace(ratios={}, profiles={})).en
+    assert said.startswith("On this machine (2 CPU devices), single had the shortest time")
+
+
+def test_a_run_of_three_steps_praises_no_row_and_says_that_nothing_was_learnt(results):
+    """Whatever the milliseconds say."""
+    for file in (results / "runs").glob("*/*/*/record.json"):
+        files.write_json(file, files.read_json(file) | {"steps": 3})
+    summary, rows = gathered(results)
+    lines = first_lines(summary)
+    assert lines[0] == "Which row is faster can't be said: after 3 optimizer steps, milliseconds tell nothing."
+    assert not any("of single's time" in line for line in lines)
+    assert "no model learnt anything yet" in lines[-1]
+    assert {row["mfu"] for row in rows.values()} == {None}
+    assert not any("speed-up" in figure.label.en for figure in headline.figures(summary))
+
+
+def test_a_model_that_learnt_is_not_said_to_have_learnt_nothing(results):
+    assert "no model learnt anything yet" in first_lines(gathered(results)[0])[-1]
+    file = results / "runs/ddp/n2/rep1/test/report.json"
+    files.write_json(file, files.read_json(file) | {"macro_f1": 0.9})
+    assert "no model learnt anything yet" not in first_lines(gathered(results)[0])[-1]
+
+
+def test_the_markdown_tells_nobody_to_click(results):
+    _, _, page = made(results)
+    assert "Click a heading" in page
+    assert "Click" not in (results / "report" / "report.md").read_text()
+
+
 def test_ranks_that_share_a_gpu_are_told_of():
     """A row of three ranks on one GPU is fastest; single has one to itself."""
-    best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "rank": None, "repeats": 2}
+    best = {"row": "ddp", "device": "cuda", "world_size": 3, "devices": 1, "place": None, "repeats": 2}
     summary = SimpleNamespace(ratios={}, profiles={})
     assert headline.answer(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
-    assert "(4 GPUs)" in headline.answer(best | {"devices": 4}, [best], summary).en
+    assert "(4 GPUs)" in headline.answer(best, [best, best | {"devices": 4}], summary).en
     used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
     assert [headline.shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
 
 
 def test_a_row_without_a_run_has_empty_cells():
-    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "not-run", "status": "ok"} for name in ("ran", "did_not")]
+    rows = [
+        dict.fromkeys(columns.KEYS) | {"row": name, "proof": "not-run", "status": "ok"} for name in ("ran", "did_not")
+    ]
     rows[0]["utilisation_by_gpu"] = "50 / 51"
     said = [{cell.key: cell.text.en for cell in line} for line in page.table(rows)]
     assert [line["utilisation_by_gpu"] for line in said] == ["50 / 51", ""]
@@ -163,7 +201,9 @@ def test_a_row_without_a_run_has_empty_cells():
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_words():
     figures = {"train_seconds": 1.5, "startup_seconds": 4.0, "samples_per_second": 900.0, "accuracy": 0.5}
-    rows = [dict.fromkeys(COLUMNS) | {"row": name, "proof": "equal"} | figures for name in ("single", "all_threads")]
+    rows = [
+        dict.fromkeys(columns.KEYS) | {"row": name, "proof": "equal"} | figures for name in ("single", "all_threads")
+    ]
     wide, _ = page.plain(rows)
     narrow, lines = page.plain(rows, 70)
     assert set(wide) - set(narrow) == {"start-up s"}
@@ -276,8 +316,12 @@ def profiled(steps: float, communication: float, exposed: float) -> dict:
 )
 def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
     profiles = {"slow": ours, "fast": profiled(0.020, 0.0, 0.0), "single": profiled(0.03, 0.0, -0.0026)}
-    text = headline.because("slow", "fast", profiles)
-    assert text.en == (f"In one profiled run of each, slow's step took {said}." if said else "")
+    steps = {name: profile["step_seconds"] for name, profile in profiles.items() if profile}
+    text = headline.because("slow", "fast", profiles, steps)
+    assert text.en == (f"A step of slow takes {said}, by one profiled run of each." if said else "")
+    if said:  # in terms of the rows' step times, which the page has everywhere
+        twice = headline.because("slow", "fast", profiles, {name: 1.5 * seconds for name, seconds in steps.items()})
+        assert twice.en.startswith("A step of slow takes 45 ms longer than fast's")
 
 
 def test_a_disturbed_run_is_shown_and_left_out(results):

@@ -8,7 +8,8 @@ import yaml
 
 from lockstep.report import words
 
-ENTRIES = yaml.safe_load(words.FILE.read_text(encoding="utf-8"))
+TEXTS = [file.read_text(encoding="utf-8") for file in words.files()]
+ENTRIES = {key: texts for text in TEXTS for key, texts in yaml.safe_load(text).items()}
 
 
 @pytest.mark.parametrize("key", ENTRIES)
@@ -21,7 +22,7 @@ def test_every_text_is_there_in_every_language(key):
 
 
 def test_no_key_stands_twice():
-    keys = re.findall(r"^([\w-]+):", words.FILE.read_text(encoding="utf-8"), re.MULTILINE)
+    keys = [key for text in TEXTS for key in re.findall(r"^([\w-]+):", text, re.MULTILINE)]
     assert Counter(keys) == Counter(ENTRIES.keys())
 
 

@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import BertConfig, BertForSequenceClassification
 
 from docs import strategies as page
+from lockstep import evaluation
 from lockstep.config import reading, registry
 from lockstep.config.hardware import World
 from lockstep.config.sections import AskedHardware, Train
@@ -23,7 +24,7 @@ from lockstep.errors import RunFailed
 from lockstep.proof import fairness
 from lockstep.rank import dev_split
 from lockstep.rank.training import Training
-from lockstep.report import evaluation, summary
+from lockstep.report import summary
 from lockstep.strategies import single
 from lockstep.tasks._classification import probabilities
 from tests.conftest import PROJECT, copy_project

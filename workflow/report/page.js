@@ -8,6 +8,10 @@ function speak(language) {
   document.title = titles[language];
   document.getElementById("language").textContent = language === "zh" ? "English" : "中文";
   document.getElementById("language").lang = language === "zh" ? "en" : "zh";
+  for (const head of document.querySelectorAll("th[data-zh]")) {
+    head.dataset.en ??= head.title;
+    head.title = head.dataset[language];
+  }
 }
 
 document.getElementById("language").hidden = false;
@@ -35,7 +39,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {
-      const up = head.getAttribute("aria-sort") !== "ascending";
+      // The best comes first; once more, it comes last.
+      const sorted = head.getAttribute("aria-sort"), best = head.dataset.best === "highest" ? "descending" : "ascending";
+      const up = (sorted === best ? best === "descending" : best === "ascending");
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
       const rows = [...body.rows];

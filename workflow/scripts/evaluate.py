@@ -40,8 +40,8 @@ def evaluate(run: Path) -> dict:
         print(f"the same weights, to the last bit, as {twin}")
         return read_json(run / paths.TEST_REPORT)
     os.environ.update(selection(read_json(run / paths.SETTINGS)["hardware"].get("gpus")))
+    from lockstep import evaluation  # here, because to import PyTorch takes longer than to copy
     from lockstep.proof import conversion
-    from lockstep.report import evaluation  # here, because to import PyTorch takes longer than to copy
 
     conversion.convert(run, run / paths.MODEL)
     return evaluation.test(run)

@@ -5,14 +5,13 @@ import re
 import sys
 from pathlib import Path
 
-from lockstep import cli, paths
+from lockstep import cli, evaluation, paths
 from lockstep.config import registry
 from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
 from lockstep.files import write_csv
 from lockstep.model import models
 from lockstep.proof import conversion
-from lockstep.report import evaluation
 from lockstep.run import staleness
 from lockstep.terminal import print_table
 

@@ -5,7 +5,7 @@ import sys
 
 from lockstep import cli, paths
 from lockstep.errors import printable
-from lockstep.report import headline, page
+from lockstep.report import headline, page, studies
 from lockstep.report.gallery import galleries
 from lockstep.report.summary import gather
 from lockstep.run import journal
@@ -29,7 +29,8 @@ def main() -> None:
     for row in summary.rows:
         if row["status"] != "ok":
             print(f"{row['row']} {row['status']}: {printable(row['reason'])}")
-    for line in [*headline.lines(summary.compared), *page.claims(summary)]:
+    of_studies = [line for section in studies.sections(summary) for line in section.lines]
+    for line in [*headline.lines(summary.compared), *of_studies]:
         print(line.en)
     print(f"report: {folder / paths.PAGE}")
 

@@ -13,11 +13,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep import cli, paths
+from lockstep import cli, evaluation, paths
 from lockstep.config import registry
 from lockstep.errors import BadInput
 from lockstep.proof import conversion
-from lockstep.report import evaluation
 from lockstep.run import journal
 
 

@@ -4,7 +4,8 @@ A block holds every row once, so what a machine's drift does to one row's time i
 multiplies, so the model is of logarithms: the log time of a run is a row's effect, plus a block's, plus an error (the
 randomised complete block design; Montgomery 2017, Design and Analysis of Experiments, chapter 4). One spread of the
 errors is estimated from all runs: a row that lost a run is known less well than the others, but not as badly as two
-runs alone would tell.
+runs alone would tell. Every ratio of the report has its interval from this model: of rows that blocks connect by
+`Fit`, which compares within blocks; of two results folders, which have no block in common, by `apart`.
 """
 
 import itertools
@@ -182,6 +183,42 @@ class Fit:
 def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
     """Our seconds over theirs, each by block, from these two alone: a paired t test. None without a block of both."""
     return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
+
+
+Times = dict[str, dict[Block, float]]  # seconds of each row, by block
+
+
+def apart(ours: Times, theirs: Times, row: str, confidence: float = CONFIDENCE) -> Ratio:
+    """Our seconds over theirs of one `row`, where no block holds runs of both, as of two sessions or two machines.
+
+    The model is Fit's, with one spread for all runs of both sides. But here nothing takes the blocks out of the
+    difference, so a run's variance is that of its block and of its error: the variance within rows. Rows that ran in
+    the same blocks moved together, and tell less of it than as many that did not: for R rows of which each two share
+    `rho` of their variance, the pooled variance has freedom / (1 + (R - 1) rho^2) degrees of freedom, which is
+    Satterthwaite's approximation (1946, Biometrics Bulletin 2: 110).
+    """
+    sides = (ours, theirs)
+    value = float(np.exp(np.log(list(ours[row].values())).mean() - np.log(list(theirs[row].values())).mean()))
+    counts = [len(side[row]) for side in sides]
+    logarithms = [np.log(list(times.values())) for side in sides for times in side.values()]
+    freedom = sum(len(each) - 1 for each in logarithms)
+    if not all(any(len(times) > 1 for times in side.values()) for side in sides):
+        return Ratio(value, value, value, min(counts), "")
+    variance = sum(float(((each - each.mean()) ** 2).sum()) for each in logarithms) / freedom
+    several = max(sum(len(times) > 1 for times in side.values()) for side in sides)
+    freedom /= 1 + (several - 1) * _shared(sides, variance) ** 2
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * (variance * sum(1 / count for count in counts)) ** 0.5
+    return Ratio(value, value * float(np.exp(-half)), value * float(np.exp(half)), min(counts), "interval")
+
+
+def _shared(sides: tuple[Times, ...], variance: float) -> float:
+    """Which share of the `variance` within rows the runs of a block have in common; 1 where nothing tells."""
+    fits = [Fit(side) for side in sides if side]
+    freedom = sum(fit.freedom for fit in fits)
+    if not freedom or not variance:
+        return 1.0
+    errors = sum(float(fit.residuals @ fit.residuals) for fit in fits) / freedom
+    return min(1.0, max(0.0, 1 - errors / variance))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import paths
-from lockstep.config import configuration, reading, registry
+from lockstep import columns, paths
+from lockstep.config import configuration, reading
 from lockstep.config.hardware import busy_cores
 from lockstep.config.row import times_trained
 from lockstep.config.sections import Train
@@ -56,7 +56,7 @@ def check(results: Path) -> Findings:
     for folder, run in records.items():
         for rule in (_placed, _trained, sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), breach) for breach in rule(folder, run, results)))
-    for rule in (_together, _blocks, _rows, _decided, _current, _written, _published):
+    for rule in (_together, _blocks, _rows, _decided, _current, _written, _reported):
         breaches += _readable(str(results), rule(records, results))
     return Findings(len(files), len({run["row"] for run in records.values()}), breaches)
 
@@ -331,23 +331,23 @@ def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield str(paths.decision_file(results, block)), "is not what follows from the records"
 
 
-def _published(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether the report says what the records say, each row's median worked out from them once more."""
+def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """Whether the report says what the records say, each row's medians worked out from them once more."""
     file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
         return
     for line in read_json(file)["rows"]:
+        yield from ((line["row"], f"the report has {what}") for what in columns.out_of_range(line))
         runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
         good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
         if line["train_seconds"] is None or not good:
             continue
-        tests = [read_json(folder / paths.TEST_REPORT) for folder in good]
-        qualities = [name for name in registry.qualities() if all(name in test for test in tests)]
-        medians = {
-            "train_seconds": [run["clock"]["train_seconds"] for run in good.values()],
-            "final_loss": [run["losses"][-1] for run in good.values()],
-            **{name: [test[name] for test in tests] for name in qualities},
-        }
-        for name, values in medians.items():
-            if not math.isclose(line[name], float(np.median(values)), rel_tol=1e-9):
-                yield line["row"], f"the report has {name} {line[name]:.6g}, and its records {np.median(values):.6g}"
+        tested = [run | {"test": read_json(folder / paths.TEST_REPORT)} for folder, run in good.items()]
+        for column in columns.MEASURED:
+            if column.key == "step_ms" and "median_step_ms" not in line:
+                continue  # an earlier version called the median so
+            # None: of another task, or what the device does not tell.
+            if (told := line.get(column.key)) is None or (spread := columns.median(column, tested)) is None:
+                continue
+            if not math.isclose(told, spread.median, rel_tol=1e-9):
+                yield line["row"], f"the report has {column.key} {told:.6g}, and its records {spread.median:.6g}"

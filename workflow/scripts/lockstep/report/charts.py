@@ -17,8 +17,10 @@ from lockstep.config.nested import without
 from lockstep.config.qualities import QUALITIES
 from lockstep.config.settings import deciding
 from lockstep.report import headline
-from lockstep.report.summary import BASELINE, Summary, good_runs, succeeded, trusted
-from lockstep.report.words import Text, join, same, say
+from lockstep.report.ranking import BASELINE
+from lockstep.report.reading import good_runs, succeeded, trusted
+from lockstep.report.summary import Summary
+from lockstep.report.words import Text, join, on_test_split, same, say
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -66,9 +68,6 @@ def drawings(summary: Summary):
         yield "ranks", lambda: ranks(done, summary)
     if several := scaling_groups(done, summary):
         yield "scaling", lambda: scaling(several)
-    for line in summary.published["rows"]:
-        if line["worth"]:
-            yield f"published_{line['ours']}", lambda line=line: worth(line)
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
@@ -121,7 +120,8 @@ def times(done: list[dict], summary: Summary) -> Drawing:
 
 
 def step_parts(done: list[dict], summary: Summary) -> Drawing:
-    profiles = {row["row"]: summary.profiles[row["row"]] for row in done}
+    """Where a row's step time goes: its parts, which add up to it, as shares of the steps that were recorded."""
+    profiles = {row["row"]: headline.of_step(summary.profiles[row["row"]], row["step_ms"] / 1000) for row in done}
     ordered = sorted(profiles, key=lambda name: sum(profiles[name]["seconds"].values()))
     figure, axes = bars(ordered)
     values = [[1000 * profiles[name]["seconds"][phase] for phase in PHASES] for name in ordered]
@@ -173,9 +173,8 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
         line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
         if alike:
-            difference = float(np.abs(np.subtract(run["losses"], baseline)).max())
-            largest = max(largest, difference)
-            line.append(f"{difference:.2g}")
+            largest = max(largest, float(np.abs(shown).max()))  # of what is drawn, to which the title belongs
+            line += [f"{np.abs(values).max():.2g}" for values in (shown, np.subtract(run["losses"], baseline))]
         table.append(line)
     left.set_xlabel(say("axis_step").en)
     right.set_xlabel(say("axis_seconds").en)
@@ -184,9 +183,15 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     right.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     several = alike and len(runs) > 1
-    title = say("picture_losses", difference=f"{largest:.2g}") if several else say("picture_losses_plain")
+    title = say("picture_losses_plain")
+    if several:
+        dropout = any(any(run["settings"].get("dropout") or ()) for run in runs.values())
+        why = say("picture_losses_dropout") if dropout else same("")
+        each = say("picture_losses_mean", window=window) if window > 1 else say("picture_losses_each")
+        title = say("picture_losses", difference=f"{largest:.2g}", each=each, why=why)
     note = say("picture_losses_note", window=window, left=say("losses_left" if alike else "losses_left_plain"))
-    header = [say("row"), same("1"), same("1/2"), same("1/1"), *([say("axis_loss_difference")] if alike else [])]
+    differences = [say("losses_smoothed", window=window), say("losses_single_step")] if alike else []
+    header = [say("row"), same("1"), same("1/2"), same("1/1"), *differences]
     return Drawing(figure, title, note, header, table)
 
 
@@ -242,7 +247,7 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
         )
         tips[gid] = f"{row['row']}: {row['train_seconds']:.3g} s, {say(name).en} {row[name]:.4f}"
     axes.set_xlabel(say("axis_train").en)
-    axes.set_ylabel(say("quality_axis", figure=say(name)).en)
+    axes.set_ylabel(on_test_split(name).en)
     axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
     table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row[name]:.4f}"] for row in done]
@@ -364,56 +369,6 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
     header = [say("row"), say("devices"), say("speedup")]
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
-
-
-def worth(line: dict) -> Drawing:
-    """A waterfall from a published row to the corrected one, by how many seconds each flaw accounts for."""
-    decomposition = line["worth"]
-    parts = [(part["flaw"], part) for part in decomposition["flaws"]]
-    if decomposition["rest"]:
-        parts.append(("rest", decomposition["rest"]))
-    labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
-    figure, axes = bars(["" for _ in labels])
-    axes.set_yticks(range(len(labels)), [label.en for label in labels])
-    # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
-    begin, end = (
-        decomposition["again_seconds"] or line["again_train_seconds"],
-        decomposition["ours_seconds"] or line["ours_train_seconds"],
-    )
-    tips, table = {}, []
-    axes.barh(0, begin, height=0.66, color=COLOURS[5])
-    at = begin
-    for position, (_, part) in enumerate(parts, 1):
-        seconds = part["seconds"] or 0.0
-        (bar,) = axes.barh(position, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
-        bar.set_gid(f"worth-{line['ours']}-{position}")
-        interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
-        tips[bar.get_gid()] = f"{labels[position].en}: {seconds:+.3g} s{interval}"
-        axes.text(max(at, at + seconds), position, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
-        at += seconds
-        orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
-        changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
-        table.append([labels[position].en, f"{seconds:+.3g}{interval}", orders, *changes])
-    axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
-    for position, total in ((0, begin), (len(labels) - 1, end)):
-        axes.text(total, position, f"{GAP}{total:.3g} s", va="center", fontsize=9)
-    axes.set_xlim(0, max(begin, end) * 1.25)
-    axes.set_xlabel(say("axis_train").en)
-    rest = "–"
-    if decomposition["rest"] and decomposition["whole"]["seconds"]:
-        share = abs(decomposition["rest"]["seconds"] / decomposition["whole"]["seconds"])
-        rest = f"{decomposition['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
-    return Drawing(
-        figure,
-        say("picture_worth", name=line["name"]),
-        say("picture_worth_note", again=line["again"], ours=line["ours"], rest=rest),
-        [
-            say(key)
-            for key in ("flaw_name", "train_seconds", "flaw_order", "flaw_steps", "flaw_samples", "flaw_macro_f1")
-        ],
-        table,
-        tips,
-    )
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:

@@ -10,7 +10,7 @@ from lockstep.config.nested import ABSENT, differing, flat
 from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.proof import fairness
-from lockstep.report.summary import good_runs, trusted
+from lockstep.report.reading import good_runs, trusted
 
 # What makes two times answers to different questions. Each may be let through by its name.
 KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
@@ -54,7 +54,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
         differs = differences(runs[0][0], runs[1][0])
         refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
         seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
-        lines.append(Line(name, unpaired(seconds[1], seconds[0]), tuple(map(np.median, seconds)), differs))
+        lines.append(Line(name, ratio(theirs, ours, name), tuple(map(np.median, seconds)), differs))
     if refused:
         said = "; ".join(f"{kind} differs ({what})" for kind, what in refused.items())
         asked = " ".join(f"--across {kind}" for kind in refused)
@@ -65,21 +65,27 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()))
 
 
-def unpaired(ours: list[float], theirs: list[float], confidence: float = stats.CONFIDENCE) -> stats.Ratio:
-    """The ratio of the geometric means of times that have no blocks in common, and an interval around it.
+def ratio(ours: dict, theirs: dict, row: str, confidence: float = stats.CONFIDENCE) -> stats.Ratio:
+    """A row's time in one report over that in another, by the model of the reports' own ratios (stats.apart).
 
-    Welch's t interval of their logarithms (Welch 1947, Biometrika 34).
+    Its spread is that of all rows of this row's kind: of the same device and plan, as a report ranks them.
     """
-    value = float(np.exp(np.log(ours).mean() - np.log(theirs).mean()))
-    n = min(len(ours), len(theirs))
-    if np.ptp(ours) == np.ptp(theirs) == 0 and n > 1:
-        return stats.Ratio(value, value, value, n, "interval")
-    if n == 1:
-        return stats.Ratio(value, value, value, n, "")
-    from scipy.stats import ttest_ind  # takes half a second to import
+    return stats.apart(*(_of_kind(report, row) for report in (ours, theirs)), row, confidence)
 
-    interval = ttest_ind(np.log(ours), np.log(theirs), equal_var=False).confidence_interval(confidence)
-    return stats.Ratio(value, float(np.exp(interval.low)), float(np.exp(interval.high)), n, "interval")
+
+def _of_kind(report: dict, row: str) -> stats.Times:
+    """The seconds of this row, and of the rows of its kind that have undisturbed runs, by block."""
+    lines = {line["row"]: line for line in report["rows"]}
+
+    def kind(name: str) -> tuple:
+        return lines[name].get("device"), good_runs(report["runs"][name])[0]["hashes"]["plan"]
+
+    names = [name for name, runs in report["runs"].items() if name == row or trusted(runs)]
+    return {
+        name: {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(report["runs"][name])}
+        for name in names
+        if kind(name) == kind(row)
+    }
 
 
 def read_report(folder: Path) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 from lockstep import stats
 from lockstep.report import rendering
 from lockstep.report.comparison import Comparison, Line, beside, read_report
-from lockstep.report.summary import good_runs
+from lockstep.report.reading import good_runs
 from lockstep.report.words import Text, join, say
 
 

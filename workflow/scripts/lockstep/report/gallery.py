@@ -10,7 +10,8 @@ import pandas as pd
 from lockstep import paths
 from lockstep.config import registry
 from lockstep.data import segments
-from lockstep.report.summary import Summary, good_runs
+from lockstep.report.reading import good_runs
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, same, say
 
 MOST = 16  # samples of each kind

@@ -7,9 +7,15 @@ conclude
 import math
 from dataclasses import dataclass
 
+from lockstep import columns
+from lockstep.config import registry
 from lockstep.config.hardware import busy_cores, shares_gpus
+from lockstep.config.qualities import QUALITIES
 from lockstep.proof.fairness import alike, other_versions
-from lockstep.report.summary import BASELINE, Summary, good_runs, trusted
+from lockstep.report import ladder
+from lockstep.report.ranking import BASELINE
+from lockstep.report.reading import good_runs, trusted
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
@@ -34,8 +40,10 @@ def figures(summary: Summary) -> list[Figure]:
     if not done:
         return []
     best = recommended([row for row in done if trusted(summary.runs[row["row"]])] or done)
-    shown = [Figure(say("figure_time", row=best["row"]), say("figure_seconds", n=f"{best['train_seconds']:.3g}"))]
-    if best["speedup"] and best["strategy"] != BASELINE:
+    short = too_short(done)
+    time = Figure(say("figure_time", row=best["row"]), say("figure_seconds", n=f"{best['train_seconds']:.3g}"))
+    shown = [] if short else [time]
+    if not short and best["speedup"] and best["strategy"] != BASELINE:
         limits = [best["speedup_low"], best["speedup_high"]]
         between = " – ".join(f"{limit:.2f}" for limit in limits) if None not in limits and best["repeats"] > 1 else ""
         shown.append(Figure(say("figure_speedup", row=best["row"]), same(f"{best['speedup']:.2f}"), between))
@@ -51,11 +59,12 @@ def lines(summary: Summary) -> list[Text]:
     if not done:
         return [say("nothing")]
     sound = [row for row in done if trusted(summary.runs[row["row"]])]
-    sentences = (
-        _times(sound, summary)
-        if sound
-        else [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
-    )
+    if too_short(done):
+        sentences = [say("too_short", steps=_span_of([row["steps"] for row in done]))]
+    elif sound:
+        sentences = _times(sound, summary)
+    else:
+        sentences = [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
     sentences += [same_model(summary), _conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
@@ -64,6 +73,11 @@ def lines(summary: Summary) -> list[Text]:
     if mind := warning(summary):
         sentences.append(mind)
     return sentences
+
+
+def too_short(done: list[dict]) -> bool:
+    """Whether no row trained for enough steps to say which is faster."""
+    return all(columns.too_short(row["steps"]) for row in done)
 
 
 def _times(done: list[dict], summary: Summary) -> list[Text]:
@@ -135,7 +149,7 @@ def fastest(done: list[dict]) -> dict:
 
     A row that has one device like the baseline does the same under another name; between them only chance decides.
     """
-    ranked = [row for row in done if row["rank"]]
+    ranked = [row for row in done if row["place"]]
     several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == BASELINE]
     closed = [row for row in done if row["division"] == "closed"]
     return min(several or ranked or closed or done, key=lambda row: row["train_seconds"])
@@ -157,7 +171,7 @@ def _tied(best: dict, done: list[dict]) -> list[dict]:
     return [
         row
         for row in several
-        if row is not best and row["rank"] == best["rank"] == 1 and min(row["repeats"], best["repeats"]) > 1
+        if row is not best and row["place"] == best["place"] == 1 and min(row["repeats"], best["repeats"]) > 1
     ]
 
 
@@ -167,9 +181,10 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     slowest = same("")
     if last is not best and last not in tied:
         slowest = say("slowest", row=last["row"], ratio=f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}")
-    if best["repeats"] == 1 or not best["rank"]:
+    if best["repeats"] == 1 or not best["place"]:
         once = "fastest_once" if best["repeats"] == 1 else "fastest"
-        return say(once, devices=_devices(best), row=best["row"], slowest=slowest)
+        most = max(done, key=lambda row: row["devices"])
+        return say(once, devices=_devices(most), row=best["row"], slowest=slowest)
     ties = say("tied", rows=some([row["row"] for row in tied], 2)) if tied else same("")
     gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best)
     return say("use", row=best["row"], gain=gain, proof=_proof(best), ties=ties, slowest=slowest)
@@ -194,7 +209,7 @@ def _proof(row: dict) -> Text:
 def _last(best: dict, done: list[dict], summary: Summary) -> dict:
     """The slowest row that can be compared with `best`, on as many devices; `best` where there is none."""
     ratios = summary.ratios.get(best["row"], {})
-    slower = [row for row in done if row["rank"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
+    slower = [row for row in done if row["place"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     return max(slower, key=lambda row: row["train_seconds"], default=best)
 
 
@@ -208,26 +223,43 @@ def _hardware(row: dict, summary: Summary) -> dict:
     return good_runs(summary.runs[row["row"]])[0]["asked"]["hardware"]
 
 
-def because(slower: str, faster: str, profiles: dict[str, dict | None]) -> Text:
-    """Where one profiled run of each has the difference; nothing where what was found in two ways disagrees.
+def of_step(profile: dict, seconds: float) -> dict:
+    """A profile in terms of the row's step time, so many `seconds`, which its parts then add up to.
+
+    The profiled run is another one, and recording makes its steps longer: what it tells is shares.
+    """
+    recorded = seconds / sum(profile["seconds"].values())
+    return {
+        "step_seconds": seconds,
+        "seconds": {phase: recorded * part for phase, part in profile["seconds"].items()},
+        "exposed_by_difference": profile["exposed_by_difference"] * seconds / profile["step_seconds"],
+    }
+
+
+def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: dict[str, float]) -> Text:
+    """Where the difference of two rows is, by one profiled run of each; nothing where two ways of finding it disagree.
 
     A step's length is known as recorded and as timed; communication that nothing hides, as recorded and as what a step
-    takes more than the same work done alone. The latter's error is seen where nothing is communicated.
+    takes more than the same work done alone. The latter's error is seen where nothing is communicated. What is told is
+    in terms of `steps`, the rows' step times in seconds.
     """
     ours, theirs = profiles[slower], profiles[faster]
     if not ours or not theirs:
         return same("")
+    recorded = sum(ours["seconds"].values()) - sum(theirs["seconds"].values())
+    totals = [recorded, ours["step_seconds"] - theirs["step_seconds"], steps[slower] - steps[faster]]
+    ours, theirs = of_step(ours, steps[slower]), of_step(theirs, steps[faster])
     more = {phase: ours["seconds"][phase] - theirs["seconds"][phase] for phase in ours["seconds"]}
     phase = max(more, key=more.get)
-    total = [sum(more.values()), ours["step_seconds"] - theirs["step_seconds"]]
     part, error = [more[phase]] * 2, 0.0
     if phase == "communication":
         part[1] = ours["exposed_by_difference"] - theirs["exposed_by_difference"]
         silent = [profile for profile in profiles.values() if profile and not profile["seconds"]["communication"]]
         error = max((abs(profile["exposed_by_difference"]) for profile in silent), default=0.0)
-    if min(total) <= 0 or min(part) <= error or any(max(pair) > AGREE * min(pair) for pair in (total, part)):
+    if min(totals) <= 0 or min(part) <= error or any(max(found) > AGREE * min(found) for found in (totals, part)):
         return same("")
-    spans = {"total": total, "part": [min(seconds, max(total)) for seconds in part]}
+    total = totals[-1]
+    spans = {"total": [total] * 2, "part": [min(seconds, total) for seconds in part]}
     took = {name: _span(values) for name, values in spans.items()}
     return say("because", slow=slower, best=faster, phase=say(f"phase_{phase}"), **took)
 
@@ -243,7 +275,8 @@ def _why_slowest(best: dict, done: list[dict], summary: Summary) -> list[Text]:
     last = _last(best, done, summary)
     if last is best or last in _tied(best, done):
         return []
-    sentences = [because(last["row"], best["row"], summary.profiles)]
+    steps = {row["row"]: row["step_ms"] / 1000 for row in (last, best)}
+    sentences = [because(last["row"], best["row"], summary.profiles, steps)]
     if last["precision"] != best["precision"]:
         names = {"slow": last["row"], "best": best["row"], "ours": last["precision"], "theirs": best["precision"]}
         sentences.append(say("other_precision", **names))
@@ -379,6 +412,9 @@ def _warnings(summary: Summary) -> list[Text]:
         warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
     if mixed := mixed_conditions(runs):
         warnings.append(say("warn_mixed", what=", ".join(mixed)))
+    figure = QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]]
+    if not any(ladder.learnt(good_runs(summary.runs[row["row"]]), figure) for row in done):
+        warnings.append(say("warn_nothing_learnt"))
     if summary.data["synthetic"]:
         warnings.append(say(f"warn_synthetic{of_images(summary)}"))
     if all(row["device"] == "cpu" for row in done):

@@ -13,7 +13,7 @@ from lockstep.errors import BadInput
 from lockstep.files import atomic_folder
 from lockstep.report import comparison, pictures, rendering
 from lockstep.report.charts import COLOURS, Drawing, plt
-from lockstep.report.summary import good_runs, succeeded, trusted
+from lockstep.report.reading import good_runs, succeeded, trusted
 from lockstep.report.words import say
 
 # What makes a results folder large, and is in no report and no comparison.
@@ -143,7 +143,7 @@ def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Poin
         return Point(look, seconds, "first")
     if why := _incomparable(row, before, look):
         return Point(look, seconds, *why)
-    ratio = comparison.unpaired(seconds, _seconds(before, row), confidence)
+    ratio = comparison.ratio(look.report, before.report, row, confidence)
     finding = "once" if not ratio.kind else "change" if ratio.distinct else "open"
     return Point(look, seconds, finding, ratio)
 

@@ -18,8 +18,9 @@ from lockstep import stats
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.qualities import QUALITIES, Quality
+from lockstep.report.ranking import BASELINE, fitted
+from lockstep.report.reading import trusted
 
-BASELINE = "single"  # the strategy of the row that all others are compared with
 MARGIN = 0.02  # of macro-F1 and of mIoU; of log perplexity it is 2 % of perplexity
 LEVEL = 0.05
 ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
@@ -37,11 +38,18 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     if baseline is None or not runs[baseline] or not names:
         return None
     figure = QUALITIES[registry.task_literals(config.task)["QUALITY"][-1]]
-    rungs, learnt = [], _learnt(runs[baseline], figure)
+    warm = {
+        name: {stats.block(run): _warm(run) / run["work"]["samples"] for run in timed[name]}
+        for name in [baseline, *names]
+        if timed[name]
+    }
+    fit = stats.Fit({name: seconds for name, seconds in warm.items() if trusted(timed[name])})
+    rungs, learnt_something = [], learnt(runs[baseline], figure)
     for name in names:
-        rung = _rung(config, name, timed[name], timed[baseline])
+        told = fitted(fit, warm, baseline, name) if {baseline, name} <= warm.keys() else None
+        rung = _rung(config, name, timed[name], timed[baseline], told)
         judged = quality(*_paired(runs[name], runs[baseline], figure))
-        empty = not learnt and judged["quality"] != "too_few"
+        empty = not learnt_something and judged["quality"] != "too_few"
         rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
     choose(rungs)
     sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
@@ -58,8 +66,8 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     }
 
 
-def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> dict:
-    """What a row gains. Its times are None where no block holds runs of both that count.
+def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
+    """What a row gains: `gain`, the baseline's warm time for a sample over the row's. None where no blocks tell.
 
     disturbed: whether all of its runs, or of the baseline's, were; then times are of those, and no gain is to be relied
     on.
@@ -69,12 +77,15 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict]) -> di
         "changes": _changes(config, name),
         "disturbed": any(all(run["watch"]["disturbed"] for run in several) for several in (ours, theirs)),
     }
-    warm = [{stats.block(run): _warm(run) / run["work"]["samples"] for run in several} for several in (theirs, ours)]
-    if not (gain := stats.ratio(*warm)):
+    if not gain or not gain.n:
         return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
     # Of the baseline's steps: so many fewer seconds each takes in this row.
-    step = theirs[0]["global_batch"] * float(np.median(list(warm[0].values()))) * (1 - 1 / gain.value)
+    step = (
+        theirs[0]["global_batch"]
+        * float(np.median([_warm(run) / run["work"]["samples"] for run in theirs]))
+        * (1 - 1 / gain.value)
+    )
     return about | {
         "gain": gain.value,
         "gain_low": gain.low if gain.kind else None,
@@ -146,7 +157,7 @@ def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list
     return differences, len({run["asked"]["train"]["seed"] for run in both})
 
 
-def _learnt(runs: list[dict], figure: Quality) -> bool:
+def learnt(runs: list[dict], figure: Quality) -> bool:
     """Whether a model has learnt anything.
 
     That is, whether its macro-F1 or mIoU is above that of one which always names the most frequent label, by more than

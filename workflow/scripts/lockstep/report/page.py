@@ -1,6 +1,5 @@
 """The report's files: report.html, report.md, summary.csv, summary.json, plots/."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,68 +7,17 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from lockstep import paths
+from lockstep import columns, paths
+from lockstep.columns import Column
 from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, paper, pictures, rendering, take_home
-from lockstep.report.summary import COLUMNS, Summary, good_runs, succeeded
-from lockstep.report.words import Text, join, same, say
+from lockstep.report import headline, paper, pictures, rendering, studies, take_home
+from lockstep.report.reading import good_runs, succeeded
+from lockstep.report.summary import Summary
+from lockstep.report.words import Text, join, meaning, same, say
 
-# The table that people read: column, digits after the point (None: a word), and the columns of its range.
-PAGE_COLUMNS = (
-    ("row", None, ()),
-    ("rank", 0, ()),
-    ("proof", None, ()),
-    ("train_seconds", 2, ("train_seconds_low", "train_seconds_high")),
-    ("speedup", 2, ("speedup_low", "speedup_high")),
-    ("efficiency", 2, ()),
-    ("samples_per_second", 0, ()),
-    ("mfu", 1, ()),
-    ("startup_seconds", 1, ()),
-    ("cold_seconds", 2, ()),
-    ("total_seconds", 1, ()),
-    ("evaluation_seconds", 2, ()),
-    ("evaluation_samples_per_second", 0, ()),
-    ("peak_memory_mb", 0, ()),
-    ("proportional_memory_mb", 0, ()),
-    ("memory_by_gpu_mb", None, ()),
-    ("reserved_by_gpu_mb", None, ()),
-    ("nvml_memory_by_gpu_mb", None, ()),
-    ("utilisation_by_gpu", None, ()),
-    ("sm_mhz_by_gpu", None, ()),
-    ("energy_joules", 0, ()),
-    ("accuracy", 4, ()),
-    ("macro_f1", 4, ()),
-    ("perplexity", 2, ()),
-    ("pixel_accuracy", 4, ()),
-    ("miou", 4, ()),
-    ("devices", 0, ()),
-    ("precision", None, ()),
-    ("repeats", 0, ()),
-    ("disturbed", 0, ()),
-    ("division", None, ()),
-    ("status", None, ()),
-)
-# What decides, shown at once; the page has the others on demand.
-DECIDING = (
-    *("row", "rank", "proof", "train_seconds", "speedup", "peak_memory_mb", "accuracy", "macro_f1", "perplexity"),
-    *("pixel_accuracy", "miou", "repeats", "disturbed", "status"),
-)
-# Left out where all rows have the same, which the report says elsewhere.
-CONSTANT = ("precision", "division", "status")
-# Of these, what fits a terminal.
-TERMINAL = (
-    *("row", "rank", "proof", "train_seconds", "speedup", "samples_per_second", "startup_seconds", "peak_memory_mb"),
-    *("accuracy", "macro_f1", "perplexity", "pixel_accuracy", "miou", "precision", "repeats", "status"),
-)
-# What a narrow one goes without, the first before the others.
-SPARED = (
-    *("startup_seconds", "samples_per_second", "accuracy", "pixel_accuracy", "precision", "peak_memory_mb"),
-    *("macro_f1", "perplexity", "miou"),
-)
-PERCENT = ("mfu",)
 WORDS = ("proof", "status")  # columns whose values have words of their own
 
 
@@ -80,16 +28,31 @@ class Cell:
     share: of the longest bar, from 0 to 1; None where the column has no bars.
     """
 
-    key: str
+    column: Column
     text: Text
     sort: str
     more: str
-    number: bool
     share: float | None = None
 
     @property
+    def key(self) -> str:
+        return self.column.key
+
+    @property
+    def heading(self) -> Text:
+        return say(self.key)
+
+    @property
+    def about(self) -> Text:
+        return meaning(self.key)
+
+    @property
+    def number(self) -> bool:
+        return self.column.digits is not None
+
+    @property
     def deciding(self) -> bool:
-        return self.key in DECIDING
+        return self.column.shown == columns.AT_ONCE
 
 
 def test_line(names: tuple[str, ...], test: dict) -> Text:
@@ -120,50 +83,54 @@ def by_time(rows: list[dict]) -> list[dict]:
 
 def table(rows: list[dict]) -> list[list[Cell]]:
     """The table for people. Columns that say nothing of any row, or the same of all, are left out."""
-    columns = [
+    shown = [
         column
-        for column in PAGE_COLUMNS
-        if any(row[column[0]] not in (None, 0) for row in rows)
-        and not (column[0] in CONSTANT and len({row[column[0]] for row in rows}) == 1)
+        for column in columns.COLUMNS
+        if column.shown
+        and any(row[column.key] not in (None, 0) for row in rows)
+        and (column.alike or len({row[column.key] for row in rows}) > 1)
     ]
     longest = max((row["train_seconds"] or 0 for row in rows), default=0)
-    return [[_cell(row, longest, *column) for column in columns] for row in rows]
+    return [[_cell(row, longest, column) for column in shown] for row in rows]
 
 
-def _cell(row: dict, longest: float, key: str, digits: int | None, limits: tuple[str, ...]) -> Cell:
-    value = row[key]
-    if digits is None:
+def _cell(row: dict, longest: float, column: Column) -> Cell:
+    value = row[column.key]
+    if column.digits is None:
         word = "" if value is None else str(value)
-        return Cell(key, say(f"{key}_{value}") if key in WORDS else same(word), word, "", False)
-    factor = 100 if key in PERCENT else 1
-    ends = [row[limit] for limit in limits]
+        return Cell(column, say(f"{column.key}_{value}") if column.key in WORDS else same(word), word, "")
+    ends = [row[end] for end in column.ends]
     # One run has no spread, and what the others are compared with is once itself.
-    spread = limits and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
-    more = " – ".join(f"{end:.{digits}f}" for end in ends) if spread else ""
-    shown = "" if value is None else f"{value * factor:.{digits}f}"
-    share = value / longest if key == "train_seconds" and value else None
-    return Cell(key, same(shown), "" if value is None else repr(value), more, True, share)
+    spread = ends and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
+    more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
+    shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
+    share = value / longest if column.key == "train_seconds" and value else None
+    return Cell(column, same(shown), "" if value is None else repr(value), more, share)
+
+
+def as_csv(rows: list[dict]) -> str:
+    """The table with all columns, as summary.csv has it."""
+    return pd.DataFrame(rows, columns=columns.KEYS).to_csv(index=False)
 
 
 def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:
     """The same table for a terminal, if need be with fewer columns so that it is `width` wide: headings, and lines."""
     cells = table(rows)
-    keys = [cell.key for cell in cells[0] if cell.key in TERMINAL]
-    spared = iter(SPARED)
-    while width and _width(cells, keys) > width and (key := next(spared, None)):
-        keys = [other for other in keys if other != key]
-    lines = [[_plain(cell) for cell in line if cell.key in keys] for line in cells]
-    return [say(key).en for key in keys], lines
+    shown = [cell.column for cell in cells[0] if cell.column.terminal is not None]
+    while width and _width(cells, shown) > width and (spare := [column for column in shown if column.terminal]):
+        shown.remove(min(spare, key=lambda column: column.terminal))
+    lines = [[_plain(cell) for cell in line if cell.column in shown] for line in cells]
+    return [say(column.key).en for column in shown], lines
 
 
 def _plain(cell: Cell) -> str:
     return " ".join(filter(None, (cell.text.en, cell.more)))
 
 
-def _width(cells: list[list[Cell]], keys: list[str]) -> int:
+def _width(cells: list[list[Cell]], shown: list[Column]) -> int:
     """Characters of a line, frame and blanks included, if nothing is broken into two."""
-    columns = [column for column in zip(*cells, strict=True) if column[0].key in keys]
-    widths = [max([len(say(column[0].key).en), *(len(_plain(cell)) for cell in column)]) for column in columns]
+    kept = [column for column in zip(*cells, strict=True) if column[0].column in shown]
+    widths = [max([len(column[0].heading.en), *(len(_plain(cell)) for cell in column)]) for column in kept]
     return sum(width + 3 for width in widths) + 1
 
 
@@ -200,26 +167,36 @@ def _snapshots(run: dict) -> Text:
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """Each setting as it was read back, in every row: name -> one value a row."""
+    """The settings as they were read back in which rows differ: name -> one value a row."""
     by_row = [_flat(run["settings"]) for _, run in tested]
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
-    return {name: [of_row.get(name, "") for of_row in by_row] for name in names}
+    values = {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
+    return {name: of_rows for name, of_rows in values.items() if len(set(of_rows)) > 1}
 
 
-def _flat(nested: dict) -> dict[str, str]:
+NO_SETTING = "–"
+
+
+def _flat(nested: dict, before: str = "") -> dict[str, str]:
+    """Nested settings as one line each, in words that people write: no braces, no quotes."""
     flat = {}
     for name, value in nested.items():
-        if name == "options":
-            flat |= {key: _word(inner) for key, inner in value.items()}
-        elif name == "groups":
-            flat |= {f"group {number}": _word(group) for number, group in enumerate(value)}
+        name = f"{before}{name}"
+        if isinstance(value, dict):
+            flat |= _flat(value, "" if name == "options" else f"{name}.")
+        elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+            flat |= _flat({str(number): inner for number, inner in enumerate(value)}, f"{name.removesuffix('s')} ")
         else:
             flat[name] = _word(value)
     return flat
 
 
 def _word(value) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return ", ".join(map(_word, value)) or NO_SETTING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return NO_SETTING if value in (None, "") else str(value)
 
 
 def write(summary: Summary, folder: Path, predictions: Path, galleries: list | None = None) -> None:
@@ -230,8 +207,9 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     everything, summary = summary, summary.compared
     first = headline.lines(summary)
     drawn = pictures.draw(summary, folder / paths.PLOTS)
-    write_text(folder / paths.TABLE, pd.DataFrame(everything.rows, columns=COLUMNS).to_csv(index=False))
-    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | vars(everything))
+    drawn += pictures.draw_all(studies.drawings(everything), folder / paths.PLOTS)
+    write_text(folder / paths.TABLE, as_csv(everything.rows))
+    write_json(folder / paths.SUMMARY, {"headline": [line.en for line in first]} | everything.as_json())
     texts, damaged = None, list(summary.damaged)
     if predictions.is_file():
         try:
@@ -259,8 +237,8 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),
         "settings": settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "as_published": _as_published(everything),
-        "claims": claims(summary),
+        "reproduced": _reproduced(everything),
+        "studies": studies.sections(everything),
         "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
         "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
@@ -271,37 +249,10 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     write_text(folder / paths.PAGE, rendering.page("report.html.j2", say("title"), context))
 
 
-def _as_published(summary: Summary) -> dict | None:
-    """The rows that make the published ones again, and their cells in the table; None without such rows."""
+def _reproduced(summary: Summary) -> dict | None:
+    """The rows that make again what others have published, and their cells in the table; None without such rows."""
     rows = by_time([row for row in summary.rows if row["division"] == "published"])
-    if not rows:
-        return None
-    return {"cells": table(rows), "rows": rows}
-
-
-def claims(summary: Summary) -> list[Text]:
-    """Which of the published conclusions stand here; none where the published rows were not reproduced."""
-    return [_claim(claim) for claim in summary.published["claims"] if claim["again_speed"]]
-
-
-def _claim(claim: dict) -> Text:
-    """Whether a published ratio stands here, in a sentence."""
-    speeds = {side: claim[f"{side}_speed"] for side in ("ours", "again")}
-    told = {side: "–" if speed is None else f"{speed:.2f}" for side, speed in speeds.items()}
-    interval = same("")
-    if claim["ours_low"] is not None:
-        interval = same(f" ({claim['ours_low']:.2f} – {claim['ours_high']:.2f})")
-    outcome = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
-    return say(
-        "claim",
-        name=claim["name"],
-        ours=claim["ours"],
-        published=f"{claim['published']:.2f}",
-        honest=told["ours"],
-        again=told["again"],
-        interval=interval,
-        outcome=say(outcome),
-    )
+    return {"cells": table(rows), "rows": rows} if rows else None
 
 
 def _caption(summary: Summary) -> Text:

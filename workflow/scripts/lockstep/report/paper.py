@@ -7,15 +7,17 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
-from lockstep import __version__, paths, provenance
+from lockstep import __version__, columns, paths, provenance
 from lockstep.config import registry
 from lockstep.config.hardware import UNKNOWN_KIND, device_count
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.report import headline
-from lockstep.report.summary import LONG, MEASURED, Summary, good_runs, measured, succeeded, trusted
+from lockstep.report.reading import LONG, good_runs, succeeded, trusted
+from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, same, say
 
 CITATION = paths.PROJECT / "CITATION.cff"
@@ -48,7 +50,7 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
     told = methods(summary)
     write_text(folder / paths.METHODS, f"{told.en}\n\n{told.zh}\n")
     write_text(folder / paths.LATEX, latex(cells, f"{_which_runs(summary)}{caption.en}. "))
-    write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *MEASURED], run_lines(summary))
+    write_csv(folder / paths.RUNS_TABLE, [*ABOUT_RUN, *(column.key for column in columns.MEASURED)], run_lines(summary))
     cited = bibtex(summary)
     write_text(folder / paths.BIBTEX, cited)
     versions = installed(summary, folder.parent)
@@ -230,8 +232,7 @@ def run_lines(summary: Summary) -> list[list]:
                 "resumed": " ".join(map(str, run.get("resumed", ()))),
             }
             values = [about[name] for name in ABOUT_RUN]
-            figures = measured(run) if ok else {}
-            lines.append([*values, *(figures.get(name) for name in MEASURED)])
+            lines.append([*values, *(column.measure(run) if ok else None for column in columns.MEASURED)])
     return lines
 
 
@@ -240,10 +241,12 @@ def latex(cells: list[list], caption: str) -> str:
     shown = [[cell for cell in line if cell.deciding] for line in cells]
     if not shown:
         return "% no row yet\n"
-    columns = "".join("r" if cell.number else "l" for cell in shown[0])
-    lines = [[escaped(say(cell.key).en) for cell in shown[0]]]
-    lines += [[_latex_cell(cell) for cell in line] for line in shown]
-    head, *body = (" & ".join(line) + r" \\" for line in lines)
+    table = pd.DataFrame(
+        [[_latex_cell(cell) for cell in line] for line in shown],
+        columns=[escaped(cell.heading.en) for cell in shown[0]],
+    )
+    alignment = "".join("r" if cell.number else "l" for cell in shown[0])
+    tabular = table.style.hide(axis="index").to_latex(column_format=alignment, hrules=True)
     ranges = any(cell.more for line in shown for cell in line)
     told = "In brackets: the range or quartiles of times, 95 % intervals of speed-ups. " if ranges else ""
     return "\n".join(
@@ -251,18 +254,12 @@ def latex(cells: list[list], caption: str) -> str:
             f"% Written by Lockstep {__version__}.",
             r"% Needs \usepackage{booktabs}, \usepackage{graphicx} and \usepackage[T1]{fontenc}.",
             r"\begin{table}",
-            r"  \centering",
-            f"  \\caption{{{escaped(caption + told)}}}",
-            r"  \label{tab:lockstep}",
-            r"  % No wider than the text.",
-            r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            f"  \\begin{{tabular}}{{{columns}}}",
-            r"    \toprule",
-            f"    {head}",
-            r"    \midrule",
-            *(f"    {line}" for line in body),
-            r"    \bottomrule",
-            r"  \end{tabular}}",
+            r"\centering",
+            f"\\caption{{{escaped(caption + told)}}}",
+            r"\label{tab:lockstep}",
+            r"% No wider than the text.",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            f"{tabular.rstrip()}}}",
             r"\end{table}",
             "",
         ]

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -41,18 +41,24 @@ class Picture:
 
 def draw(summary: Summary, folder: Path) -> list[Picture]:
     """Draw what there is to draw, write each picture to `folder`, and return them for the page."""
+    pictures = draw_all(charts.drawings(summary), folder)
+    done = summary.finished_rows
+    if done and "confusion_matrix" in QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]].reads:
+        with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
+            _save(charts.confusion(done, summary), "confusion", folder)
+    return pictures
+
+
+def draw_all(drawings: Iterable[tuple[str, Callable[[], Drawing]]], folder: Path) -> list[Picture]:
+    """Draw each of (name, function), write it to `folder`, and return it for the page."""
     pictures = []
-    for name, paint in charts.drawings(summary):
+    for name, paint in drawings:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
             drawing = paint()
             svg = _save(drawing.figure, name, folder)
             pictures.append(
                 Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
             )
-    done = summary.finished_rows
-    if done and "confusion_matrix" in QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]].reads:
-        with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
-            _save(charts.confusion(done, summary), "confusion", folder)
     return pictures
 
 

@@ -7,7 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from lockstep import paths
-from lockstep.report.words import Text, say
+from lockstep.report.words import STUDIES, Text, say
 
 FOLDER = paths.WORKFLOW / "report"
 
@@ -30,7 +30,7 @@ def markdown(template: str, context: dict) -> str:
 
 def _environment(escape: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader([FOLDER, STUDIES]),
         autoescape=escape,  # the dataset's texts are anybody's
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -7,7 +7,8 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.differences import difference, without_folders
-from lockstep.report.summary import Summary, good_runs
+from lockstep.report.reading import good_runs
+from lockstep.report.summary import Summary
 
 OWN_FILES = (paths.ACCELERATE, paths.DEEPSPEED)
 

@@ -3,13 +3,16 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import yaml
 
+from lockstep import columns
 from lockstep.config.qualities import QUALITIES
 from lockstep.paths import WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
+STUDIES = WORKFLOW / "studies"
 LANGUAGES = ("en", "zh")
 # A template has blanks around what may be Latin; what turns out to be Chinese has none.
 BETWEEN_HAN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
@@ -28,18 +31,40 @@ class Text:
 
 @cache
 def _entries() -> dict[str, list[str]]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    """All texts: the report's own, and those of studies (report/studies.py)."""
+    entries: dict[str, list[str]] = {}
+    for file in files():
+        entries |= yaml.safe_load(file.read_text(encoding="utf-8"))
+    return entries
+
+
+def files() -> list[Path]:
+    return [FILE, *sorted(STUDIES.glob("*/words.yaml"))]
 
 
 def say(key: str, **values) -> Text:
-    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names."""
-    # What has no words, as a column that was added a moment ago, is called by its key: that ends no page.
+    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names.
+
+    The key of a column of the table gives its heading: its name and its unit. What has no words, as a column that was
+    added a moment ago, is called by its key: that ends no page.
+    """
+    column = columns.BY_KEY.get(key)
     templates = _entries().get(key) or [key.replace("_", " ")] * len(LANGUAGES)
     english, chinese = (
         template.format(**{name: _in(value, language) for name, value in values.items()})
         for language, template in zip(LANGUAGES, templates, strict=True)
     )
-    return Text(english, BETWEEN_HAN.sub("", chinese))
+    text = Text(english, BETWEEN_HAN.sub("", chinese))
+    return text + same(" ") + _unit(column.unit) if column and column.unit else text
+
+
+def _unit(unit: str) -> Text:
+    return say(f"unit_{unit}") if f"unit_{unit}" in _entries() else same(unit)
+
+
+def meaning(key: str) -> Text:
+    """What a column of the table means; nothing where its words say nothing of that."""
+    return say(f"about_{key}") if f"about_{key}" in _entries() else same("")
 
 
 def same(text: str) -> Text:
@@ -70,5 +95,10 @@ def _in(value, language: str) -> str:
 @cache
 def axis_texts() -> list[Text]:
     """What the pictures say along their axes and in their legends: drawn in English, in both languages on the page."""
-    said = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
-    return said + [say("quality_axis", figure=say(name)) for name in QUALITIES]
+    texts = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    return texts + [on_test_split(name) for name in QUALITIES]
+
+
+def on_test_split(quality: str) -> Text:
+    """What an axis says of a figure of quality."""
+    return say("on_test_split", figure=say(quality))

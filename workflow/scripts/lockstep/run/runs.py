@@ -212,8 +212,10 @@ def profile(config: Config, row: Row, results: Path) -> str:
         finally:
             shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
         measured = read_json(folder / paths.PROFILE)
-    parts = ", ".join(f"{name} {1000 * seconds:.1f}" for name, seconds in measured["seconds"].items())
-    return f"{row.name}: a step takes {1000 * measured['step_seconds']:.1f} ms; recorded, in ms: {parts}"
+    whole = sum(measured["seconds"].values())
+    # As shares: how long a step takes is for the timed runs to say.
+    parts = ", ".join(f"{name} {100 * seconds / whole:.0f}" for name, seconds in measured["seconds"].items())
+    return f"{row.name}: a step's time by what it goes to, in %: {parts}"
 
 
 def refuse_to_start(row: Row) -> None:

@@ -7,17 +7,20 @@ row without flaws to its honest sibling, is the rest that no flaw explains.
 """
 
 import itertools
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import yaml
 from scipy.special import stdtrit
 
-from lockstep import paths, stats
+from lockstep import stats
 from lockstep.config.configuration import Config
 from lockstep.config.row import times_trained
+from lockstep.report.charts import COLOURS, GAP, Drawing, bars
+from lockstep.report.words import Text, same, say
 
-FILE = paths.WORKFLOW / "report" / "published.yaml"
+FILE = Path(__file__).with_name("table.yaml")
 NEAR = 0.2  # a published ratio stands where the one measured here is as near to it, or its interval holds it
 # Keys of a row that are one flaw together: by what the flaw is called.
 TOGETHER = {
@@ -28,25 +31,28 @@ TOLD = ("name", "minutes", "accuracy", "macro_f1", "support", "flaw", "ours", "a
 NOT_TRAINING = ("count_each_rank",)  # how a model is tested changes nothing of how long it trains
 
 
-def answer(config: Config, rows: list[dict], timed: dict[str, list[dict]], verdicts: dict[str, dict | None]) -> dict:
+def answer(
+    config: Config, rows: list[dict], timed: dict[str, list[dict]], verdicts: dict[str, dict | None], ratio
+) -> dict:
     """Each line of both published tables, with what was measured here, and the claims made of them.
 
-    timed: by row, the runs whose time counts. All that the configuration has no row for is None.
+    timed: by row, the runs whose time counts. ratio: of two rows, as the table has it (ranking.py). All that the
+    configuration has no row for is None.
     """
     table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     by_name = {row["row"]: row for row in rows}
     baseline = table["rows"][0]
-    lines = [_line(line, baseline, config, by_name, timed, verdicts) for line in table["rows"]]
+    lines = [_line(line, baseline, config, by_name, timed, verdicts, ratio) for line in table["rows"]]
     by_published = {line["name"]: line for line in lines}
     return {
         "source": table["source"],
         "rows": lines,
         "claims": [_claim(claim["key"], by_published[claim["name"]]) for claim in table["claims"]],
-        "ladder": [_rung(rung, table["ladder"][0], by_name, timed) for rung in table["ladder"]],
+        "ladder": [_rung(rung, table["ladder"][0], by_name, ratio) for rung in table["ladder"]],
     }
 
 
-def _line(line, baseline, config, by_name, timed, verdicts) -> dict:
+def _line(line, baseline, config, by_name, timed, verdicts, ratio) -> dict:
     ours = _row_of(line["ours"], by_name)
     columns = {key: line.get(key) for key in TOLD}
     columns |= {"ratio": line["minutes"] / baseline["minutes"]}
@@ -54,7 +60,7 @@ def _line(line, baseline, config, by_name, timed, verdicts) -> dict:
         ("ours", ours, _row_of(baseline["ours"], by_name)),
         ("again", line["again"], baseline["again"]),
     ):
-        columns[f"{side}_ratio"] = _ratio(row, single, timed)
+        columns[f"{side}_ratio"] = ratio(row, single)
         for name in ("accuracy", "macro_f1", "train_seconds", "steps"):
             columns[f"{side}_{name}"] = by_name[row][name] if row in by_name else None
     verdict = verdicts.get(line["again"])
@@ -67,14 +73,6 @@ def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
     if strategy in by_name:
         return strategy
     return next((name for name, row in by_name.items() if row["strategy"] == strategy), None)
-
-
-def _ratio(ours: str | None, theirs: str | None, timed: dict[str, list[dict]]) -> dict | None:
-    """One row's time over another's, by the blocks that hold both; None where there is none."""
-    if not timed.get(ours) or not timed.get(theirs):
-        return None
-    ratio = stats.ratio(_seconds(timed[ours]), _seconds(timed[theirs]))
-    return asdict(ratio) if ratio else None
 
 
 def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
@@ -194,10 +192,92 @@ def _claim(key: str, line: dict) -> dict:
     return figures
 
 
-def _rung(rung: dict, first: dict, by_name: dict, timed: dict) -> dict:
+def _rung(rung: dict, first: dict, by_name: dict, ratio) -> dict:
     ours = by_name.get(rung["ours"])
     return rung | {
         "ratio": rung["minutes"] / first["minutes"],
-        "our_ratio": _ratio(rung["ours"], first["ours"], timed),
+        "our_ratio": ratio(rung["ours"], first["ours"]),
         **{f"our_{name}": ours and ours[name] for name in ("peak_memory_mb", "macro_f1", "proof")},
     }
+
+
+def drawings(answered: dict) -> Iterator[tuple[str, Callable[[], Drawing]]]:
+    """(name, function) of each picture of the section."""
+    for line in answered["rows"]:
+        if line["worth"]:
+            yield line["ours"], lambda line=line: worth(line)
+
+
+def worth(line: dict) -> Drawing:
+    """A waterfall from a published row to the corrected one, by how many seconds each flaw accounts for."""
+    decomposition = line["worth"]
+    parts = [(part["flaw"], part) for part in decomposition["flaws"]]
+    if decomposition["rest"]:
+        parts.append(("rest", decomposition["rest"]))
+    labels = [say("axis_worth_again"), *(say(f"axis_worth_{name}") for name, _ in parts), say("axis_worth_ours")]
+    figure, axes = bars(["" for _ in labels])
+    axes.set_yticks(range(len(labels)), [label.en for label in labels])
+    # The means that the changes are of, so that bar joins bar; medians where no block holds both rows.
+    begin, end = (
+        decomposition["again_seconds"] or line["again_train_seconds"],
+        decomposition["ours_seconds"] or line["ours_train_seconds"],
+    )
+    tips, table = {}, []
+    axes.barh(0, begin, height=0.66, color=COLOURS[5])
+    at = begin
+    for position, (_, part) in enumerate(parts, 1):
+        seconds = part["seconds"] or 0.0
+        (bar,) = axes.barh(position, seconds, left=at, height=0.66, color=COLOURS[1 if seconds > 0 else 2])
+        bar.set_gid(f"worth-{line['ours']}-{position}")
+        interval = "" if part["seconds_low"] is None else f" ({part['seconds_low']:+.3g} – {part['seconds_high']:+.3g})"
+        tips[bar.get_gid()] = f"{labels[position].en}: {seconds:+.3g} s{interval}"
+        axes.text(max(at, at + seconds), position, f"{GAP}{seconds:+.3g} s", va="center", fontsize=9)
+        at += seconds
+        orders = " / ".join(f"{value:+.3g}" for value in part["by_order"])
+        changes = [f"{part['steps']:+.0f}", f"{part['samples']:+.0f}", f"{part['macro_f1']:+.3f}"]
+        table.append([labels[position].en, f"{seconds:+.3g}{interval}", orders, *changes])
+    axes.barh(len(labels) - 1, end, height=0.66, color=COLOURS[0])
+    for position, total in ((0, begin), (len(labels) - 1, end)):
+        axes.text(total, position, f"{GAP}{total:.3g} s", va="center", fontsize=9)
+    axes.set_xlim(0, max(begin, end) * 1.25)
+    axes.set_xlabel(say("axis_train").en)
+    rest = "–"
+    if decomposition["rest"] and decomposition["whole"]["seconds"]:
+        share = abs(decomposition["rest"]["seconds"] / decomposition["whole"]["seconds"])
+        rest = f"{decomposition['rest']['seconds']:+.2g} s, {100 * share:.0f} %"
+    return Drawing(
+        figure,
+        say("picture_worth", name=line["name"]),
+        say("picture_worth_note", again=line["again"], ours=line["ours"], rest=rest),
+        [
+            say(key)
+            for key in ("flaw_name", "train_seconds", "flaw_order", "flaw_steps", "flaw_samples", "flaw_macro_f1")
+        ],
+        table,
+        tips,
+    )
+
+
+def lines(answered: dict) -> list[Text]:
+    """Which of the published conclusions stand here; none where the published rows were not reproduced."""
+    return [_told(claim) for claim in answered["claims"] if claim["again_speed"]]
+
+
+def _told(claim: dict) -> Text:
+    """Whether a published ratio stands here, in a sentence."""
+    speeds = {side: claim[f"{side}_speed"] for side in ("ours", "again")}
+    told = {side: "–" if speed is None else f"{speed:.2f}" for side, speed in speeds.items()}
+    interval = same("")
+    if claim["ours_low"] is not None:
+        interval = same(f" ({claim['ours_low']:.2f} – {claim['ours_high']:.2f})")
+    outcome = {True: "claim_stands", False: "claim_falls", None: "claim_open"}[claim["stands"]]
+    return say(
+        "claim",
+        name=claim["name"],
+        ours=claim["ours"],
+        published=f"{claim['published']:.2f}",
+        honest=told["ours"],
+        again=told["again"],
+        interval=interval,
+        outcome=say(outcome),
+    )

@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from lockstep.config import reading, registry
-from lockstep.report import charts, published
+from lockstep.report import ranking, studies
 from lockstep.report.words import say
 from tests.conftest import PROJECT
 
 CONFIG = reading.read([PROJECT / "config" / "config.yaml", PROJECT / "config" / "published.yaml"])
+published = studies.found()["published"]
 TABLE = yaml.safe_load(published.FILE.read_text(encoding="utf-8"))
 LINES = {line["name"]: line for line in TABLE["rows"]}
 
@@ -59,6 +60,8 @@ def run(row: str, repeat: int, seconds: float) -> dict:
         "repeat": repeat,
         "clock": {"train_seconds": seconds},
         "work": {"samples": 8384},
+        "status": "ok",
+        "watch": {"disturbed": []},
         "asked": {"options": asked.options, "hardware": {"processes": 2}},
     }
 
@@ -78,9 +81,10 @@ def answered(seconds: dict[str, list[float]]) -> dict:
         }
         for name, several in seconds.items()
     ]
-    timed = {name: [run(name, k, taken) for k, taken in enumerate(several, 1)] for name, several in seconds.items()}
+    runs = {name: [run(name, k, taken) for k, taken in enumerate(several, 1)] for name, several in seconds.items()}
+    ratio = ranking.between(rows, runs, {})
     verdict = {"proof": "unequal", "by_nature": "it trains 64 samples a step, where the others train 32"}
-    return published.answer(CONFIG, rows, timed, dict.fromkeys(seconds) | {"published_ddp": verdict})
+    return published.answer(CONFIG, rows, runs, dict.fromkeys(seconds) | {"published_ddp": verdict}, ratio)
 
 
 # Two flaws that gain more together than each alone: 10 s with both, 4 with either, 3 with none.
@@ -106,7 +110,7 @@ def test_what_flaws_are_worth_adds_up_to_the_whole():
     assert flaws["habits"]["seconds_low"] < -3.5 < flaws["habits"]["seconds_high"]
     assert (flaws["global_batch"]["steps"], flaws["habits"]["steps"]) == (131, 0)
     assert [name for name, line in lines.items() if line["worth"]] == ["distributed-multiprocess"]
-    drawn = charts.worth(lines["distributed-multiprocess"])
+    drawn = published.worth(lines["distributed-multiprocess"])
     assert [cells[0] for cells in drawn.table] == [say(f"axis_worth_{flaw}").en for flaw in (*flaws, "rest")]
     assert drawn.note.en.endswith("What no flaw explains: -0.1 s, 1 %.")
 

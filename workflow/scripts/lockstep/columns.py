@@ -1,0 +1,283 @@
+"""The columns of the report's table. Each stands here once, and everything that shows or checks it goes by that.
+
+summary.csv and summary.json have all of them, and begin with what was asked for; the page, the terminal and the LaTeX
+table those that are to be shown there, in this order; runs.csv those that one run measures. Its heading is the text of
+its key in workflow/report/words.yaml, and what it means that of `about_` and its key. So a new column is an entry here,
+and two texts. Users script against the keys: add freely and rename never.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from lockstep import stats
+from lockstep.config import registry
+from lockstep.config.hardware import device_count
+from lockstep.config.row import Row
+from lockstep.model import metrics
+from lockstep.run.progress import WARMUP_STEPS
+
+AT_ONCE, ON_DEMAND = "at once", "on demand"  # where the page shows a column; LaTeX has what it shows at once
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table. A row comes by its value in one of four ways:
+
+    asked: what the configuration asks for. ran: what the first run that counts was, or says of each GPU. measure: what
+    one run measured, of which the row has the median. None of them: the report fills it in from all runs.
+
+    Runs are their records with their `test` and `peak` (report/reading.py). None is what a device does not tell.
+
+    digits: after the point, when people read it; None where it is a word. factor: by which it is multiplied before.
+    least, most: the range that `check.py` holds it to. ends: the columns of the range below its value.
+    shown: where the page has it. alike: whether it is shown where all rows have the same. terminal: 0 where a
+    terminal always shows it, else the place in the order in which narrow ones leave columns out; None: never.
+    best: the value that sorting begins with. former: an earlier name, by which files have it, too.
+    """
+
+    key: str
+    asked: Callable[[Row], object] | None = None
+    ran: Callable[[dict], object] | None = None
+    measure: Callable[[dict], float | None] | None = None
+    digits: int | None = None
+    unit: str = ""
+    factor: float = 1
+    least: float = 0
+    most: float = math.inf
+    ends: tuple[str, ...] = ()
+    shown: str = ""
+    alike: bool = True
+    terminal: int | None = None
+    best: str = "lowest"
+    former: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All names that it brings into a file."""
+        return (self.key, *self.ends, *filter(None, [self.former]))
+
+
+def _clock(name: str) -> Callable[[dict], float | None]:
+    return lambda run: run["clock"].get(name)
+
+
+def _memory(name: str) -> Callable[[dict], float | None]:
+    return lambda run: run["memory"].get(name)
+
+
+def _evaluation(name: str) -> Callable[[dict], float | None]:
+    return lambda run: run["evaluation"][name] if run.get("evaluation") else None
+
+
+def _tested(name: str) -> Callable[[dict], float | None]:
+    return lambda run: run["test"].get(name)
+
+
+def _throughput(name: str) -> Callable[[dict], float | None]:
+    return lambda run: run["throughput"][name]
+
+
+def _watched(name: str) -> Callable[[dict], list]:
+    return lambda run: [gpu[name] for gpu in run["watch"].get("gpus", ())]
+
+
+def _each(values: Callable[[dict], list], between: str) -> Callable[[dict], str | None]:
+    """The figures of all GPUs of a run, in one text; None without GPUs, or where one of them does not tell."""
+
+    def told(run: dict) -> str | None:
+        figures = values(run)
+        return between.join(f"{value:.0f}" for value in figures) if figures and None not in figures else None
+
+    return told
+
+
+def _energy(run: dict) -> float | None:
+    joules = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
+    return sum(joules) if joules else None
+
+
+def _utilisation(operations: str) -> Callable[[dict], float | None]:
+    """The share of the peak; of a run that was disturbed, or too short to say how long a step takes, none."""
+
+    def share(run: dict) -> float | None:
+        if run["watch"]["disturbed"] or too_short(run["steps"]) or not run.get("peak"):
+            return None
+        peak = run["peak"]
+        return metrics.utilisation(
+            run["work"][operations], run["clock"]["train_seconds"], peak["devices"], peak["flops_per_second"]
+        )
+
+    return share
+
+
+def too_short(steps: int) -> bool:
+    """Whether so few steps tell nothing of how long one takes: no more steady ones than a clock needs to warm up."""
+    return steps <= 2 * WARMUP_STEPS
+
+
+_TABLE = (
+    Column("row", asked=lambda row: row.name, shown=AT_ONCE, terminal=0),
+    Column("place", digits=0, least=1, shown=AT_ONCE, terminal=0, former="rank"),
+    Column("proof", shown=AT_ONCE, terminal=0),
+    Column(
+        "train_seconds",
+        measure=_clock("train_seconds"),
+        digits=2,
+        unit="s",
+        ends=("train_seconds_low", "train_seconds_high"),
+        shown=AT_ONCE,
+        terminal=0,
+    ),
+    Column(
+        "speedup",
+        digits=2,
+        ends=("speedup_low", "speedup_high"),
+        shown=AT_ONCE,
+        terminal=0,
+        best="highest",
+    ),
+    Column("efficiency", digits=2, shown=ON_DEMAND, best="highest"),
+    # The one time of a step: times `steps` it is the training time, and its parts add up to it.
+    Column(
+        "step_ms",
+        measure=lambda run: 1000 * run["clock"]["train_seconds"] / run["steps"],
+        digits=1,
+        unit="ms",
+        shown=ON_DEMAND,
+    ),
+    Column(
+        "samples_per_second",
+        measure=_throughput("samples_per_second"),
+        digits=0,
+        shown=ON_DEMAND,
+        terminal=2,
+        best="highest",
+    ),
+    Column(
+        "mfu",
+        measure=_utilisation("flops"),
+        digits=1,
+        unit="%",
+        factor=100,
+        most=1,
+        shown=ON_DEMAND,
+        best="highest",
+    ),
+    Column("startup_seconds", measure=_clock("first_step_seconds"), digits=1, unit="s", shown=ON_DEMAND, terminal=1),
+    Column("cold_seconds", measure=_clock("cold_seconds"), digits=2, unit="s", shown=ON_DEMAND),
+    Column("total_seconds", measure=_clock("total_seconds"), digits=1, unit="s", shown=ON_DEMAND),
+    Column("evaluation_seconds", measure=_evaluation("seconds"), digits=2, unit="s", shown=ON_DEMAND),
+    Column(
+        "evaluation_samples_per_second",
+        measure=_evaluation("samples_per_second"),
+        digits=0,
+        shown=ON_DEMAND,
+        best="highest",
+    ),
+    Column("peak_memory_mb", measure=_memory("peak_mb"), digits=0, unit="MiB", shown=AT_ONCE, terminal=6),
+    Column("proportional_memory_mb", measure=_memory("proportional_mb"), digits=0, unit="MiB", shown=ON_DEMAND),
+    # Memory adds up over GPUs, their other figures do not.
+    Column("memory_by_gpu_mb", ran=_each(lambda run: run.get("memory_by_gpu", ()), " + "), unit="MiB", shown=ON_DEMAND),
+    Column(
+        "reserved_by_gpu_mb",
+        ran=_each(lambda run: run.get("reserved_by_gpu", ()), " + "),
+        unit="MiB",
+        shown=ON_DEMAND,
+    ),
+    Column("nvml_memory_by_gpu_mb", ran=_each(_watched("memory_mb"), " + "), unit="MiB", shown=ON_DEMAND),
+    Column("utilisation_by_gpu", ran=_each(_watched("utilisation"), " / "), unit="%", shown=ON_DEMAND),
+    Column("sm_mhz_by_gpu", ran=_each(_watched("sm_mhz"), " / "), unit="MHz", shown=ON_DEMAND),
+    Column("energy_joules", measure=_energy, digits=0, unit="J", shown=ON_DEMAND),
+    Column("accuracy", measure=_tested("accuracy"), digits=4, most=1, shown=AT_ONCE, terminal=3, best="highest"),
+    Column("macro_f1", measure=_tested("macro_f1"), digits=4, most=1, shown=AT_ONCE, terminal=7, best="highest"),
+    Column("perplexity", measure=_tested("perplexity"), digits=2, least=1, shown=AT_ONCE, terminal=8),
+    Column(
+        "pixel_accuracy",
+        measure=_tested("pixel_accuracy"),
+        digits=4,
+        most=1,
+        shown=AT_ONCE,
+        terminal=4,
+        best="highest",
+    ),
+    Column("miou", measure=_tested("miou"), digits=4, most=1, shown=AT_ONCE, terminal=9, best="highest"),
+    Column("strategy", asked=lambda row: row.strategy),
+    Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
+    Column("device", asked=lambda row: row.hardware.device),
+    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run["world_size"], least=1),
+    Column(
+        "devices",
+        asked=lambda row: device_count(asdict(row.hardware)),
+        ran=lambda run: device_count(run["asked"]["hardware"]),
+        digits=0,
+        least=1,
+        shown=ON_DEMAND,
+    ),
+    Column("nodes", asked=lambda row: row.hardware.nodes, least=1),
+    Column(
+        "precision",
+        asked=lambda row: row.precision,
+        ran=lambda run: run["precision"],
+        shown=ON_DEMAND,
+        alike=False,
+        terminal=5,
+    ),
+    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
+    Column("repeats", digits=0, shown=AT_ONCE, terminal=0, best="highest"),
+    Column("disturbed", digits=0, shown=AT_ONCE),
+    Column("status", shown=AT_ONCE, alike=False, terminal=0),
+    # What only files have.
+    Column("reason"),
+    Column("steps", ran=lambda run: run["steps"], least=1),
+    Column("median_step_ms", measure=lambda run: 1000 * run["clock"]["step_seconds_median"]),
+    Column("tokens_per_second", measure=_throughput("tokens_per_second")),
+    Column("final_loss", measure=lambda run: run["losses"][-1], least=-math.inf),
+    Column("mfu_padded", measure=_utilisation("padded_flops"), most=1),
+    Column("reserved_memory_mb", measure=_memory("reserved_mb")),
+    Column("memory_before_mb", measure=_memory("before_mb"), unit="MiB"),
+)
+_OF_OTHER_TASKS = tuple(
+    Column(name, measure=_tested(name), digits=4, least=-math.inf, shown=AT_ONCE, terminal=9, best="highest")
+    for name in registry.qualities()
+    if name not in {column.key for column in _TABLE}
+)
+COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
+BY_KEY = {column.key: column for column in COLUMNS}
+# As files have them: what was asked for comes first.
+KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
+MEASURED = [column for column in COLUMNS if column.measure]
+
+
+def line(row: Row, runs: list[dict]) -> dict:
+    """A row's line, from the configuration and from `runs`, those that count, by all KEYS; what others fill in is None.
+
+    Of each figure that runs measure it has the median, with the ends of its spread where it has columns for them.
+    """
+    values = dict.fromkeys(KEYS) | {column.key: column.asked(row) for column in COLUMNS if column.asked}
+    if not runs:
+        return values
+    # As it ran, whatever the configuration says by now.
+    values |= {column.key: column.ran(runs[0]) for column in COLUMNS if column.ran}
+    for column in MEASURED:
+        if (spread := median(column, runs)) is not None:
+            ends = (spread.low, spread.high) if column.ends else ()
+            values |= dict(zip((column.key, *column.ends), (spread.median, *ends), strict=True))
+    return values
+
+
+def median(column: Column, runs: list[dict]) -> stats.Spread | None:
+    """The median of what `runs` measured, with its spread; None where one of them does not tell."""
+    figures = [column.measure(run) for run in runs]
+    return None if None in figures else stats.spread(figures)
+
+
+def out_of_range(values: dict) -> list[str]:
+    """The columns whose value is none that there can be, and why, in a line of the table."""
+    told = []
+    for column in COLUMNS:
+        for key in (column.key, *column.ends):
+            value = values.get(key)
+            if isinstance(value, int | float) and not column.least <= value <= column.most:
+                told.append(f"{key} {value:.6g}, which is not from {column.least:g} to {column.most:g}")
+    return told

@@ -1,0 +1,118 @@
+"""What each run left in its folder, and which runs count."""
+
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config import registry
+from lockstep.config.configuration import Config
+from lockstep.config.qualities import QUALITIES
+from lockstep.config.row import Row
+from lockstep.errors import BadInput
+from lockstep.files import read_object
+from lockstep.model import metrics
+from lockstep.proof import parity
+from lockstep.run import record, staleness
+
+LOG_LINES = 15
+# What is read of files that others may have changed.
+ENVIRONMENT = ("cpu", "cores", "gpus", "packages", "image")
+LONG = ("installed", "torch_config")  # of an environment: in the report's own file, and not in that of all values
+
+
+def read_run(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> dict:
+    """What is known of one run. One whose files can't be read has failed, and costs the others nothing."""
+    try:
+        return _read(config, row, repeat, results, peak)
+    except (BadInput, OSError) as error:
+        return {"status": "failed", "reason": str(error), "repeat": repeat, "log_end": []}
+
+
+def _read(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> dict:
+    folder = results / row.folder(repeat)
+    missing = {"status": "skipped", "reason": "not run yet"}
+    if row.unavailable:
+        missing = {"status": "unavailable", "reason": row.unavailable}
+    run = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
+    if "asked" in run and (why := staleness.run(config, row, run, results)):
+        return run | {"status": "stale", "reason": why}
+    if run["status"] == "ok":
+        tested = folder / paths.TEST_REPORT
+        if not tested.is_file():
+            if (folder / paths.UNTESTED).is_file():
+                return run | {
+                    "status": "failed",
+                    "reason": read_object(folder / paths.UNTESTED, ("reason",))["reason"],
+                }
+            return run | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
+        run["test"] = read_object(tested, _tested(config.task))
+        run["test"]["text"] = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
+        run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
+        for name in LONG:
+            run["environment"].pop(name, None)
+        devices, rate = peak_of(row, run, peak)
+        run["peak"] = {"devices": devices, "flops_per_second": rate}
+    elif run["status"] == "failed" and Path(run["log"]).is_file():
+        log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
+        run["log_end"] = log.splitlines()[-LOG_LINES:]
+    return run
+
+
+def _tested(task: str) -> tuple[str, ...]:
+    """What is read of a task's report on the test split."""
+    names = registry.task_literals(task)["QUALITY"]
+    return tuple(dict.fromkeys([*names, "support", *(key for name in names for key in QUALITIES[name].reads)]))
+
+
+def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
+    """How many GPUs or CPU cores a run had, and the peak of each in operations per second."""
+    if row.hardware.device == "cuda":
+        tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
+        name = (run["environment"]["gpus"] or [""])[0]
+        gpus = row.hardware.gpu_count * row.hardware.nodes
+        return gpus, metrics.device_peak(name, "tf32" if tf32 else row.precision)
+    cores = row.hardware.devices * row.hardware.threads
+    rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
+    return cores, rate / peak["cores"] if rate else None
+
+
+def good_runs(runs: list[dict]) -> list[dict]:
+    """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
+    done = succeeded(runs)
+    return [run for run in done if not run["watch"]["disturbed"]] or done
+
+
+def succeeded(runs: list[dict]) -> list[dict]:
+    return [run for run in runs if run["status"] == "ok"]
+
+
+def trusted(runs: list[dict]) -> bool:
+    """Whether a row has a run that nothing disturbed."""
+    return any(not run["watch"]["disturbed"] for run in succeeded(runs))
+
+
+def read_verdict(config: Config, row: Row, results: Path) -> dict | None:
+    """The verdict on a row; where it can't be read, the row is not proven."""
+    try:
+        return parity.read(config, row, results)
+    except BadInput as error:
+        return parity.failed(config, row, str(error))
+
+
+def take_out_stale(config: Config, by_row: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
+    """Which of the verdicts or profiles in `by_row` are of other settings, and why; they are taken out of it."""
+    reasons = {
+        name: why
+        for name, made in by_row.items()
+        if made and (why := staleness.folder(config, run_of(config.rows[name]), results))
+    }
+    by_row |= dict.fromkeys(reasons)
+    return reasons
+
+
+def read_optional(file: Path, keys: tuple[str, ...], damaged: list[str]) -> dict | None:
+    """What a file says that the table can do without; None without it. What can't be read is added to `damaged`."""
+    try:
+        return read_object(file, keys) if file.is_file() else None
+    except BadInput as error:
+        damaged.append(str(error))
+        return None
