@@ -349,5 +349,5 @@ def test_without_its_reference_nothing_is_proven(benchmark):
         file.write_text(kept)
     assert finished.returncode == 2
     assert "reference_fp64/n1/rep1/verdict.json does not exist" in finished.stderr
-    assert "Run workflow/scripts/parity.py --row reference" in finished.stderr
+    assert "Run parity.py with this configuration and --row reference" in finished.stderr
     assert "Traceback" not in finished.stderr

@@ -26,13 +26,14 @@ def main() -> None:
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
     lengths = plan.load_lengths(data_folder(arguments.results))
-    for name, row in wanted.items():
+    # Those of the proof last: where there are too few samples for it, rows can be trained all the same.
+    for name, row in sorted(wanted.items(), key=lambda item: item[1].kind is Kind.TRIAL):
         if arguments.plan in (None, name):
             train = row.train
             if row.kind is Kind.TRIAL and len(lengths) < train.global_batch:
                 raise BadInput(
                     f"the training split has only {len(lengths)} samples, and the proof trains steps of"
-                    f" {train.global_batch}. Give more data, or train rows without it: launch.py."
+                    f" {train.global_batch}. Give more data, or train rows without it, whose plans are written: launch.py."
                 )
             row_plan = plan.make(
                 lengths,

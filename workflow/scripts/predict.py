@@ -9,7 +9,7 @@ from lockstep import cli, evaluation, paths
 from lockstep.config import registry
 from lockstep.config.hardware import selection
 from lockstep.errors import BadInput
-from lockstep.files import write_csv
+from lockstep.files import read_json, write_csv
 from lockstep.model import models
 from lockstep.proof import conversion
 from lockstep.run import staleness
@@ -52,6 +52,12 @@ def main() -> None:
     config, results = cli.configuration(arguments, finished=True), arguments.results
     os.environ.update(selection(config.hardware.gpus))
     paths.require(paths.data_file(results), "prepare.py")
+    prepared = read_json(paths.data_file(results)).get("task", config.task)
+    if prepared != config.task:
+        raise BadInput(
+            f"{results}: its data is prepared for {prepared}, and this configuration is of {config.task}. Name the one"
+            " that it was made with, by --config FILE."
+        )
     task = registry.load_task(config.task)(config.train)
     chosen = _given(task, given, kind) if given else task.choose(config.predict, paths.data_folder(results))
     inputs, header, columns = [sample for *_, sample in chosen], [task.INPUT, "truth"], []

@@ -30,6 +30,8 @@ def load_model(folder: Path) -> torch.nn.Module:
 
 def _must_be_model(folder: Path) -> None:
     if not models.is_stored(folder):
+        if (folder.parent / paths.CHECKPOINT).is_dir():
+            raise BadInput(f"{folder}: is not made yet. Make it: python workflow/scripts/convert.py {folder.parent}")
         raise BadInput(
             f"{folder}: is not a model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model."
         )

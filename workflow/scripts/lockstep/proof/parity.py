@@ -280,7 +280,7 @@ def _folder_of(reference: Row, results: Path) -> Path:
         if not (folder / name).is_file():
             raise BadInput(
                 f"{folder / name} does not exist: the reference must be trained first."
-                " Run workflow/scripts/parity.py --row reference, or without --row to prove every row."
+                " Run parity.py with this configuration and --row reference, or without --row to prove every row."
             )
     return folder
 

@@ -17,6 +17,11 @@ from lockstep.errors import BadInput
 from lockstep.files import read_json
 from lockstep.run import hand, lifetime, node
 
+SIGNALS = {
+    signal.SIGINT: "Ctrl-C in the terminal",
+    signal.SIGHUP: "closing the terminal",
+    signal.SIGTERM: "SIGTERM in the terminal",
+}
 AS_PRINTED = "Paste the line as the run printed it."
 REASON_SECONDS = 5.0  # in which a run that has failed writes why
 
@@ -37,6 +42,8 @@ def start(folder: Path) -> int:
                 break
         else:
             code = _run(folder, rank, call, ours)
+            if code and not _is_over(ours):
+                _note_end(folder, rank, code)
             if code == 0:
                 _say(f"rank {rank} of {ranks} is done")
                 return 0
@@ -112,9 +119,15 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,  # so that a signal reaches it once
     )
-    # Ctrl-C, a terminal that is closed, or `kill`: for the rank, which says so and ends.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, lambda number, _: process.send_signal(number))
+    # Ctrl-C, a terminal that is closed, or `kill`: for the rank, which ends.
+    for number, what in SIGNALS.items():
+
+        def pass_on(number, _, what=what):
+            if not _is_over(ours):
+                _note(folder, f"{what} of rank {rank} ended the run")
+            process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
+
+        signal.signal(number, pass_on)
     # What a rank says before it writes to a file of its own; rank 0 has none, and says everything here.
     words = threading.Thread(target=_hand_on, args=(process.stdout, folder / paths.LOG), daemon=True)
     words.start()
@@ -127,6 +140,18 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
             process.kill()
     words.join()
     return process.returncode
+
+
+def _note_end(folder: Path, rank: int, code: int) -> None:
+    """Note that a rank was killed, where it was: any other end it tells of by itself."""
+    if code < 0:
+        _note(folder, f"rank {rank} was killed ({signal.Signals(-code).name}), by hand or for want of memory")
+
+
+def _note(folder: Path, reason: str) -> None:
+    """Say why the run ends, if nobody has yet."""
+    with contextlib.suppress(FileExistsError), hand.ended_file(folder).open("x", encoding="utf-8") as stream:
+        json.dump({"reason": reason}, stream)
 
 
 def _hand_on(output, log: Path) -> None:

@@ -51,6 +51,17 @@ def rank_file(run: Path, rank: int) -> Path:
     return run / paths.HAND / str(rank)
 
 
+def ended_file(run: Path) -> Path:
+    """Which rank somebody ended first, and how: written by what ran it."""
+    return run / paths.HAND / "ended.json"
+
+
+def ended(run: Path) -> str:
+    """What the first rank died of that was ended from outside, in words; empty where none was."""
+    file = ended_file(run)
+    return read_json(file)["reason"] if file.is_file() else ""
+
+
 def lines(ranks: int, folder: Path, rendezvous: Rendezvous) -> list[str]:
     """The line for a shell that starts each rank, from whatever folder."""
     command = [os.path.abspath(sys.executable), str(paths.TRAIN), "--by-hand", str(folder.absolute())]

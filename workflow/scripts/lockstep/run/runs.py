@@ -23,7 +23,7 @@ from lockstep.files import hash_text, named_when_full, read_json, remove_unfinis
 from lockstep.model import metrics
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.paths import data_file, data_folder, plan_file, require
-from lockstep.run import coordination, forked, journal, lifetime, node, record, saved, training_log, watcher
+from lockstep.run import coordination, forked, hand, journal, lifetime, node, record, saved, training_log, watcher
 from lockstep.run.ledger import check_ledger, departures, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Saved
 
@@ -295,6 +295,8 @@ def _train(
     errors = record.read_errors(folder)
     missing = any(not paths.rank_summary(folder, rank).is_file() for rank in range(row.hardware.processes_per_node))
     if lead and (outcome.reason or errors or missing) and (reason := lead.first_reason()):
+        raise RunFailed(reason)
+    if row.launcher.by_hand and (reason := hand.ended(folder)):
         raise RunFailed(reason)
     if outcome.reason:
         raise RunFailed(outcome.reason)
