@@ -309,7 +309,7 @@ def test_a_terminal_that_is_closed_ends_the_run_which_says_so(begin):
     close_terminal(run)
     code, said = run.outcome
     assert code == 1
-    assert re.search(r"rank 1, after step \d+ of 30000: RunFailed: was ended by SIGHUP, as where the terminal", said)
+    assert "closing the terminal of rank 1 ended the run" in said
     run.nothing_is_left()
 
 
@@ -321,7 +321,7 @@ def test_a_rank_that_is_killed_ends_the_run_which_says_so(begin):
     os.kill(run.pids[1], signal.SIGKILL)
     code, said = run.ended()
     assert code == 1
-    assert re.search(r"rank 1 died after step \d+ of 30000 without an error message", said)
+    assert "rank 1 was killed (SIGKILL), by hand or for want of memory" in said
     for rank in ranks:
         shown, _ = rank.communicate(timeout=20)
         assert rank.returncode == 1

@@ -33,7 +33,8 @@ def main() -> None:
             if row.kind is Kind.TRIAL and len(lengths) < train.global_batch:
                 raise BadInput(
                     f"the training split has only {len(lengths)} samples, and the proof trains steps of"
-                    f" {train.global_batch}. Give more data, or train rows without it, whose plans are written: launch.py."
+                    f" {train.global_batch}. Give more data, or train rows without it, by launch.py: their plans are"
+                    " written."
                 )
             row_plan = plan.make(
                 lengths,

@@ -256,8 +256,8 @@ class Train:
     lora_targets: list[str] | None = key(
         None,
         "The layers that LoRA updates, by the ends of their names, as [query, key, value]; [all-linear] is every "
-        "linear layer but the head; null is what peft chooses for the model, mostly queries and values. Where a layer is narrower"
-        " than `lora`, its update can do no more than its width allows.",
+        "linear layer but the head; null is what peft chooses for the model, mostly queries and values. Where a layer"
+        " is narrower than `lora`, its update can do no more than its width allows.",
         items={"minLength": 1},
         minItems=1,
     )
