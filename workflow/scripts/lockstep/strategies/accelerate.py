@@ -209,6 +209,7 @@ OPTIONS = {
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
+CONFIG_FILE = "accelerate"
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
     ({"dispatch_batches": [True], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
@@ -217,6 +218,21 @@ REFUSED = [
         {"step_scheduler_with_optimizer": [False], "prepared_scheduler": [False]},
         "this is of a scheduler that Accelerate steps; set prepared_scheduler: true",
     ),
+    (
+        {"config_file": {"type": "string"}, "launcher": ["torchrun", "launch", "hand"]},
+        "it is read by `accelerate launch` only; set launcher to accelerate",
+    ),
+    (
+        {"own_loaders": [True], "accumulation": {"minimum": 2}},
+        "a step is one batch of Accelerate's loader; set accumulation to 1, or own_loaders to false",
+    ),
+    (
+        {"own_loaders": [True], "workers": {"minimum": 1}},
+        "Accelerate's loader makes the batches, in the rank itself; set workers to 0, or own_loaders to false",
+    ),
+]
+EQUAL_SHARES = [
+    ({"own_loaders": [True]}, "Accelerate's loaders give all ranks as many samples"),
 ]
 OTHER_MODEL = [
     (
