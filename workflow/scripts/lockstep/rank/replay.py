@@ -194,7 +194,7 @@ class Replay:
         places = strategy.all_gather(torch.tensor(place, device=own.device)).cpu()
         losses = strategy.all_gather(own)
         if strategy.world.replicas < strategy.world.size:
-            _require_equal_in_replicas(losses.cpu(), places.tolist())
+            require_equal_in_replicas(losses.cpu(), places.tolist())
         return losses[(places[:, 1] > 0).to(losses.device)]
 
     def noted_losses(self, step: int) -> torch.Tensor:
@@ -274,7 +274,7 @@ class Replay:
         self.training.clock.open(lambda: checkpoint.barrier(strategy))
 
 
-def _require_equal_in_replicas(losses: torch.Tensor, places: list[list[int]]) -> None:
+def require_equal_in_replicas(losses: torch.Tensor, places: list[list[int]]) -> None:
     """Raises OtherWork unless ranks that each have the whole loss of a replica have the same, to the bit.
 
     losses: [ranks, ..., steps]; places: each rank's replica, and the parts of its loss.

@@ -129,6 +129,7 @@ def _run(
         "strategy": row.strategy,
         "division": row.division,
         "world_size": row.hardware.devices,
+        "replicas": row.replicas,
         "repeat": repeat,
         "session": lifetime.session(),
         "disturbed_before": disturbed_before,
