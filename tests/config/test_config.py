@@ -585,7 +585,7 @@ def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_pa
     file.write_text(yaml.safe_dump(ACCELERATE | {"debug": True, "tpu_env": [], "tpu_use_cluster": False}))
     accelerate_row(file).refuse()
     assert before != accelerate_row(file).deciding()
-    with pytest.raises(BadInput, match=r"it is read by `accelerate launch` only; set launcher to accelerate"):
+    with pytest.raises(BadInput, match=r"it is read by `accelerate launch` only\. Set launcher to accelerate"):
         accelerate_row(file, launcher="torchrun").refuse()
     for text, reason in (("[1]", "holds no keys and values"), ("{", "is not valid YAML")):
         file.write_text(text)

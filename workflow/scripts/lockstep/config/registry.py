@@ -23,7 +23,7 @@ without importing torch or its framework):
     RANKS_PER_REPLICA  its options of which the product is how many ranks hold one replica of the model together, and
                    see the same samples; without this, each rank has a replica of its own
                    of it and no failure; ({}, reason) is true of every row
-    CONFIG_FILE    whose configuration files it reads by its option config_file: accelerate's, or deepspeed's
+    CONFIG_FILE    deepspeed where its option config_file names one for that engine; without this, it is its launcher's
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal

@@ -228,6 +228,8 @@ class Row:
         """Raises BadInput where a configuration file of the user's contradicts the row."""
         if registry.literals(self.strategy)["CONFIG_FILE"] == "deepspeed":
             deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
+        elif self.options["launcher"] != "accelerate":
+            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
         else:
             self.launcher.refuse_file(file, self.hardware, self.precision, where)
 

@@ -157,9 +157,11 @@ class Resumption:
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
             group["lr"] = rate  # not every optimizer's state holds it
-        counted = [read_json(_plain_file(folder, saver)).get("counts", True) for saver in range(savers)]
-        ledgers = [theirs for theirs, counts in zip(everyone, counted, strict=False) if counts]
-        ledgers = everyone if as_it_was else ledgers[world.replica :: world.replicas]
+        ledgers = everyone
+        if not as_it_was:
+            counted = [read_json(_plain_file(folder, saver)).get("counts", True) for saver in range(savers)]
+            counting = [theirs for theirs, counts in zip(everyone, counted, strict=True) if counts]
+            ledgers = counting[world.replica :: world.replicas]
         for ledger in ledgers:
             training.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
         training.files.events = plain["events"] + training.files.events

@@ -209,7 +209,6 @@ OPTIONS = {
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
-CONFIG_FILE = "accelerate"
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
     ({"dispatch_batches": [True], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
@@ -217,10 +216,6 @@ REFUSED = [
     (
         {"step_scheduler_with_optimizer": [False], "prepared_scheduler": [False]},
         "this is of a scheduler that Accelerate steps; set prepared_scheduler: true",
-    ),
-    (
-        {"config_file": {"type": "string"}, "launcher": ["torchrun", "launch", "hand"]},
-        "it is read by `accelerate launch` only; set launcher to accelerate",
     ),
     (
         {"own_loaders": [True], "accumulation": {"minimum": 2}},
