@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from docs import configuration as page
 from lockstep.config import configuration, deepspeed_file, hardware, reading, registry, schema
 from lockstep.config.hardware import device_count, selection
+from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.run import staleness
@@ -80,6 +81,14 @@ def test_a_static_graph_and_accumulation_are_refused(strategy, says):
     checked = reading.parse({"rows": {"x": {"strategy": strategy, "accumulation": 2} | options}})
     with pytest.raises(BadInput, match=says) if says else contextlib.nullcontext():
         checked.rows["x"].refuse()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "times"), [("published_deepspeed", True, 3), ("published_deepspeed", False, 1)]
+)
+def test_a_sample_is_trained_by_every_rank_where_a_strategy_says_so(strategy, options, times):
+    assert times_trained(strategy, {"no_sampler": options}, 3) == times
+    assert times_trained("ddp", {"no_sampler": options}, 3) == 1  # an option of that name says nothing elsewhere
 
 
 def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
