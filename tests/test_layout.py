@@ -34,6 +34,7 @@ profile: {steps: 3}
 repeats: 1
 retries: 0
 rows:
+  ddp_amp: null
   pair: {strategy: copies, processes: 2}
   pairs: {strategy: copies}
   first: {strategy: copies, loss: first}
@@ -101,7 +102,7 @@ class Strategy(copies.Strategy):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A copy of the project with the strategy `copies`, every mistake of it, prepared data and trained references."""
+    """A copy of the project with the strategy `copies`, every mistake of it, and prepared data."""
     copy = copy_project(tmp_path_factory.mktemp("layout"))
     strategies = copy.path("workflow/scripts/lockstep/strategies")
     shutil.copy(COPIES, strategies)
@@ -109,10 +110,18 @@ def place(tmp_path_factory):
         (strategies / f"wrong_{name}.py").write_text(code, encoding="utf-8")
     rows = "".join(f"  wrong_{name}: {{strategy: wrong_{name}}}\n" for name in MISTAKES)
     copy.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
-    for script, *arguments in (("prepare",), ("plan",), ("parity", "--row=reference")):
-        finished = copy.script(script, *CONFIGS, *arguments)
+    for script in ("prepare", "plan"):
+        finished = copy.script(script, *CONFIGS)
         assert finished.returncode == 0, finished.stdout + finished.stderr
     return copy
+
+
+@pytest.fixture(scope="module")
+def referenced(place):
+    """The same, with trained references."""
+    finished = place.script("parity", *CONFIGS, "--row=reference", timeout=900)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return place
 
 
 def launch(place, row: str, *arguments: str, results: str = "results", code: int = 0) -> dict:
@@ -165,17 +174,17 @@ def test_a_replica_of_two_ranks_trains_as_one_of_one(place):
     [pytest.param(row, marks=pytest.mark.ci if row == "pairs" else ()) for row in ("pair", "pairs")]
     + ["first", "divided", "even"],
 )
-def test_a_layout_is_proven(place, row):
-    verdict = prove(place, row)
+def test_a_layout_is_proven(referenced, row):
+    verdict = prove(referenced, row)
     assert verdict["proof"] == "equal", verdict
     assert max(verdict["fp64"].values()) < 1e-11
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=pytest.mark.ci) for name in MISTAKES])
-def test_a_mistake_of_a_layout_is_seen(place, mistake):
+def test_a_mistake_of_a_layout_is_seen(referenced, mistake):
     """By the proof, though its trial drops nothing; `no_layout` before anything is trained."""
-    verdict = prove(place, f"wrong_{mistake}")
+    verdict = prove(referenced, f"wrong_{mistake}")
     assert verdict["proof"] == ("failed" if mistake == "no_layout" else "unequal")
     assert re.search(MISTAKES[mistake][1], verdict["reason"]), verdict["reason"]
 
