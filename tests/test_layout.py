@@ -220,14 +220,16 @@ def killed(place, row: str, name: str, *arguments: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["pairs", "first"])
-def test_a_killed_run_carries_on_to_the_same_weights(place, trained, row):
+@pytest.mark.parametrize(("row", "most"), [("pair", 0), ("pairs", 1e-6), ("first", 1e-6)])
+def test_a_killed_run_carries_on_as_if_nothing_had_been(place, trained, row, most):
+    """To the bit with two ranks; of more, gloo sums gradients in an order by DDP's buckets, which begin anew."""
     whole, name = trained(row), f"parted-{row}"
     killed(place, row, name)
     parted = launch(place, row, results=name)
     assert parted["resumed"] in ([5], [10])
-    for key in ("losses", "dev", "seeds"):
-        assert parted[key] == whole[key], key
+    assert parted["seeds"] == whole["seeds"]
+    assert np.abs(np.subtract(parted["losses"], whole["losses"])).max() <= most
+    assert [scores["accuracy"] for scores in parted["dev"]] == [scores["accuracy"] for scores in whole["dev"]]
 
 
 @pytest.mark.slow
