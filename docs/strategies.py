@@ -79,12 +79,19 @@ def refusals(literals: dict) -> str:
     sections = schema.of_configuration()["properties"]
     settable = {*literals["OPTIONS"], *sections["train"]["properties"], *sections["hardware"]["properties"]}
     lines = [
-        f"- {kind}: {', '.join(f'`{key}: {value[0]}`'.lower() for key, value in values.items())} ({reason})"
+        f"- {kind}: {', '.join(f'`{_pair(key, allowed)}`' for key, allowed in values.items())} ({reason})"
         for kind, known in (("refused", literals["REFUSED"]), ("not exact", literals["LOSSY"]))
         for values, reason in known
         if settable.issuperset(values)
     ]
     return "\n".join(lines) + "\n" if lines else ""
+
+
+def _pair(key: str, allowed: list | dict) -> str:
+    """A setting that a row may not have beside another: one of a list, or what a JSON schema says."""
+    if isinstance(allowed, list):
+        return f"{key}: {allowed[0]}".lower()
+    return f"{key}: {allowed['minimum']} or more" if "minimum" in allowed else key
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from docs import configuration as page
 from lockstep.config import configuration, deepspeed_file, hardware, reading, registry, schema
 from lockstep.config.hardware import device_count, selection
+from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.run import staleness
@@ -73,13 +74,21 @@ def test_rows_for_slow_networks_are_for_one_machine_and_for_two():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "says"), [("ddp", "static_graph: with acc"), ("trainer", "static_graph: with acc"), ("single", "")]
+    ("strategy", "says"), [("ddp", "first backward pass"), ("trainer", "first backward pass"), ("single", "")]
 )
 def test_a_static_graph_and_accumulation_are_refused(strategy, says):
     options = {"static_graph": True} if says else {}
     checked = reading.parse({"rows": {"x": {"strategy": strategy, "accumulation": 2} | options}})
     with pytest.raises(BadInput, match=says) if says else contextlib.nullcontext():
         checked.rows["x"].refuse()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "times"), [("published_deepspeed", True, 3), ("published_deepspeed", False, 1)]
+)
+def test_a_sample_is_trained_by_every_rank_where_a_strategy_says_so(strategy, options, times):
+    assert times_trained(strategy, {"no_sampler": options}, 3) == times
+    assert times_trained("ddp", {"no_sampler": options}, 3) == 1  # an option of that name says nothing elsewhere
 
 
 def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
@@ -504,7 +513,7 @@ def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strate
         ({"lora": 4, "lora_targets": []}, "lora_targets: [] should be non-empty"),
         (
             {"strategy": "deepspeed", "lora": 4, "precision": "bf16", "native_precision": True},
-            "rows.x: lora: 4, native_precision: true: the engine would round the weights that stay as they are, too.",
+            "rows.x: lora: 4, native_precision: True, precision: bf16: the engine would round the weights that stay",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
+from lockstep.config.hardware import World
 from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.rank import dev_split
@@ -68,11 +69,11 @@ def training(now, batch: int = 4) -> SimpleNamespace:
 
     strategy = SimpleNamespace(
         model=Echo(),
-        world=SimpleNamespace(rank=0, size=1, device=torch.device("cpu")),
+        world=World(0, 0, 1, torch.device("cpu"), None),
+        forward=lambda inputs: strategy.model(**inputs),
         inputs=inputs,
         padded_width=lambda width: width,
         all_gather=all_gather,
-        autocast=torch.no_grad,
         gathered=lambda *_: None,
     )
     return SimpleNamespace(
@@ -122,7 +123,7 @@ def on_ranks(world_size: int, samples: Tokens) -> list[torch.Tensor]:
 
         made = training([0.0], batch=100)
         made.strategy.all_gather = all_gather
-        made.strategy.world = SimpleNamespace(rank=number, size=world_size, device=torch.device("cpu"))
+        made.strategy.world = World(number, number, world_size, torch.device("cpu"), None)
         return gather_results(made, samples)
 
     with ThreadPoolExecutor(world_size) as threads:

@@ -150,7 +150,7 @@ def test_memory_counts_workers():
         (["rows.x={strategy: ddp, pin_memory: true}"], "rows.x.pin_memory: it is for the way"),
         (
             ["hardware.device=cuda", "hardware.node_gpus=2", "rows.x={strategy: recipe, resident: true, workers: 1}"],
-            "rows.x.workers: with resident: true batches are put together on the GPU",
+            "rows.x: resident: True, workers: 1: batches are put together on the GPU",
         ),
         (["hardware.workers=-1"], "hardware.workers"),
         (["hardware.pin_memory=often"], "'often' is not one of auto"),

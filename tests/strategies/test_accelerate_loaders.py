@@ -139,8 +139,14 @@ def row(**options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"own_loaders": True, "global_batch": 31}, "Accelerate's loaders give all of 2 ranks as many samples"),
-        ({"own_loaders": True, "accumulation": 3}, "with own_loaders a step is one batch of Accelerate's loader"),
+        (
+            {"own_loaders": True, "global_batch": 31},
+            "31 samples can't be shared evenly by 2 devices: Accelerate's loaders give all ranks as many",
+        ),
+        (
+            {"own_loaders": True, "accumulation": 3},
+            "own_loaders: True, accumulation: 3: a step is one batch of Accelerate's loader",
+        ),
         ({"drop_last": False}, "drop_last: False, own_loaders: False: this is of Accelerate's loaders"),
         ({"dispatch_batches": True}, "this is of Accelerate's loaders; set own_loaders: true"),
         ({"step_scheduler_with_optimizer": False}, "set prepared_scheduler: true"),

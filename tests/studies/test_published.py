@@ -59,6 +59,7 @@ def run(row: str, repeat: int, seconds: float) -> dict:
     return {
         "repeat": repeat,
         "clock": {"train_seconds": seconds},
+        "strategy": asked.strategy,
         "work": {"samples": 8384},
         "status": "ok",
         "watch": {"disturbed": []},

@@ -150,7 +150,9 @@ def _paired(before: str, after: str, timed: dict) -> dict[stats.Block, float]:
 def _figure(name: str, row: str, by_name: dict, timed: dict) -> float:
     if name == "samples":  # that were trained: some more than once, where no sampler shares them out
         run = timed[row][0]
-        return run["work"]["samples"] * times_trained(run["asked"]["options"], run["asked"]["hardware"]["processes"])
+        return run["work"]["samples"] * times_trained(
+            run["strategy"], run["asked"]["options"], run["asked"]["hardware"]["processes"]
+        )
     return by_name[row][name] or 0.0
 
 

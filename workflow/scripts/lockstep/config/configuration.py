@@ -38,6 +38,7 @@ MISTAKES = {
     "weights .1 % larger": {"weights_times": 1.001},
     "learning rate 5 % higher": {"train": {"learning_rate": 1.05 * TRIAL_RATE}},
 }
+DROPPED = "dropout"  # the variation of a trial in which units are dropped at random
 # With `repeats: auto`: the blocks that hold every row, how many there may be, and the width of an interval (its upper
 # end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
@@ -133,26 +134,37 @@ class Config(Asked):
         Of `train`, a row's precision, accumulation and LoRA stay, and all else falls away: it is the strategy that is
         proven, and by the table's optimizer, unless the row's is the strategy's own. Nothing is dropped at random. One
         of the published division keeps also how many times the table's batch it trains, as that was one of the flaws.
+        Where several ranks hold a replica, a variation shows whether they drop the same units.
         """
         variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
+        if row.ranks_per_replica > 1:
+            variations[DROPPED] = {"dropout": 0.1}
         return replace(self._trial(row, self._own_of_trial(row)), variations=variations)
 
     def _own_of_trial(self, row: Row) -> dict:
         """Settings of `train` that this row's trial, and its references, have of their own.
 
-        Accelerate's loaders give all ranks as many samples. How often it steps a schedule shows where the rate changes.
+        Some strategies need shares of one size. How often Accelerate steps a schedule shows where the rate changes.
         """
         own = {}
-        if row.options.get("own_loaders"):
-            own["global_batch"] = TRIAL_BATCH - TRIAL_BATCH % self._processes_of_trial(row)
+        if row.needs_equal_shares:
+            parts = self._replicas_of_trial(row) * self._accumulation_of_trial(row)
+            own["global_batch"] = TRIAL_BATCH - TRIAL_BATCH % parts
         if row.options.get("prepared_scheduler") and (row.train.schedule != "constant" or row.train.warmup):
             own["schedule"] = "linear"
         return own
 
     @staticmethod
     def _processes_of_trial(row: Row) -> int:
-        most = min(TRIAL_PROCESSES, row.hardware.devices)
-        return max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
+        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_per_replica
+        most = max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
+        return max(most - most % together, together)
+
+    def _replicas_of_trial(self, row: Row) -> int:
+        return self._processes_of_trial(row) // row.ranks_per_replica
+
+    def _accumulation_of_trial(self, row: Row) -> int:
+        return min(row.train.accumulation, TRIAL_BATCH // self._replicas_of_trial(row))
 
     def _trial(self, row: Row, own: dict) -> Row:
         most = self._processes_of_trial(row)
@@ -164,7 +176,7 @@ class Config(Asked):
             **{key: getattr(row.train, key) for key in LORA if key != "lora_dropout"},
             lora_dropout=0.0,
             optimizer=self.train.optimizer if row.train.optimizer in shared else row.train.optimizer,
-            accumulation=min(row.train.accumulation, TRIAL_BATCH // most),
+            accumulation=self._accumulation_of_trial(row),
             global_batch=round(TRIAL_BATCH * times),
             device_batch=None,
             max_steps=TRIAL_STEPS,

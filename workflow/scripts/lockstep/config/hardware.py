@@ -6,7 +6,7 @@ import platform
 import re
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep import nvml
@@ -108,13 +108,41 @@ def training_gpus(hardware: Hardware) -> list[int]:
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that train together, as its strategy's `start` found it."""
+    """This process's place among those that train together, as its strategy's `start` found it.
+
+    Ranks hold replicas of the model, and each replica trains its share of every global batch. A replica may be held by
+    one rank, which is so unless a strategy says otherwise, or by several: tensor parallel ranks, the stages of a
+    pipeline. These see the same samples.
+    """
 
     rank: int
     local_rank: int
-    size: int
+    size: int  # the number of processes
     device: "torch.device"  # noqa: F821 - named only; this module does not import torch
     backend: str | None
+    replica: int | None = None  # which replica this rank holds, or holds a part of, from 0; None: it has one of its own
+    replicas: int | None = None  # of how many; None: as many as there are ranks
+    # Whether this rank speaks for its replica: its ledger and its results in evaluation count. One rank of each replica
+    # does; it has a loss, and the outputs of the model.
+    counts: bool = True
+    # Into how many parts the loss of a replica is divided: 1 where this rank has it whole; n where n ranks have the sum
+    # over a part of the samples' terms each, as over a part of each sequence; 0 where this rank has none.
+    loss_parts: int = 1
+
+    def __post_init__(self):
+        if self.replicas is None:
+            object.__setattr__(self, "replica", self.rank)
+            object.__setattr__(self, "replicas", self.size)
+
+    def in_replicas(self, ranks: int) -> "World":
+        """The same place, where so many neighbouring ranks hold a replica together, of which the first one counts."""
+        first = self.rank % ranks == 0
+        return replace(self, replica=self.rank // ranks, replicas=self.size // ranks, counts=first)
+
+    @property
+    def tells(self) -> bool:
+        """Whether this is the rank whose losses and pictures are shown while it trains: the first that counts."""
+        return self.counts and self.replica == 0
 
 
 def cpu_cores() -> int:

@@ -92,7 +92,8 @@ def parse(raw: dict, where: str = "config") -> Config:
     asked = {name: values["train"][name] for name, key in keys(Train).items() if values["train"][name] != key.default}
     refuse_foreign(shared.train, asked, f"{where}: train")
     shared = replace(
-        shared, train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware), f"{where}: train")
+        shared,
+        train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware).devices, f"{where}: train"),
     )
     return Config(
         task=values["task"],

@@ -14,10 +14,16 @@ without importing torch or its framework):
                    where option -> values come third, only rows that have one of the values under each
     DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; published
                    where it makes again what others have published, flaws and all; else closed
-    REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused
+    REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused;
+                   in place of a list of values, a JSON schema may say which, as {"minimum": 2}
     LOSSY          the same: such a row can't train exactly the same model, by its nature
     OTHER_MODEL    the same: such a row trains another model than single, as the proof then finds, which is expected
+    EQUAL_SHARES   the same: all ranks of such a row must train as many samples, so that the global batch is a multiple
+    WHOLE_BATCH    the same: every rank of such a row trains the whole of each batch, so that its ledger has it so often
+    RANKS_PER_REPLICA  its options of which the product is how many ranks hold one replica of the model together, and
+                   see the same samples; without this, each rank has a replica of its own
                    of it and no failure; ({}, reason) is true of every row
+    CONFIG_FILE    deepspeed where its option config_file names one for that engine; without this, it is its launcher's
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
 A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
@@ -32,11 +38,17 @@ A task file defines a class `Task` (tasks/_task.py has what it must answer), and
 import ast
 import importlib
 import importlib.metadata
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from jsonschema import Draft202012Validator
+
 from lockstep.paths import STRATEGIES, TASKS
+
+# Literals that are lists of pairs: settings, and what is so where a row has them.
+PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,8 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {"REFUSED": [], "LOSSY": [], "OTHER_MODEL": [], "DIVISION": "", "NO_FP64": ""}
+    values |= {name: [] for name in PAIRS} | {"RANKS_PER_REPLICA": []}
+    values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:
@@ -91,8 +104,29 @@ def _inherit(values: dict, parent: dict) -> None:
     kept = parent["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
     values["OPTIONS"] = {key: parent["OPTIONS"][key] for key in kept if key in parent["OPTIONS"]} | values["OPTIONS"]
     values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
-    values |= {name: parent[name] + values[name] for name in ("REFUSED", "LOSSY", "OTHER_MODEL")}
-    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64")}
+    values |= {name: parent[name] + values[name] for name in PAIRS}
+    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
+    within = dict.fromkeys([*parent["RANKS_PER_REPLICA"], *values["RANKS_PER_REPLICA"]])
+    values["RANKS_PER_REPLICA"] = [key for key in within if key in values["OPTIONS"]]
+
+
+def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
+    """Which of the pairs in a strategy's `literal` (one of PAIRS) hold for `settings`: what was asked, and why."""
+    return [
+        (", ".join(f"{key}: {settings[key]}" for key in values), reason)
+        for values, reason in literals(name)[literal]
+        if all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
+    ]
+
+
+def _is_one_of(value, allowed: list | dict) -> bool:
+    """Whether a setting is among those that a pair names: in a list, or by a JSON schema."""
+    return value in allowed if isinstance(allowed, list) else Draft202012Validator(allowed).is_valid(value)
+
+
+def ranks_per_replica(name: str, options: dict) -> int:
+    """How many ranks hold one replica of the model together, in a row of a strategy with these options."""
+    return math.prod(options[key] for key in literals(name)["RANKS_PER_REPLICA"])
 
 
 def needs(name: str) -> list[Need]:

@@ -99,6 +99,21 @@ class Row:
         )
 
     @property
+    def ranks_per_replica(self) -> int:
+        """How many ranks hold one replica of the model together, and see the same samples."""
+        return registry.ranks_per_replica(self.strategy, self.options)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of the model share a global batch; a process of several devices has one on each."""
+        return self.hardware.devices // self.ranks_per_replica
+
+    @property
+    def needs_equal_shares(self) -> bool:
+        """Whether all its replicas must train as many samples of a micro-batch."""
+        return bool(self._matches("EQUAL_SHARES"))
+
+    @property
     def precision(self) -> str:
         """The precision's name, with `amp` resolved."""
         asked = self.train.precision
@@ -143,61 +158,20 @@ class Row:
 
     def refuse(self) -> None:
         """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
+        self._refuse_lora()
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
         self.launcher.refuse(self.options, self.hardware, f"rows.{self.name}")
-        if self.train.global_batch < self.hardware.devices * self.train.accumulation:
-            raise BadInput(
-                f"rows.{self.name}.global_batch: {self.train.global_batch} samples can't be shared by"
-                f" {self.hardware.devices} devices in {self.train.accumulation} micro-batches each. Raise it, or"
-                " lower accumulation."
-            )
-        self._refuse_lora()
+        self._refuse_batch()
         if (output := self.options.get("output_device", 0)) and output >= self.hardware.devices:
             raise BadInput(
                 f"rows.{self.name}.output_device: {output}: the row has {self.hardware.devices} devices, numbered"
                 " from 0. Name one of them; on a CPU there is nothing to choose."
             )
-        if self.options.get("own_loaders") and self.train.accumulation > 1:
-            raise BadInput(
-                f"rows.{self.name}.accumulation: {self.train.accumulation}: with own_loaders a step is one batch of"
-                " Accelerate's loader. Set accumulation to 1, or own_loaders to false."
-            )
-        if self.options.get("own_loaders") and self.hardware.workers:
-            raise BadInput(
-                f"rows.{self.name}.workers: {self.hardware.workers}: with own_loaders Accelerate's loader makes the"
-                " batches, in the rank itself. Set workers to 0, or own_loaders to false."
-            )
-        if self.options.get("own_loaders") and self.train.global_batch % self.hardware.processes:
-            raise BadInput(
-                f"rows.{self.name}.global_batch: {self.train.global_batch}: Accelerate's loaders give all of"
-                f" {self.hardware.processes} ranks as many samples. Take a multiple of that, or own_loaders: false."
-            )
-        if self.train.checkpoint_every and self.options.get("hook") == "powersgd":
-            raise BadInput(
-                f"rows.{self.name}.hook: what powersgd keeps from step to step can't be saved. Take another hook, or"
-                " set checkpoint_every to 0."
-            )
         if self.train.snapshot_every > self.train.epochs:
             raise BadInput(
                 f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, and the epochs are {self.train.epochs}:"
                 " no snapshot would be taken. Lower it, or raise epochs; 0 asks for none."
-            )
-        if self.train.accumulation > 1 and self.options.get("static_graph"):
-            raise BadInput(
-                f"rows.{self.name}.static_graph: with accumulation, DistributedDataParallel does not see the first"
-                " backward pass, on which its static graph is based. Set static_graph to false, or accumulation to 1."
-            )
-        replayed = self.options.get("compile") == "static" and self.hardware.device == "cuda"
-        if replayed and self.train.accumulation > 1:
-            raise BadInput(
-                f"rows.{self.name}.compile: static: CUDA graphs, as which it is replayed, overwrite the gradients that"
-                " accumulation adds to. Set compile to dynamic, or accumulation to 1."
-            )
-        if self.hardware.workers and self.options.get("resident"):
-            raise BadInput(
-                f"rows.{self.name}.workers: with resident: true batches are put together on the GPU, where no worker"
-                " process is. Set workers to 0, or resident to false."
             )
         if self.train.attention in ("efficient", "cudnn") and self.hardware.device == "cpu":
             raise BadInput(
@@ -214,6 +188,32 @@ class Row:
             where = f"rows.{self.name}.arguments"
             trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
 
+    def _refuse_batch(self) -> None:
+        """Raises BadInput where the row's ranks can't hold whole replicas, or its batch can't be shared by those."""
+        together, batch, where = self.ranks_per_replica, self.train.global_batch, f"rows.{self.name}"
+        if self.hardware.processes % together:
+            keys = registry.literals(self.strategy)["RANKS_PER_REPLICA"]
+            named = ", ".join(f"{key}: {self.options[key]}" for key in keys)
+            raise BadInput(
+                f"{where}: {named}: {together} ranks hold one replica of the model together, and there are"
+                f" {self.hardware.processes}. Set processes to a multiple of {together}, or change {named}."
+            )
+        parts = self.replicas * self.train.accumulation
+        sharing = f"{self.replicas} {'devices' if together == 1 else 'replicas'}"
+        if batch < parts:
+            raise BadInput(
+                f"{where}.global_batch: {batch} samples can't be shared by {sharing} in {self.train.accumulation}"
+                " micro-batches each. Raise it, or lower accumulation."
+            )
+        if batch % parts and (equal := self._matches("EQUAL_SHARES")):
+            asked, reason = equal[0]
+            asked = f" ({asked})" if asked else ""
+            micro = f" in {self.train.accumulation} micro-batches each" if self.train.accumulation > 1 else ""
+            raise BadInput(
+                f"{where}.global_batch: {batch} samples can't be shared evenly by {sharing}{micro}: {reason}{asked}."
+                f" Take a multiple of {parts}."
+            )
+
     def _refuse_lora(self) -> None:
         """Raises BadInput where the row trains low-rank updates, and that contradicts what else it is."""
         if not self.train.lora:
@@ -223,16 +223,13 @@ class Row:
             raise BadInput(f"{where}: those who published it trained all weights. Set lora to 0 in this row.")
         if self.train.optimizer == "adamw8bit":
             raise BadInput(f"{where}, optimizer: adamw8bit: take one of them: LoRA leaves little state to save.")
-        if self.options.get("native_precision") and precisions.of(self.precision).autocast:
-            raise BadInput(
-                f"{where}, native_precision: true: the engine would round the weights that stay as they are, too. Set"
-                " native_precision to false: autocast leaves them."
-            )
 
     def _refuse_own_file(self, file: str, where: str) -> None:
         """Raises BadInput where a configuration file of the user's contradicts the row."""
-        if self.strategy == "deepspeed":
+        if registry.literals(self.strategy)["CONFIG_FILE"] == "deepspeed":
             deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
+        elif self.options["launcher"] != "accelerate":
+            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
         else:
             self.launcher.refuse_file(file, self.hardware, self.precision, where)
 
@@ -295,19 +292,15 @@ class Row:
         return registry.literals(self.strategy)["NO_FP64"]
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
-        """Which of its strategy's REFUSED, LOSSY or OTHER_MODEL hold for this row: what was asked, and why."""
-        has = self.options | asdict(self.train) | asdict(self.hardware)
-        has |= {"precision": self.precision, "task": self.shared.task}
-        return [
-            (", ".join(f"{key}: {has[key]}" for key in values), reason)
-            for values, reason in registry.literals(self.strategy)[literal]
-            if all(has.get(key) in allowed for key, allowed in values.items())
-        ]
+        """Which pairs of a literal of its strategy hold for this row: what was asked, and why."""
+        settings = self.options | asdict(self.train) | asdict(self.hardware)
+        settings |= {"precision": self.precision, "task": self.shared.task}
+        return registry.matches(self.strategy, literal, settings)
 
 
-def times_trained(options: dict, processes: int) -> int:
-    """How often each sample of the plan is trained: once by every rank, where no sampler shares them out."""
-    return processes if options.get("no_sampler") else 1
+def times_trained(strategy: str, options: dict, processes: int) -> int:
+    """How often each sample of the plan is trained: once by every rank, where each has the whole of every batch."""
+    return processes if registry.matches(strategy, "WHOLE_BATCH", options) else 1
 
 
 def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
@@ -351,7 +344,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
         options["config_file"] = os.path.expanduser(options["config_file"])
         options["config_file_sha256"] = own_files.digest(options["config_file"])
     row = Row(name, strategy, options, train, _override(shared.hardware, own), shared)
-    return replace(row, train=with_batch(train, given, lambda: row.hardware, where))
+    return replace(row, train=with_batch(train, given, lambda: row.replicas, where))
 
 
 def refuse_foreign(train: Train, given: dict, where: str) -> None:
@@ -398,10 +391,10 @@ def refuse_of_other_tasks(train: Train, task: str, where: str) -> None:
         raise BadInput(f"{where}: train.loss_weights: all terms count 0, so nothing is trained. Give one a number.")
 
 
-def with_batch(train: Train, given: dict, hardware: Callable[[], Hardware], where: str) -> Train:
+def with_batch(train: Train, given: dict, replicas: Callable[[], int], where: str) -> Train:
     """`train` with the global batch that its `device_batch` comes to, where the keys that are `given` ask for that.
 
-    Only then the hardware is asked for. Raises BadInput where both are given, or neither is left.
+    Only then the number of replicas is asked for. Raises BadInput where both are given, or neither is left.
     """
     asked = [key for key in ("global_batch", "device_batch") if given.get(key) is not None]
     if len(asked) == 2:
@@ -412,7 +405,7 @@ def with_batch(train: Train, given: dict, hardware: Callable[[], Hardware], wher
     if asked == ["global_batch"]:
         return replace(train, device_batch=None)
     if train.device_batch:
-        return replace(train, global_batch=train.device_batch * hardware().devices * train.accumulation)
+        return replace(train, global_batch=train.device_batch * replicas() * train.accumulation)
     if train.global_batch is None:
         raise BadInput(f"{where}.global_batch: it is null, and device_batch too. Set one of them.")
     return train

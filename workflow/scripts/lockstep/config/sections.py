@@ -158,7 +158,7 @@ class Train:
     device_batch: int | None = key(
         None,
         "Samples per device and micro-batch, in place of global_batch, which is then this times a row's devices and "
-        "accumulation.",
+        "accumulation. Devices that hold one replica of the model together count as one.",
         minimum=1,
         decides=NOTHING,
     )
@@ -389,7 +389,9 @@ class Train:
         minimum=1,
         decides=NOTHING,
     )
-    seed: int = key(42, "Seed of the plan, the initial weights and (per rank) dropout.", minimum=0, maximum=4294967295)
+    seed: int = key(
+        42, "Seed of the plan, the initial weights and (per replica) dropout.", minimum=0, maximum=4294967295
+    )
 
     @property
     def plan_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, replace
 
+from lockstep.config import registry
 from lockstep.config.hardware import Hardware
 from lockstep.config.keys import NOTHING, names
 from lockstep.config.kinds import Kind
@@ -52,6 +53,11 @@ class Settings:
         """The settings that `asdict` wrote."""
         sections = {"train": Train(**raw["train"]), "hardware": Hardware(**raw["hardware"])}
         return cls(**raw | sections | {"profile": Profile(**raw["profile"]), "kind": Kind(raw.get("kind", Kind.TIMED))})
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """How many ranks hold one replica of the model together, and see the same samples."""
+        return registry.ranks_per_replica(self.strategy, self.options)
 
     def of_row(self) -> dict:
         """The settings that the row decides, as plain JSON values; the others are those of one run."""

@@ -1,6 +1,6 @@
 """The plan: for each optimizer step, the samples of the global batch, in order, and the length they are padded to.
 
-It is fixed before any strategy runs. Rank r of n trains the r-th share of every global batch, so that every strategy
+It is fixed before any strategy runs. Replica r of n trains the r-th share of every global batch, so that every strategy
 does the same work in the same order at any world size, and the ledgers can be checked against it.
 """
 
@@ -41,9 +41,9 @@ class Plan:
         """The ids of one global batch, shape [global batch]."""
         return self.ids[self.starts[step] : self.starts[step + 1]]
 
-    def micro_batches(self, step: int, rank: int, world_size: int, accumulation: int) -> list[np.ndarray]:
-        """What one rank trains in one optimizer step: its share, in `accumulation` parts."""
-        return [share(part, rank, world_size) for part in np.array_split(self.step_ids(step), accumulation)]
+    def micro_batches(self, step: int, part: int, parts: int, accumulation: int) -> list[np.ndarray]:
+        """What one replica trains in one optimizer step: its share, `part` of `parts`, in so many micro-batches."""
+        return [share(ids, part, parts) for ids in np.array_split(self.step_ids(step), accumulation)]
 
     def epoch_ends(self, samples: int) -> dict[int, int]:
         """The number of steps after which each epoch has ended, by its number from 1; `samples` is the split's size.
@@ -101,9 +101,9 @@ def load_lengths(data: Path) -> np.ndarray:
     return np.load(require(lengths_file(data), "prepare.py"), allow_pickle=False)
 
 
-def share(ids: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """Rank `rank`'s part of `ids`: contiguous; in rank order they make up `ids`; sizes differ by one at most."""
-    return np.array_split(ids, world_size)[rank]
+def share(ids: np.ndarray, part: int, parts: int) -> np.ndarray:
+    """The share `part` of `ids`, of `parts`: contiguous; in order they make up `ids`; sizes differ by one at most."""
+    return np.array_split(ids, parts)[part]
 
 
 def make(

@@ -109,13 +109,14 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
             yield "it trained another plan than the one that is there now"
         try:
             with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
-                times = times_trained(run["asked"]["options"], run["asked"]["hardware"]["processes"])
+                asked = run["asked"]
+                times = times_trained(run["strategy"], asked["options"], asked["hardware"]["processes"])
                 check_ledger(dict(ledger), plan, times)
         except (OSError, RunFailed) as error:
             yield f"its ledger does not hold: {error}"
         train = Train(**run["asked"]["train"])
-        share = lr_factor(train, plan.steps, plan.epochs)
-        asked = [train.learning_rate * share(step) for step in range(plan.steps)]
+        factor = lr_factor(train, plan.steps, plan.epochs)
+        asked = [train.learning_rate * factor(step) for step in range(plan.steps)]
         if other := other_rates(asked, run.get("rates", ())):
             yield other
     data = read_json(paths.data_file(results))

@@ -133,7 +133,8 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
             told = [*departed, verdict["reason"]] if verdict["reason"] else departed
             verdict |= {"proof": "unequal", "reason": "; ".join(told)}
         (folder / paths.FINAL_WEIGHTS).unlink()
-        shutil.rmtree(folder / "fp64", ignore_errors=True)
+        for name in trial.variations:
+            shutil.rmtree(folder / name, ignore_errors=True)
     if verdict["proof"] == "unequal" and (why := another_model(row, trial, _has_batch_statistics(results))):
         verdict |= {"by_nature": why, "reason": f"{why}: {verdict['reason']}"}
     write_json(folder / paths.VERDICT, verdict)
@@ -182,7 +183,7 @@ def batches_apart(trial: Row) -> str:
     """Why batch normalisation makes this row train another model than one process does, by its nature; else empty."""
     if trial.train.accumulation > 1:
         return "batch normalisation takes its statistics over a micro-batch"
-    if trial.hardware.devices > 1 and not trial.options.get("sync_batchnorm"):
+    if trial.replicas > 1 and not trial.options.get("sync_batchnorm"):
         remedy = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
         return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
     return ""

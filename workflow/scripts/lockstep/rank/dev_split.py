@@ -91,21 +91,22 @@ def chosen(samples: Samples, most: int | None) -> Samples:
 def evaluated(strategy: Strategy, inputs: dict[str, torch.Tensor]) -> tuple[object, Labels]:
     """What the model returns of a batch, and its labels. It is set to evaluation by whoever calls this."""
     labels = take_labels(inputs)
-    with strategy.autocast():
-        return strategy.model(**inputs), labels
+    return strategy.forward(inputs), labels
 
 
 def gather_results(training: Training, samples: Samples) -> torch.Tensor:
     """The task's results of every sample of a split, each once, in order, on every rank: float32 on the CPU, [n, any].
 
     All ranks run the same number of equally large batches, as collectives inside a forward pass need. What fills up a
-    share is marked by the id -1, and dropped again.
+    share is marked by the id -1, and dropped again; so is all that a rank has which does not count.
     """
     strategy, size = training.strategy, training.train.global_batch
 
-    def results_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def results_of(inputs: dict[str, torch.Tensor]) -> torch.Tensor | None:
         outputs, labels = evaluated(strategy, inputs)
         training.progress.alive()
+        if outputs is None:
+            return None
         # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
         return training.task.results(outputs, labels).clone()
 
@@ -122,13 +123,23 @@ def gather_results(training: Training, samples: Samples) -> torch.Tensor:
 def _gathered(strategy: Strategy, samples: Samples, size: int, results_of) -> tuple[torch.Tensor, torch.Tensor]:
     world, all_ids, all_results = strategy.world, [], []
     for ids in samples.batches(size):
-        padded = np.full(math.ceil(len(ids) / world.size) * world.size, -1)
+        padded = np.full(math.ceil(len(ids) / world.replicas) * world.replicas, -1)
         padded[: len(ids)] = ids
-        mine = share(padded, world.rank, world.size)
+        mine = share(padded, world.replica, world.replicas)
         width = strategy.padded_width(int(samples.lengths[ids].max()))
         inputs = strategy.inputs(samples.batch(np.where(mine < 0, ids[0], mine), width))
-        all_ids.append(torch.from_numpy(mine).to(world.device))
+        all_ids.append(torch.from_numpy(mine if world.counts else np.full_like(mine, -1)).to(world.device))
         all_results.append(results_of(inputs))
-    ids = strategy.all_gather(torch.cat(all_ids)).flatten().cpu()
-    results = strategy.all_gather(torch.cat(all_results)).flatten(0, 1).cpu()
+    own = torch.cat(all_ids)
+    ids = strategy.all_gather(own).flatten().cpu()
+    results = strategy.all_gather(_results(strategy, all_results, len(own))).flatten(0, 1).cpu()
     return ids[ids >= 0], results[ids >= 0]
+
+
+def _results(strategy: Strategy, of_batches: list[torch.Tensor | None], count: int) -> torch.Tensor:
+    """This rank's results, [count, any], which are zeros where it has no outputs: all ranks gather as many numbers."""
+    world, there = strategy.world, of_batches[0] is not None
+    if world.replicas == world.size:
+        return torch.cat(of_batches)
+    columns = strategy.all_gather(torch.tensor(of_batches[0].shape[1] if there else 0, device=world.device))
+    return torch.cat(of_batches) if there else torch.zeros(count, int(columns.max()), device=world.device)

@@ -30,14 +30,14 @@ class Drawing:
         return step in self.epochs
 
     def draw(self, step: int) -> None:
-        """Called on every rank, as a forward pass may need all of them; the main one writes."""
+        """Called on every rank, as a forward pass may need all of them; the one that tells of the run writes."""
         training, strategy = self.training, self.training.strategy
         strategy.model.eval()
         with torch.no_grad():
             width = strategy.padded_width(int(self.samples.lengths[self.ids].max()))
             outputs, _ = self.evaluate(strategy, strategy.inputs(self.samples.batch(self.ids, width)))
         strategy.model.train()
-        if strategy.world.rank == 0:
+        if strategy.world.tells:
             file = paths.picture_file(training.folder, self.epochs[step])
             file.parent.mkdir(exist_ok=True)
             with atomic_file(file) as temporary:

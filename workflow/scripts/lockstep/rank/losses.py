@@ -1,4 +1,4 @@
-"""Rank 0's losses on their way to a person's eyes, while it goes on to train.
+"""One rank's losses on their way to a person's eyes, while it goes on to train.
 
 On a GPU a loss is copied when the device comes to it, and noted at a later step, once it is there: nobody waits.
 """
@@ -20,7 +20,7 @@ class Losses:
     def __init__(self, replay):
         training = replay.training
         self.replay, self.clock = replay, training.clock
-        self.every = training.train.log_every if training.strategy.world.rank == 0 else 0
+        self.every = training.train.log_every if training.strategy.world.tells else 0
         if self.every:
             self.notes = Notes(training.folder, terms=len(replay.terms))
             self.waiting: deque = deque()  # (step, seconds, losses in pinned memory, rate, event)

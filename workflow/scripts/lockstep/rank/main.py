@@ -69,6 +69,7 @@ def main(folder: Path) -> None:
         world = strategy.start()
         clock.part("process_group")
         _require_own_device(world)
+        _require_layout(world, settings)
         files.rank = world.rank
         if NODE not in os.environ:  # started from another node, as Horovod does it
             files.node = world.rank // settings.hardware.processes_per_node
@@ -106,6 +107,15 @@ def _require_own_device(world: World) -> None:
         raise RunFailed(
             f"rank {world.rank} trains on {world.device}, and the current device is cuda:{current}. The strategy's"
             " start must call torch.cuda.set_device."
+        )
+
+
+def _require_layout(world: World, settings: Settings) -> None:
+    """Raises RunFailed where so many ranks do not hold a replica as the row asks for."""
+    if world.replicas * settings.ranks_per_replica != world.size:
+        raise RunFailed(
+            f"replicas: {world.size} ranks of which {settings.ranks_per_replica} each hold one are asked for, and"
+            f" {settings.strategy} has {world.replicas}. Its start must return a World that says so."
         )
 
 
@@ -239,8 +249,8 @@ def _prepare(training: Training) -> tuple[Replay, dict]:
     # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo Python's
     # memory of which warnings were shown already.
     warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
-    # Dropout must differ from rank to rank.
-    torch.manual_seed(derived_seed(training.train.seed, world.rank))
+    # Dropout must differ from replica to replica, and agree on all ranks of one.
+    torch.manual_seed(derived_seed(training.train.seed, world.replica))
     models.keep_masks()
     model = models.load(data / paths.WEIGHTS, settings.dropout).train()
     start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}

@@ -2,7 +2,9 @@
 
 Its first steps warm up; the next are timed as they are; then the same ones are recorded. Then each rank trains the same
 shares once more (where it drives several devices, those of the first) on a plain model that talks to nobody: how much
-longer the row's own steps take is what its communication costs beyond what computing hides, found a second way.
+longer the row's own steps take is what its communication costs beyond what computing hides, found a second way. Where
+several ranks hold a replica together there is nothing to compare with: one device has another part of the work, and
+may not hold the whole model.
 """
 
 import gzip
@@ -70,8 +72,8 @@ class Profiler:
     def write(self, replay: Replay, keep_trace: bool) -> None:
         """Write profile.json: what the ranks found, and their mean. Every rank calls this."""
         own = replay.training.clock.step_seconds()[WARMUP_STEPS : self.begin]
-        alone = _alone(replay)[WARMUP_STEPS : self.begin]
         world = self.training.strategy.world
+        alone = _alone(replay)[WARMUP_STEPS : self.begin] if world.replicas == world.size else None
         file = paths.rank_trace(self.training.folder, world.rank)
         self.profile.export_chrome_trace(str(file))
         trace = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
@@ -79,17 +81,17 @@ class Profiler:
             with gzip.open(self.training.folder / paths.TRACE, "wt", encoding="utf-8") as stream:
                 stream.write(file.read_text(encoding="utf-8"))
         file.unlink()
-        numbers = split(trace) | {
-            "step_seconds": float(np.mean(own)),
-            "alone_step_seconds": float(np.mean(alone)),
-            "exposed_by_difference": float(np.median(own - alone)),
-        }
+        numbers = split(trace) | {"step_seconds": float(np.mean(own))}
+        if alone is not None:
+            numbers["alone_step_seconds"] = float(np.mean(alone))
+            numbers["exposed_by_difference"] = float(np.median(own - alone))
         values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=world.device)
         ranks = [dict(zip(numbers, line, strict=True)) for line in self.training.strategy.all_gather(values).tolist()]
         if world.rank == 0:
             mean = {name: float(np.mean([rank[name] for rank in ranks])) for name in numbers}
             parts = {name: mean.pop(name) for name in (*PHASES, "communication", "idle")}
             file = self.training.folder / paths.PROFILE
+            mean = dict.fromkeys(("alone_step_seconds", "exposed_by_difference")) | mean
             write_json(file, {"steps": self.steps, "seconds": parts} | mean | {"ranks": ranks})
 
 

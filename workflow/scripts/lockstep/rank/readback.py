@@ -47,7 +47,7 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     actual |= {key: value for key, value in live["options"].items() if key in flat}
-    if models.has_batch_statistics(strategy.module) and strategy.world.size > 1:
+    if models.has_batch_statistics(strategy.module) and strategy.world.replicas > 1:
         wanted["sync_batchnorm"] = asked.options.get("sync_batchnorm", False)
         actual["sync_batchnorm"] = batch_norm.is_synchronised(strategy.module)
     if "broadcast_buffers" in live["options"]:
@@ -59,8 +59,8 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     _check_precision(strategy, asked.precision, live)
     if asked.options.get("compile", "off") != "off":
         strategy.model.eval()  # so that no random number is drawn
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), strategy.autocast():
-            strategy.model(**inputs)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            strategy.forward(inputs)
         strategy.model.train()
     return live
 
@@ -97,13 +97,13 @@ def read(strategy: Strategy) -> dict:
     }
 
 
-def check_rate(strategy: Strategy, asked: Settings, share: Callable[[int], float], done: int) -> None:
+def check_rate(strategy: Strategy, asked: Settings, factor: Callable[[int], float], done: int) -> None:
     """Raises RunFailed unless the live learning rate is that of the schedule after `done` steps.
 
     The optimizer inside a wrapper may learn of a new rate in its next step only, as with ZeroRedundancyOptimizer, so
     that of the step before is allowed there too.
     """
-    rate, before = (asked.train.learning_rate * share(step) for step in (done, max(0, done - 1)))
+    rate, before = (asked.train.learning_rate * factor(step) for step in (done, max(0, done - 1)))
     for optimizer, allowed in ((strategy.optimizer, (rate,)), (_innermost(strategy.optimizer), (rate, before))):
         for group in optimizer.param_groups:
             if group["lr"] not in allowed:

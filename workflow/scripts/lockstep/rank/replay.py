@@ -15,7 +15,7 @@ import torch
 from lockstep.config import precisions, registry
 from lockstep.config.fixed import factors
 from lockstep.data.plan import Plan, share
-from lockstep.errors import RunFailed
+from lockstep.errors import OtherWork, RunFailed
 from lockstep.model.optimizer import make_schedule
 from lockstep.model.schedule import lr_factor
 from lockstep.rank import checkpoint, readback, warming
@@ -57,7 +57,7 @@ class Replay:
         schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
         self.schedule = training.strategy.scheduled(schedule)
         self.rates: list[float] = []  # the learning rate of each step, where the strategy steps the schedule in its way
-        # This rank's part of each step's loss, [steps]: the mean over ranks is the loss of the global batch.
+        # This rank's part of each step's loss, [steps]: the mean over ranks that have one is that of the global batch.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
         self.snapshots = Snapshots(training, plan, len(samples))
@@ -139,13 +139,15 @@ class Replay:
         """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
 
         Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
-        this rank's losses * how many ranks share them / what all samples of the global batch count. Of samples that are
-        not the plan's, each rank takes the mean of its own, as a loop does that knows of no plan.
+        this rank's losses * how many replicas share them (* into how many parts a replica's is divided) / what all
+        samples of the global batch count. Of samples that are not the plan's, each rank takes the mean of its own, as a
+        loop does that knows of no plan.
         """
         strategy, global_batch = self.training.strategy, self.plan.step_ids(batch.step)
         sums = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
         _, of = strategy.share()
-        counted, times = (global_batch, of) if batch.planned else (batch.ids, 1)
+        parts = max(1, strategy.world.loss_parts)
+        counted, times = (global_batch, of * parts) if batch.planned else (batch.ids, 1)
         if not self.terms:
             return sums * (times / self.weights[counted].sum())
         means = [sums[name] * (times / self.weights[name][counted].sum()) for name in self.terms]
@@ -153,20 +155,21 @@ class Replay:
         counts = factors(self.training.train.loss_weights, self.terms)
         return sum(factor * mean for factor, mean in zip(counts, means, strict=True))
 
-    def trained(self, batch: Batch, loss: torch.Tensor) -> None:
-        """The batch's gradients are there: note its loss, and in the ledger its samples."""
-        there = self.losses.device  # a framework may compute the loss on another GPU
-        self.losses[batch.step] += loss.detach().to(there)
-        if self.terms:
-            self.term_losses[:, batch.step] += self.last_means.to(there)
+    def trained(self, batch: Batch, loss: torch.Tensor | None) -> None:
+        """The batch's gradients are there: note its loss, where this rank has one, and in the ledger its samples."""
+        if self.training.strategy.world.loss_parts:
+            there = self.losses.device  # a framework may compute the loss on another GPU
+            self.losses[batch.step] += loss.detach().to(there)
+            if self.terms:
+                self.term_losses[:, batch.step] += self.last_means.to(there)
         self.training.files.consume(batch.step, batch.ids)
 
     def mean_losses(self) -> list[float]:
         """The mean loss over each step's global batch. Called on every rank.
 
-        Raises RunFailed where one is not a number.
+        Raises RunFailed where one is not a number, and OtherWork where ranks of one replica differ.
         """
-        losses = self.training.strategy.all_gather(self.losses).mean(dim=0).tolist()
+        losses = self._of_ranks_with_a_loss(self.losses).mean(dim=0).tolist()
         wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
         if wrong:
             failure = f"the loss is {losses[wrong - 1]} in step {wrong}"
@@ -177,8 +180,22 @@ class Replay:
         """The mean of each term over each step's global batch, of a loss that has several. Called on every rank."""
         if not self.terms:
             return {}
-        means = self.training.strategy.all_gather(self.term_losses).mean(dim=0).tolist()
+        means = self._of_ranks_with_a_loss(self.term_losses).mean(dim=0).tolist()
         return dict(zip(self.terms, means, strict=True))
+
+    def _of_ranks_with_a_loss(self, own: torch.Tensor) -> torch.Tensor:
+        """What every rank noted of its losses, its own [..., steps]: [ranks that have a loss, ..., steps].
+
+        Those that hold a replica together, and each have its whole loss, came to it by the same samples, weights and
+        dropped units. Raises OtherWork where they differ in a single bit: then they are none of one replica.
+        """
+        strategy = self.training.strategy
+        place = [strategy.world.replica, strategy.world.loss_parts]
+        places = strategy.all_gather(torch.tensor(place, device=own.device)).cpu()
+        losses = strategy.all_gather(own)
+        if strategy.world.replicas < strategy.world.size:
+            require_equal_in_replicas(losses.cpu(), places.tolist())
+        return losses[(places[:, 1] > 0).to(losses.device)]
 
     def noted_losses(self, step: int) -> torch.Tensor:
         """This rank's part of the loss of a step, and of each of its terms: [1 + terms]."""
@@ -245,8 +262,8 @@ class Replay:
             self.training.gauge.stop()
         if not self.training.strategy.keeps_schedule:
             return
-        share = lr_factor(self.training.train, self.steps, self.plan.epochs)
-        readback.check_rate(self.training.strategy, self.training.settings, share, self.done)
+        factor = lr_factor(self.training.train, self.steps, self.plan.epochs)
+        readback.check_rate(self.training.strategy, self.training.settings, factor, self.done)
 
     def _open(self) -> None:
         strategy = self.training.strategy
@@ -255,3 +272,23 @@ class Replay:
         if self.training.meter:
             self.training.meter.start()
         self.training.clock.open(lambda: checkpoint.barrier(strategy))
+
+
+def require_equal_in_replicas(losses: torch.Tensor, places: list[list[int]]) -> None:
+    """Raises OtherWork unless ranks that each have the whole loss of a replica have the same, to the bit.
+
+    losses: [ranks, ..., steps]; places: each rank's replica, and the parts of its loss.
+    """
+    first: dict[int, int] = {}
+    for rank, (replica, parts) in enumerate(places):
+        if parts != 1:
+            continue
+        other = first.setdefault(replica, rank)
+        # What is no number differs from itself, and is told otherwise.
+        differing = (losses[rank] != losses[other]) & ~(losses[rank].isnan() & losses[other].isnan())
+        if differing.any():
+            step = int(differing.reshape(-1, losses.shape[-1]).any(dim=0).nonzero()[0])
+            raise OtherWork(
+                f"ranks {other} and {rank} hold replica {replica} together, and have other losses from step {step + 1}"
+                " on: they differ in what they dropped at random, in their weights or in their samples"
+            )

@@ -104,14 +104,15 @@ class Resumption:
         files, clock, dev_split = training.files, training.clock, replay.dev_split
         steps, ids = files.ledger()
         tensors = {
-            "losses": replay.losses,
             "ledger_steps": torch.from_numpy(steps),
             "ledger_ids": torch.from_numpy(ids),
             "seconds": torch.from_numpy(clock.step_seconds()),
             "random": torch.get_rng_state(),
         }
-        if replay.terms:
-            tensors["term_losses"] = replay.term_losses
+        if training.strategy.world.loss_parts:
+            tensors["losses"] = replay.losses
+            if replay.terms:
+                tensors["term_losses"] = replay.term_losses
         if training.strategy.world.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(training.strategy.world.device)
         tensors |= {f"buffer.{name}": buffer for name, buffer in training.strategy.trained_module().named_buffers()}
@@ -120,6 +121,8 @@ class Resumption:
         _, numbers, *rest = np.random.get_state()
         plain = {
             "step": replay.done,
+            "replicas": training.strategy.world.replicas,
+            "counts": training.strategy.world.counts,
             "schedule": {key: value for key, value in replay.schedule.state_dict().items() if key != "lr_lambdas"},
             "random": {"python": random.getstate(), "numpy": [numbers.tolist(), *rest]},
             "rates": replay.rates,
@@ -139,21 +142,26 @@ class Resumption:
         """Take over what a rank had of its own; returns what JSON holds of it."""
         training, replay, world = self.training, self.replay, self.training.strategy.world
         savers = ranks_of(folder)
-        as_it_was = savers == world.size
+        # States of earlier versions do not say how many replicas there were: as many as ranks.
+        replicas = read_json(_plain_file(folder, 0)).get("replicas", savers)
+        as_it_was = (savers, replicas) == (world.size, world.replicas)
         rank = world.rank if as_it_was else 0
         tensors, plain = load_file(_tensors_file(folder, rank)), read_json(_plain_file(folder, rank))
         everyone = [tensors] if as_it_was else [load_file(_tensors_file(folder, saver)) for saver in range(savers)]
         replay.done, replay.rates = plain["step"], plain.get("rates", [])
-        # The mean over ranks is the loss of the global batch, also where all have that mean.
+        # The mean over the ranks that have a loss is that of the global batch, also where all have that mean.
         for name, noted in (("losses", replay.losses), ("term_losses", replay.term_losses)):
-            if name in tensors:
-                losses = torch.stack([theirs[name] for theirs in everyone]).mean(dim=0)
-                noted.copy_(_as_long_as(losses, replay.steps))
+            if noted_before := [theirs[name] for theirs in everyone if name in theirs]:
+                noted.copy_(_as_long_as(torch.stack(noted_before).mean(dim=0), replay.steps))
         groups = training.strategy.optimizer.param_groups
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
             group["lr"] = rate  # not every optimizer's state holds it
-        ledgers = everyone if as_it_was else everyone[world.rank :: world.size]
+        ledgers = everyone
+        if not as_it_was:
+            counted = [read_json(_plain_file(folder, saver)).get("counts", True) for saver in range(savers)]
+            counting = [theirs for theirs, counts in zip(everyone, counted, strict=True) if counts]
+            ledgers = counting[world.replica :: world.replicas]
         for ledger in ledgers:
             training.files.take_over(ledger["ledger_steps"].numpy(), ledger["ledger_ids"].numpy())
         training.files.events = plain["events"] + training.files.events
@@ -169,7 +177,7 @@ class Resumption:
             buffer.copy_(tensors[f"buffer.{name}"])
         if not as_it_was:
             training.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
-            torch.manual_seed(derived_seed(training.train.seed, world.rank, replay.done))
+            torch.manual_seed(derived_seed(training.train.seed, world.replica, replay.done))
             return plain
         # Random states last: what is done before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]

@@ -56,5 +56,6 @@ def set_up(
     """
     task = registry.load_task(settings.task)(settings.train)
     clock, files = clock or Clock(), files or RankFiles(folder, strategy.world.rank)
+    files.replica, files.counts = strategy.world.replica, strategy.world.counts
     clock.device = strategy.world.device
     return Training(strategy, task, settings, folder, clock, files, progress, workers)

@@ -50,11 +50,10 @@ def _note_attention(replay, batch) -> None:
     with (
         torch.no_grad(),
         torch.compiler.set_stance("force_eager"),
-        strategy.autocast(),
         attention.explained(asked),
         attention.watched() as ran,
     ):
-        strategy.model(**batch.inputs)
+        strategy.forward(batch.inputs)
     replay.live_settings["attention_kernels"] = kinds = attention.kinds(ran)
     attention.require(asked, kinds)
 

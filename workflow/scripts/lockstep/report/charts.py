@@ -134,6 +134,7 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
             same(f"{name} {1000 * profiles[name]['exposed_by_difference']:.1f} ms")
             for name in ordered
             if (profiles[name]["seconds"]["communication"] > 0) == talks
+            and profiles[name]["exposed_by_difference"] is not None
         ]
         for talks in (True, False)
     )

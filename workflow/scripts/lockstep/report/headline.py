@@ -253,7 +253,10 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: d
     phase = max(more, key=more.get)
     part, error = [more[phase]] * 2, 0.0
     if phase == "communication":
-        part[1] = ours["exposed_by_difference"] - theirs["exposed_by_difference"]
+        exposed = [profile["exposed_by_difference"] for profile in (ours, theirs)]
+        if None in exposed:  # a replica over several ranks is compared with no single device
+            return same("")
+        part[1] = exposed[0] - exposed[1]
         silent = [profile for profile in profiles.values() if profile and not profile["seconds"]["communication"]]
         error = max((abs(profile["exposed_by_difference"]) for profile in silent), default=0.0)
     if min(totals) <= 0 or min(part) <= error or any(max(found) > AGREE * min(found) for found in (totals, part)):

@@ -13,16 +13,39 @@ from lockstep.paths import rank_arrays
 
 
 def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
-    """The ledgers of all ranks as three columns of equal length: rank, step, id; in order of step, then rank."""
+    """The ledgers of all ranks that count as three columns of equal length: rank, step, id; by step, then rank.
+
+    Raises OtherWork where another rank has not trained, in every step, what the one of its replica has that counts.
+    """
+    ranks = [_of_rank(folder, rank) for rank in range(world_size)]
+    counting = {int(arrays["replica"]): rank for rank, arrays in enumerate(ranks) if arrays["counts"]}
     columns = {"rank": [], "step": [], "id": []}
-    for rank in range(world_size):
-        with np.load(rank_arrays(folder, rank), allow_pickle=False) as arrays:
+    for rank, arrays in enumerate(ranks):
+        if arrays["counts"]:
             columns["rank"].append(np.full(len(arrays["id"]), rank, dtype=np.int64))
             columns["step"].append(arrays["step"])
             columns["id"].append(arrays["id"])
+        else:
+            _require_same_samples(ranks, rank, counting.get(int(arrays["replica"])))
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     order = np.lexsort((joined["rank"], joined["step"]))
     return {name: column[order] for name, column in joined.items()}
+
+
+def _of_rank(folder: Path, rank: int) -> dict[str, np.ndarray]:
+    with np.load(rank_arrays(folder, rank), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in ("step", "id", "replica", "counts")}
+
+
+def _require_same_samples(ranks: list[dict[str, np.ndarray]], rank: int, counting: int | None) -> None:
+    ours, replica = ranks[rank], int(ranks[rank]["replica"])
+    if counting is None:
+        raise OtherWork(f"rank {rank} is of replica {replica}, of which no rank counts for the ledger")
+    theirs = ranks[counting]
+    if not all(np.array_equal(ours[name], theirs[name]) for name in ("step", "id")):
+        raise OtherWork(
+            f"ranks {counting} and {rank} hold replica {replica} together, and have not trained the same samples"
+        )
 
 
 def gather_steps(folder: Path, world_size: int) -> np.ndarray:

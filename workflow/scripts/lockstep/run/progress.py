@@ -67,6 +67,7 @@ class RankFiles:
     def __init__(self, folder: Path, rank: int):
         self.folder, self.rank = folder, rank
         self.node = int(os.environ.get(NODE, 0))
+        self.replica, self.counts = rank, True  # as its strategy's `World` says
         self.ids: list[np.ndarray] = []
         self.id_steps: list[int] = []
         self.events: list[dict] = []
@@ -94,7 +95,8 @@ class RankFiles:
     def write(self, summary: dict, step_seconds: np.ndarray) -> None:
         steps, ids = self.ledger()
         with atomic_file(paths.rank_arrays(self.folder, self.rank)) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32))
+            place = {"replica": self.replica, "counts": self.counts}
+            np.savez(stream, step=steps, id=ids, seconds=step_seconds.astype(np.float32), **place)
         write_json(paths.rank_summary(self.folder, self.rank), summary | {"events": self.events})
 
     def write_error(self, error: BaseException, step: int) -> None:

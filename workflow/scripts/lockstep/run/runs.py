@@ -129,6 +129,7 @@ def _run(
         "strategy": row.strategy,
         "division": row.division,
         "world_size": row.hardware.devices,
+        "replicas": row.replicas,
         "repeat": repeat,
         "session": lifetime.session(),
         "disturbed_before": disturbed_before,
@@ -195,7 +196,8 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         many = hardware.workers * hardware.processes_per_node
         notes.append(f"its {many} worker processes and its ranks share {cores} CPU cores")
     if row.train.device_batch:
-        size = f"{row.train.device_batch} x {row.hardware.devices} devices x {row.train.accumulation} micro-batches"
+        sharing = f"{row.replicas} {'devices' if row.ranks_per_replica == 1 else 'replicas'}"
+        size = f"{row.train.device_batch} x {sharing} x {row.train.accumulation} micro-batches"
         theirs = row.shared.train.global_batch
         beside = "" if row.train.global_batch == theirs else f", where the table's is {theirs}"
         notes.append(f"its global batch is {row.train.global_batch}: {size}{beside}")
@@ -301,13 +303,14 @@ def _train(
     if outcome.reason:
         raise RunFailed(outcome.reason)
     if errors:
-        raise RunFailed(record.say_error(errors[0], plan.steps))
+        kind = OtherWork if errors[0]["type"] == OtherWork.__name__ else RunFailed
+        raise kind(record.say_error(errors[0], plan.steps))
     statuses = lead.gather() if lead else []
     if any(not paths.rank_summary(folder, rank).is_file() for rank in range(processes)):
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
         raise RunFailed(ended + record.first_error(folder / paths.LOG))
     ledger = gather_ledger(folder, processes)
-    times = times_trained(row.options, processes) if row.kind.forgives else 1
+    times = times_trained(row.strategy, row.options, processes) if row.kind.forgives else 1
     if not row.may_depart:
         check_ledger(ledger, plan, times)
     write_ledger(folder / paths.LEDGER, ledger)
@@ -420,8 +423,8 @@ def _summary(ranks: list[dict], plan: Plan, results: Path) -> dict:
 
 def _departed(row: Row, ledger: dict, plan: Plan, ranks: list[dict]) -> list[str]:
     """In what a run departed from its plan and its schedule, where it may depart from either, or steps the latter."""
-    share = lr_factor(row.train, plan.steps, plan.epochs)
-    asked = [row.train.learning_rate * share(step) for step in range(plan.steps)]
+    factor = lr_factor(row.train, plan.steps, plan.epochs)
+    asked = [row.train.learning_rate * factor(step) for step in range(plan.steps)]
     said = [departures(ledger, plan) if row.may_depart else "", *(other_rates(asked, rank["rates"]) for rank in ranks)]
     return [reason for reason in dict.fromkeys(said) if reason]
 

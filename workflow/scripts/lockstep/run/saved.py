@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from lockstep import paths
+from lockstep.config import registry
 from lockstep.config.keys import keys
 from lockstep.config.nested import ABSENT, differing, without
 from lockstep.config.sections import Train
@@ -27,8 +28,8 @@ MAY_CHANGE = {"train": [name for name, about in keys(Train).items() if about.may
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
     """What a state after `step` steps was made of, as its manifest.json says it."""
     data = read_json(Path(settings.data) / paths.ABOUT_DATA)
-    share = lr_factor(settings.train, plan.steps, plan.epochs)
-    rates = [share(number) for number in range(step)]
+    factor = lr_factor(settings.train, plan.steps, plan.epochs)
+    rates = [factor(number) for number in range(step)]
     return {
         "step": step,
         "steps": plan.steps,
@@ -90,11 +91,9 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
 def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
     """Why the state of one manifest is not on the way of a run that another one describes; empty if it is.
 
-    With `anywhere`, the hardware may be another.
+    With `anywhere`, the hardware may be another, and how many ranks hold a replica.
     """
-    asked, asked_now = (
-        {**about["asked"], "hardware": None} if anywhere else about["asked"] for about in (manifest, now)
-    )
+    asked, asked_now = (_of_any_layout(about["asked"]) if anywhere else about["asked"] for about in (manifest, now))
     for name, *values in differing(asked, asked_now):
         was, now_is = (None if value is ABSENT else value for value in values)
         return f"it was made with another configuration ({name} was {was}, is {now_is})"
@@ -108,6 +107,13 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
             " of all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
         )
     return ""
+
+
+def _of_any_layout(asked: dict) -> dict:
+    """Settings without the hardware, and without what says how many ranks hold a replica."""
+    layout = registry.literals(asked["strategy"])["RANKS_PER_REPLICA"]
+    options = {key: value for key, value in asked["options"].items() if key not in layout}
+    return asked | {"hardware": None, "options": options}
 
 
 def remove(folder: Path, but: Path | None = None) -> None:

@@ -54,7 +54,7 @@ class Log:
 
     def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.plan, self.train, self.say = plan, settings.train, say
-        self.share = lr_factor(settings.train, plan.steps, plan.epochs)
+        self.factor = lr_factor(settings.train, plan.steps, plan.epochs)
         self.terms = registry.task_literals(settings.task)["TERMS"]
         self.notes = Notes(folder, plan.steps // settings.train.log_every + 2, len(self.terms))
         self.began = self.before = None  # the first row, and the latest
@@ -83,7 +83,7 @@ class Log:
         figures = {
             "epoch": epoch + float((step - of_epoch[0]) / (of_epoch[1] - of_epoch[0])),
             "loss": losses[0],
-            "learning_rate": self.train.learning_rate * self.share(step - 1) if math.isnan(rate) else rate,
+            "learning_rate": self.train.learning_rate * self.factor(step - 1) if math.isnan(rate) else rate,
             "samples_per_second": samples / (seconds - then),
         }
         terms = dict(zip(self.terms, losses[1:], strict=True))

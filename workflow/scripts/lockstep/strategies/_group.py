@@ -34,9 +34,16 @@ class Strategy(single.Strategy):
     def synchronised(self, model):
         if not self.options.get("sync_batchnorm") or not self.joins_group():
             return model
-        if self.world.device.type == "cuda":
+        if self.world.device.type == "cuda" and self.ranks_per_replica == 1:  # it would count each sample for each rank
             return batch_norm.synchronised(model, torch.nn.SyncBatchNorm.convert_sync_batchnorm)
-        return batch_norm.synchronised(model, batch_norm.shared(sum_over_ranks))
+        return batch_norm.synchronised(model, batch_norm.shared(self.sum_over_replicas))
+
+    def sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of all replicas' tensors, on each rank; gradients are summed likewise.
+
+        Ranks that hold a replica together have the same one, which enters as often as there are such ranks.
+        """
+        return sum_over_ranks(tensor) / self.ranks_per_replica
 
     def connect(self):
         if self.joins_group() and self.world.device.type == "cuda":  # NCCL opens its channels at the first collective

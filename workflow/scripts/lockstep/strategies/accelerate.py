@@ -217,6 +217,17 @@ REFUSED = [
         {"step_scheduler_with_optimizer": [False], "prepared_scheduler": [False]},
         "this is of a scheduler that Accelerate steps; set prepared_scheduler: true",
     ),
+    (
+        {"own_loaders": [True], "accumulation": {"minimum": 2}},
+        "a step is one batch of Accelerate's loader; set accumulation to 1, or own_loaders to false",
+    ),
+    (
+        {"own_loaders": [True], "workers": {"minimum": 1}},
+        "Accelerate's loader makes the batches, in the rank itself; set workers to 0, or own_loaders to false",
+    ),
+]
+EQUAL_SHARES = [
+    ({"own_loaders": [True]}, "Accelerate's loaders give all ranks as many samples"),
 ]
 OTHER_MODEL = [
     (

@@ -131,6 +131,15 @@ LOSSY = [
 ]
 REFUSED = [
     ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
+    (
+        {"static_graph": [True], "accumulation": {"minimum": 2}},
+        "DistributedDataParallel does not see the first backward pass, on which its static graph is based; set"
+        " static_graph to false, or accumulation to 1",
+    ),
+    (
+        {"hook": ["powersgd"], "checkpoint_every": {"minimum": 1}},
+        "what powersgd keeps from step to step can't be saved; take another hook, or set checkpoint_every to 0",
+    ),
 ]
 
 

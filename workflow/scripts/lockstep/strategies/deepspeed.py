@@ -273,6 +273,7 @@ OPTIONS = {
 }
 NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
+CONFIG_FILE = "deepspeed"
 LOSSY = [
     (
         {"native_precision": [True], "precision": ["bf16", "fp16"]},
@@ -290,4 +291,9 @@ REFUSED = [
         "at stage 0 DeepSpeed keeps the trained weights in bf16 only; take stage 1 to 3",
     ),
     ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
+    (
+        {"lora": {"minimum": 1}, "native_precision": [True], "precision": ["bf16", "fp16"]},
+        "the engine would round the weights that stay as they are, too; set native_precision to false: autocast leaves"
+        " them",
+    ),
 ]

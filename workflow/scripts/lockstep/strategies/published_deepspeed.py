@@ -37,3 +37,6 @@ DEFAULTS = {"native_precision": True}
 OTHER_MODEL = [
     ({"no_sampler": [True]}, "every rank trains the whole of each batch"),
 ]
+WHOLE_BATCH = [
+    ({"no_sampler": [True]}, "no sampler shares the batches out"),
+]

@@ -197,6 +197,15 @@ REFUSED = [
     ({"resident": [True], "task": ["language-modelling"]}, "this task's batches are put together on the host"),
     ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
+    (
+        {"compile": ["static"], "device": ["cuda"], "accumulation": {"minimum": 2}},
+        "CUDA graphs, as which it is replayed, overwrite the gradients that accumulation adds to; set compile to"
+        " dynamic, or accumulation to 1",
+    ),
+    (
+        {"resident": [True], "workers": {"minimum": 1}},
+        "batches are put together on the GPU, where no worker process is; set workers to 0, or resident to false",
+    ),
 ]
 LOSSY = [
     ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),

@@ -31,6 +31,7 @@ class Strategy:
     def __init__(self, settings: Settings):
         self.options, self.hardware = settings.options, settings.hardware
         self.processes = self.hardware.processes  # how many there are
+        self.ranks_per_replica = settings.ranks_per_replica  # by its options (RANKS_PER_REPLICA)
         self.precision = settings.precision
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
         self.sample: dict[str, np.ndarray] = {}  # one of the training split, as its `batch` returns it
@@ -67,9 +68,7 @@ class Strategy:
         for step in range(replay.done, replay.steps):
             for batch in self.batches(replay, step):
                 with self.averaging(batch.last):
-                    with self.autocast():
-                        outputs = self.model(**batch.inputs)
-                    loss = replay.loss(batch, outputs)
+                    loss = replay.loss(batch, self.forward(batch.inputs))
                     self.backward(loss, batch.last)
                 replay.trained(batch, loss)
             replay.gradients_ready(step)
@@ -102,9 +101,7 @@ class Strategy:
         Ranks average the gradients only where the backward pass can't do without (`rehearses_average`).
         """
         with self.averaging(self.rehearses_average):
-            with self.autocast():
-                outputs = self.model(**batch.inputs)
-            self.backward(replay.loss(batch, outputs), self.rehearses_average)
+            self.backward(replay.loss(batch, self.forward(batch.inputs)), self.rehearses_average)
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
@@ -114,7 +111,7 @@ class Strategy:
 
     def share(self) -> tuple[int, int]:
         """Which part of each global batch this rank trains, from 0, and of how many."""
-        return self.world.rank, self.world.size
+        return self.world.replica, self.world.replicas
 
     def batch(self, samples, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
         """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
@@ -151,6 +148,11 @@ class Strategy:
                 tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
             return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in tensors.items()}
         return tensors
+
+    def forward(self, inputs: dict[str, torch.Tensor]):
+        """What the model returns of a batch, in training and in evaluation; None on a rank that has no outputs."""
+        with self.autocast():
+            return self.model(**inputs)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""
