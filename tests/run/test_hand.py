@@ -325,7 +325,7 @@ def test_a_rank_that_is_killed_ends_the_run_which_says_so(begin):
     for rank in ranks:
         shown, _ = rank.communicate(timeout=20)
         assert rank.returncode == 1
-        assert "as the run has: rank 1 died after step" in shown
+        assert "as the run has: rank 1 was killed (SIGKILL)" in shown
     run.nothing_is_left()
 
 
