@@ -12,7 +12,7 @@ PACKAGE = SCRIPTS / "lockstep"
 # config/registry.py names no strategy or task: it imports a file of those rooms by its name, when a run asks for it.
 ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
-    *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report"),
+    *("config", "data", "model", "tasks", "strategies", "run", "rank", "proof", "report", "script"),
     *("cli", "trust", "tuning", "workflow", "view"),
 )
 
