@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Points(Dataset):
-    def __init__(self, count, noisy=False, uneven=False):
+    def __init__(self, count, noisy=False):
         generator = torch.Generator().manual_seed(1)
         self.points = torch.randn(count, 20, generator=generator)
         self.labels = torch.randint(0, 4, (count,), generator=generator)
@@ -59,7 +59,8 @@ def train(rank, world, arguments):
     data = Points(arguments.samples, "noisy" in having)
     sampler = None if mistake == "same_samples" else DistributedSampler(data, drop_last="drop_last" in having)
     workers = 2 if "workers" in having else 0
-    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=workers)
+    size = 4 if rank and mistake == "uneven" else 8
+    loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
     if "sgd" in having:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
@@ -80,8 +81,6 @@ def train(rank, world, arguments):
                 loss = loss_of(called(points), labels) / every
             if mistake == "averaged_twice":
                 loss = loss / world
-            if mistake == "micro_batches_twice":
-                loss = loss / every
             scaler.scale(loss).backward()
             if not last:
                 continue

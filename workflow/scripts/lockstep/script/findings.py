@@ -59,13 +59,16 @@ def between_ranks(recorded: Recording) -> list[Finding]:
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
     """A recording held against its replay by one process; `floor`: the replay with each batch in the other order."""
     found = between_ranks(recorded)
+    if recorded.world == 1 and recorded.ranks[0]["initial"]["kind"] != "DataParallel":
+        reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
+        return Verdict(UNTOLD, reason, found)
     steps = min(recorded.steps, alone.steps, floor.steps)
     if other := _other_samples(recorded, alone, steps):
         return Verdict(UNTOLD, other, found)
     if not _same_names(recorded, alone):
         return Verdict(UNTOLD, "on one process the script trains parameters of other names or shapes", found)
     distances = [_distance(recorded, alone, step) for step in range(steps)]
-    floors = [max(_distance(alone, floor, step), SMALLEST) for step in range(steps)]
+    floors = [_distance(alone, floor, step) for step in range(steps)]
     table = [
         {
             "step": step + 1,
@@ -84,7 +87,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     if floors[-1] > TOO_HIGH:
         reason = f"rounding alone moves its weights by {floors[-1]:.0%} of what training changes"
         return Verdict(UNTOLD, reason, found, distances[-1], floors[-1], table)
-    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * floors[step]), None)
+    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], SMALLEST)), None)
     gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
     if first is None and gradient is None:
         wrong = [finding for finding in found if finding.level == DIFFERENT]

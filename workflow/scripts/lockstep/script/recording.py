@@ -1,4 +1,4 @@
-"""Recording a person's own training script: run with workflow/recorder/ in each of its processes, and read what it left.
+"""Recording a person's own training script: run with workflow/recorder/ in each process, and read what it left.
 
 A recording is a folder. Each process that trained left process.PID.json (its steps), each that imported PyTorch
 started.PID.json (how it was started), rank 0 the weights that training began with.
