@@ -55,7 +55,7 @@ RIGHT = {
     "fsdp": (*TORCHRUN, "--having", "fsdp"),
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
     "accelerate": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "accumulation"),
-    "trainer": ("torchrun", "--nproc-per-node", "2", "with_trainer.py"),
+    "trainer": ("torchrun", "--nproc-per-node", "2", "with_trainer.py", "--having", "averaged"),
     "fabric": ("python", "with_fabric.py"),
     "fabric, spawned": ("python", "with_fabric.py", "--having", "spawn"),
 }
@@ -121,6 +121,12 @@ def test_what_may_be_meant_or_costs_time_only_is_said_too(name, tmp_path):
 def test_deepspeed_is_proven_by_its_weights(stage, tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
     assert verdict["answer"] == "equal", verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_default_of_trainer_multiplies_a_classifier_s_loss_by_the_number_of_ranks(tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_trainer.py")
+    assert "average_tokens_across_devices=False" in verdict["kinds"]["summed"]["do"], verdict["said"]
 
 
 @pytest.mark.slow

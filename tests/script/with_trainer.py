@@ -54,6 +54,7 @@ def main():
             gradient_accumulation_steps=2 if "accumulation" in arguments.having else 1,
             num_train_epochs=1,
             warmup_steps=2,
+            average_tokens_across_devices="averaged" not in arguments.having,
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,

@@ -44,6 +44,7 @@ class State:
     def __init__(self):
         self.depth = 0  # of calls of modules, of which only the outermost takes a sample
         self.stepping = 0  # of optimizers' steps, which may call each other
+        self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold parts of what is trained
         self.models = []  # the outermost modules that were trained, in the order of their first call
         self.loaders = []  # what each DataLoader of this process has handed out
         self.steps = []
@@ -244,6 +245,7 @@ def _begin(model):
         "dropout": dropouts(model),
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
+        "trainer": "transformers.trainer" in sys.modules,
         "parameters": sum(parameter.numel() for _, parameter in named_parameters()),
     }
     if not REPLAY:
@@ -283,13 +285,15 @@ def _put_weights_into(models):
 def before_step(optimizer, *_):
     """Called before an optimizer's step."""
     state.stepping += 1
-    if state.stepping > 1 or state.finished or not state.models:
+    if state.finished or not state.models or state.engine:
         return
     step = state.step
+    step["gradients"] = gradients()  # of the innermost: Horovod's optimizer averages them, and then calls one below it
+    if state.stepping > 1:
+        return
     step["line"] = line()
     step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
     step["optimizer"] = type(optimizer).__name__
-    step["gradients"] = gradients()
     if REPLAY and (recorded := recorded_rates(len(state.steps))):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
             step.setdefault("own_rates", step["rates"])
@@ -301,7 +305,7 @@ def before_step(optimizer, *_):
 
 def after_step(optimizer, *_):
     state.stepping -= 1
-    if state.stepping or state.finished or not state.models:
+    if state.stepping or state.finished or not state.models or state.engine:
         return
     if "own_rates" in state.step:  # a schedule may go on from the rate that it finds
         for group, rate in zip(optimizer.param_groups, state.step["own_rates"], strict=False):
@@ -664,12 +668,12 @@ def change_deepspeed(module):
 
     def noted(self, *args, **kwargs):
         taken = self.global_steps
-        state.stepping += 1  # the optimizers below it are its own
+        state.engine = True
         try:
             return step(self, *args, **kwargs)
         finally:
-            state.stepping -= 1
-            if self.global_steps > taken and not state.stepping and state.models and not state.finished:
+            state.engine = False
+            if self.global_steps > taken and state.models and not state.finished:
                 state.step["line"] = line()
                 state.step["rates"] = [float(rate) for rate in self.get_lr()]
                 state.step["optimizer"] = type(self.optimizer).__name__

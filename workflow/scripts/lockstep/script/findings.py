@@ -353,7 +353,13 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
             says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
-            return Finding("summed", DIFFERENT, says, f"divide by the number of ranks ({world}).", **at)
+            do = f"divide by the number of ranks ({world})."
+            if recorded.ranks[0]["initial"]["trainer"]:
+                do = (
+                    "a model whose loss is a mean already (a classifier's) wants"
+                    " TrainingArguments(average_tokens_across_devices=False)."
+                )
+            return Finding("summed", DIFFERENT, says, do, **at)
         if np.isclose(ratio, 1 / world, rtol=0.02):
             says = (
                 f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice"
