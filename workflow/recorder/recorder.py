@@ -215,8 +215,16 @@ def before_training_call(model, inputs):
             state.notes["not_cleared"] = {"step": len(state.steps) + 1, "first": left[0], "line": line()}
     synchronised = getattr(model, "require_backward_grad_sync", None)
     state.step["calls"].append({"rows": rows_of(inputs), "synchronised": synchronised, "line": line()})
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        state.notes.setdefault("autocast", True)
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            note_precision(torch.get_autocast_dtype(kind))
+
+
+def note_precision(dtype):
+    """Note a floating-point type that numbers of this training are in, as float32."""
+    kinds = state.notes.setdefault("precisions", [])
+    if dtype.is_floating_point and str(dtype) not in kinds:
+        kinds.append(str(dtype))
 
 
 def _holds_gradient(parameter):
@@ -231,6 +239,8 @@ def _begin(model):
     if REPLAY:
         _put_weights_into(state.models)
     sketches, hashes, sharded = weights()
+    for _, parameter in named_parameters():
+        note_precision(parameter.dtype)
     kinds = {type(module).__name__ for module in model.modules()}
     norms = [kind for kind in sorted(kinds) if kind.startswith("BatchNorm")]
     devices = sorted({str(parameter.device) for _, parameter in named_parameters()})
@@ -419,9 +429,12 @@ def _change_modules(torch):
             state.step["evaluated"].append(rows_of((args, kwargs)))
         state.depth += 1
         try:
-            return call(module, *args, **kwargs)
+            output = call(module, *args, **kwargs)
         finally:
             state.depth -= 1
+        for _, tensor in _tensors(output):
+            note_precision(tensor.dtype)
+        return output
 
     def has_parameters(module):
         return next(module.parameters(), None) is not None

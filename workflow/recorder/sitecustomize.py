@@ -29,7 +29,8 @@ class _Watched(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name not in self.changes:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec and spec.loader:
             load, change = spec.loader.exec_module, self.changes[name]
 

@@ -10,7 +10,10 @@ from lockstep.script.recording import Recording
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # of a finding: the model is another; it may be; it is not
 EQUAL, UNTOLD = "equal", "not told"  # of a script, beside DIFFERENT
 ABOVE_FLOOR = 30  # times the distance that rounding alone causes: from there on two models are not the same
-SMALLEST = 1e-6  # of an update: what float32 can't tell, where the measured floor is lower
+# Of an update: what can't be told in a precision, where the measured floor is lower. Half precision rounds each rank's
+# gradient by itself, which the other order of a batch does not show.
+SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
+SMALLEST_ELSE = 1e-6
 TOO_HIGH = 0.1  # of an update: a floor above which nothing can be told
 SHOWN = 3  # names that a finding lists
 
@@ -87,11 +90,13 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     if floors[-1] > TOO_HIGH:
         reason = f"rounding alone moves its weights by {floors[-1]:.0%} of what training changes"
         return Verdict(UNTOLD, reason, found, distances[-1], floors[-1], table)
-    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], SMALLEST)), None)
+    smallest = _smallest(recorded)
+    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], smallest)), None)
     gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
     if first is None and gradient is None:
         wrong = [finding for finding in found if finding.level == DIFFERENT]
-        reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights"
+        within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
+        reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
         return Verdict(DIFFERENT if wrong else EQUAL, reason, found, distances[-1], floors[-1], table)
     at = min(step for step in (first, gradient) if step is not None)
     cause = _cause(recorded, alone, floor, at, gradient == at)
@@ -107,7 +112,7 @@ def two_scripts(one: Recording, other: Recording) -> list[Finding]:
     names = {name for name, _ in _shapes(one).items()} ^ {name for name, _ in _shapes(other).items()}
     if names:
         found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
-    elif _initial_distance(one, other) > SMALLEST:
+    elif _initial_distance(one, other) > SMALLEST_ELSE:
         found.append(Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike."))
     for step in range(min(one.steps, other.steps)):
         mine, theirs = (Counter(_union(each, step)) for each in (one, other))
@@ -390,6 +395,11 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
 # --- Numbers ----------------------------------------------------------------------------------------------------
 
 
+def _smallest(recorded: Recording) -> float:
+    """What rounding in the lowest precision of a training may cause, as a share of what it changes."""
+    return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
+
+
 def _rows(step: dict) -> list[str]:
     return [row for call in step["calls"] for row in call["rows"]]
 
@@ -462,7 +472,7 @@ def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, s
     names = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
     if not names:
         return False
-    rounding = max(_gradient_distance(floor, alone, step, names), SMALLEST)
+    rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
     return _gradient_distance(recorded, alone, step, names) > ABOVE_FLOOR * rounding
 
 
@@ -470,7 +480,7 @@ def _first_other_gradient(recorded: Recording, alone: Recording, floor: Recordin
     """The first parameter, in the model's order, whose gradient differs."""
     ordered = [name for name in recorded.ranks[0]["initial"]["weights"] if name in _common(recorded, alone, step)]
     for name in ordered:
-        rounding = max(_gradient_distance(floor, alone, step, {name}), SMALLEST)
+        rounding = max(_gradient_distance(floor, alone, step, {name}), _smallest(recorded))
         if _gradient_distance(recorded, alone, step, {name}) > ABOVE_FLOOR * rounding:
             return name
     return ordered[0]

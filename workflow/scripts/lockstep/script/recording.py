@@ -20,6 +20,7 @@ import psutil
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
 from lockstep.paths import PROJECT
+from lockstep.script import pretended
 
 RECORDER = PROJECT / "workflow" / "recorder"
 GRACE = 5.0  # seconds that processes have to end by themselves after SIGTERM
@@ -54,6 +55,7 @@ class Asked:
     steps: int = 8
     keep_dropout: bool = False
     patience: float = 600.0  # seconds without a further step, after which it counts as hanging
+    gpus: int = 0  # how many it is to believe in, that are pretended; 0: what there is
 
 
 def record(command: list[str], folder: Path, asked: Asked) -> Recording:
@@ -81,6 +83,8 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
         if not name.startswith(OF_RANKS) and name not in ALONE
     }
     environment = dict(os.environ) | kept
+    seen = environment.get("CUDA_VISIBLE_DEVICES", "0")
+    environment["CUDA_VISIBLE_DEVICES"] = seen.split(",")[0]  # DataParallel takes all that it sees
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(_free_port())}
     beside = {
@@ -122,8 +126,11 @@ def _run(
 ) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    path = os.pathsep.join(filter(None, [str(RECORDER), environment.get("PYTHONPATH", "")]))
+    pretended_gpus = pretended.variables(asked.gpus) if asked.gpus else {}
+    python_path = pretended_gpus.get("PYTHONPATH") or environment.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(RECORDER), python_path]))
     environment = environment | {
+        **pretended_gpus,
         "PYTHONPATH": path,
         "LOCKSTEP_RECORDING": str(folder.resolve()),
         "LOCKSTEP_STEPS": str(asked.steps),
