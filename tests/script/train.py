@@ -65,7 +65,7 @@ def train(rank, world, arguments):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if mistake == "rate_scaled" else 1))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=len(loader) * arguments.epochs)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=arguments.samples // 16 * arguments.epochs)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in having)
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
