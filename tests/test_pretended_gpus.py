@@ -1,4 +1,4 @@
-"""What Lockstep does on GPUs, tried on pretended ones (tests/pretended): from the launch to the report, and mistakes.
+"""What Lockstep does on GPUs, tried on pretended ones (workflow/pretended): launch to report, and mistakes.
 
 All of it is slow, as C++ is compiled and whole runs are made. CI trains a row of each kind and makes each kind of
 mistake; the other rows, the proofs and the whole pipeline are for `make test-slow`.

@@ -13,6 +13,7 @@ PACKAGE = SCRIPTS / "lockstep"
 ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "columns", "proof", "evaluation", "report"),
+    "script",
     *("cli", "trust", "tuning", "workflow", "view"),
 )
 

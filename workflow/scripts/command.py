@@ -7,6 +7,7 @@
     lockstep tune [ARGUMENTS]      this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
     lockstep show NAME             what one would write for a row in a script of one's own, and what starts it
+    lockstep prove -- COMMAND      whether a script of your own trains the same model on several devices as on one
     lockstep predict [ARGUMENTS]   texts through a model
     lockstep compare A B           two results folders or more, row by row; as a page with --page FILE
     lockstep keep NAME             keep the results that are there now, for a history
@@ -32,7 +33,7 @@ from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "show", "predict", "compare", "keep", "history", "check", "accept", "doctor")
+SCRIPTS = ("again", "show", "prove", "predict", "compare", "keep", "history", "check", "accept", "doctor")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 

@@ -1,4 +1,4 @@
-// The tensors of pretended GPUs: see pretended/__init__.py.
+// The tensors of pretended GPUs: see lockstep/script/pretended.py.
 //
 // PyTorch's CPU build leaves the dispatch key of CUDA empty: no allocator, no device guard, no kernel. They are filled
 // in here. Memory of cuda:k is the host's, counted under k; an operator on it is the CPU's, on tensors that share that

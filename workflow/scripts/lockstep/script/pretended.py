@@ -1,7 +1,6 @@
 """Pretended GPUs: every process of a run believes in N of them, and computes on the CPU.
 
-`machine(place, gpus)` copies what is beside this file into the scripts of a project's copy, which are on the path of
-every process that a run starts, its launchers included; the product itself never loads it. There
+What they are made of lies in workflow/pretended/, which is on the path of every process that is to believe in them:
 
 - gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the
   CPU's operators, refused in PyTorch's words where tensors of two devices meet or a process wants more than 8 GiB of
@@ -24,18 +23,58 @@ tensors, let a tensor of the host pass, so of such a mistake nothing is seen; no
 GPU's tensor of its parent's, of a variable that is changed after CUDA has read it, or of a GPU that
 CUDA_VISIBLE_DEVICES names twice (one that it names by its UUID is not found). Where a rank sends from a GPU that
 another one of its group has sent from, real NCCL waits until its timeout, or even works if all ranks exchange their
-GPUs; here it is refused at once. Numbers that come of them are of no GPU, so they stay in the tests' folders.
+GPUs; here it is refused at once. Numbers that come of them are of no GPU.
 """
 
+import hashlib
 import os
-import shutil
 import subprocess
 import sysconfig
+import tempfile
 from functools import cache
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from lockstep import caches
+from lockstep.errors import BadInput
+from lockstep.paths import PROJECT
+
+PARTS = PROJECT / "workflow" / "pretended"
 LOADED = ("sitecustomize.py", "torch_cuda.py", "pynvml.py")
+SOURCES = ("gpus.cpp", "group.cpp", "memory.h")
+CANNOT_KNOW = (
+    "pretended GPUs compute on the CPU: times, memory of kernels and NCCL, and how a GPU rounds, they can't know"
+)
+
+
+def variables(gpus: int) -> dict[str, str]:
+    """What to set in the environment of a command that is to see so many. Raises BadInput where they can't be had."""
+    import torch
+
+    if torch.version.cuda or torch.version.hip:
+        raise BadInput("--gpus: PyTorch is built for real GPUs here, and only its CPU build takes pretended ones.")
+    return {
+        "LOCKSTEP_PRETENDED_GPUS": str(gpus),
+        "LOCKSTEP_PRETENDED_LIBRARIES": str(_kept()),
+        "PYTHONPATH": os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+
+
+def _kept() -> Path:
+    """The folder of the compiled parts, which are kept for the next time."""
+    import torch
+
+    sources = b"".join((PARTS / name).read_bytes() for name in SOURCES)
+    named = hashlib.sha256(sources + torch.__version__.encode()).hexdigest()[:12]
+    cache_folder = caches.asked() / "lockstep"
+    folder = cache_folder / f"pretended-{named}"
+    if not folder.is_dir():
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        print("compiling pretended GPUs, once", flush=True)
+        with tempfile.TemporaryDirectory(dir=cache_folder) as temporary:
+            made = libraries(Path(temporary) / "made")
+            if not folder.is_dir():
+                made.rename(folder)
+    return folder
 
 
 @cache
@@ -43,22 +82,25 @@ def libraries(folder: Path) -> Path:
     """gpus.cpp and group.cpp, compiled into `folder`: two, as one must be there before PyTorch's Python part is."""
     from torch.utils import cpp_extension
 
+    folder.mkdir(exist_ok=True)
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-DTORCH_EXTENSION_NAME=pretended", "-DUSE_C10D"]
     flags += ["-DUSE_DISTRIBUTED", *(f"-I{path}" for path in includes)]
     linked = [f"-L{cpp_extension.TORCH_LIB_PATH}", "-lc10", "-ltorch_cpu"]
-    compilers = [
-        subprocess.Popen(["c++", *flags, HERE / f"{name}.cpp", "-o", folder / f"{name}.so", *linked, *more])
-        for name, *more in (("gpus",), ("group", "-ltorch_python"))
-    ]
-    assert [compiler.wait() for compiler in compilers] == [0, 0]
+    try:
+        compilers = [
+            subprocess.Popen(["c++", *flags, PARTS / f"{name}.cpp", "-o", folder / f"{name}.so", *linked, *more])
+            for name, *more in (("gpus",), ("group", "-ltorch_python"))
+        ]
+    except FileNotFoundError:
+        raise BadInput("--gpus: c++ is not here, which compiles pretended GPUs. Install g++.") from None
+    if [compiler.wait() for compiler in compilers] != [0, 0]:
+        raise BadInput(f"--gpus: pretended GPUs can't be compiled for {torch_version()}; the compiler said why.")
     return folder
 
 
-def machine(place, gpus: int, built: Path) -> dict[str, str]:
-    """Make the project's copy `place` one of a machine with so many GPUs; returns the variables to call it with."""
-    scripts = place.path("workflow/scripts")
-    for file in LOADED:
-        shutil.copy2(HERE / file, scripts / file)
-    path = os.pathsep.join([str(scripts), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"LOCKSTEP_PRETENDED_GPUS": str(gpus), "LOCKSTEP_PRETENDED_LIBRARIES": str(built), "PYTHONPATH": path}
+def torch_version() -> str:
+    """Which PyTorch is here, in words."""
+    import torch
+
+    return f"PyTorch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""What torch.cuda and torch.distributed answer on pretended GPUs: see pretended/__init__.py."""
+"""What torch.cuda and torch.distributed answer on pretended GPUs: see lockstep/script/pretended.py."""
 
 import ctypes
 import functools

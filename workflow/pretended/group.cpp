@@ -1,4 +1,4 @@
-// What Python calls of pretended GPUs, and a process group for their tensors by gloo. See pretended/__init__.py.
+// What Python calls of pretended GPUs, and a process group for their tensors by gloo. See lockstep/script/pretended.py.
 
 #include "memory.h"
 

@@ -1,0 +1,192 @@
+"""Scripts as people write them, right and wrong: `lockstep prove` says of each what is so, and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import PROJECT
+
+HOROVOD = find_spec("horovod") is not None
+NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+TORCHRUN = ("torchrun", "--nproc-per-node", "2", "train.py")
+SPAWN = ("python", "train.py", "--spawn", "2")
+
+
+def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int | None = None) -> dict:
+    """The verdict on a command, whose script lies beside this test; `code` is the exit code that is expected."""
+    finished = prove(place, *command, options=("--output", str(place / "out"), *options))
+    said = finished.stdout + finished.stderr
+    assert (place / "out" / "verdict.json").is_file(), said
+    verdict = json.loads((place / "out" / "verdict.json").read_text(encoding="utf-8"))
+    expected = {"equal": 0, "different": 1, "not told": 3}[verdict["answer"]] if code is None else code
+    assert finished.returncode == expected, said
+    return verdict | {"said": said, "kinds": {each["kind"]: each for each in verdict["findings"]}}
+
+
+def prove(place: Path, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    # As somebody's shell has it, in which no variable of a test's own process is set.
+    environment = {name: os.environ[name] for name in ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR") if name in os.environ}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside the scripts, which are this project's
+    environment["PATH"] = f"{BIN}:{os.environ['PATH']}"
+    words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), *options, "--", *command]
+    return subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+
+
+RIGHT = {
+    "torchrun": TORCHRUN,
+    "spawn": SPAWN,
+    "launch": ("python", "-m", "torch.distributed.launch", "--nproc-per-node", "2", "train.py"),
+    "four ranks": ("torchrun", "--nproc-per-node", "4", "train.py"),
+    "accumulation": (*TORCHRUN, "--having", "accumulation"),
+    "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
+    "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
+    "gradients by hand": (*SPAWN, "--having", "by_hand"),
+    "bf16": (*TORCHRUN, "--having", "bf16"),
+    "compiled": (*TORCHRUN, "--having", "compile"),
+    "fsdp": (*TORCHRUN, "--having", "fsdp"),
+    "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
+    "accelerate": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "accumulation"),
+    "trainer": ("torchrun", "--nproc-per-node", "2", "with_trainer.py", "--having", "averaged"),
+    "fabric": ("python", "with_fabric.py"),
+    "fabric, spawned": ("python", "with_fabric.py", "--having", "spawn"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
+    verdict = proven(tmp_path, *RIGHT[name])
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert {each["level"] for each in verdict["findings"]} <= {"note"}
+    assert len(verdict["table"]) == 8
+    assert all(line["distance"] < 1e-3 for line in verdict["table"])
+
+
+WRONG = {
+    "same_samples": ("same_samples", TORCHRUN, "called(points)"),
+    "other_weights": ("beginning", SPAWN, ""),
+    "inner_model": ("apart", TORCHRUN, ""),
+    "summed": ("summed", TORCHRUN, "scaler.scale(loss).backward()"),
+    "averaged_twice": ("averaged_twice", SPAWN, "scaler.scale(loss).backward()"),
+    "not_cleared": ("not_cleared", TORCHRUN, "called(points)"),
+    "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
+    "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", WRONG)
+def test_each_mistake_is_named_with_its_line(mistake, tmp_path):
+    kind, command, line = WRONG[mistake]
+    verdict = proven(tmp_path, *command, "--mistake", mistake)
+    assert verdict["answer"] == "different", verdict["said"]
+    wrong = [each for each in verdict["findings"] if each["level"] == "different"]
+    assert [each["kind"] for each in wrong] == [kind], verdict["said"]
+    if line:
+        file, _, number = wrong[0]["line"].partition(":")
+        assert line in (HERE / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+
+
+CAUTIONED = {
+    "batch_norm": ("batch_norm", "different", ("--having", "batch_norm")),
+    "rate_scaled": ("rate_scaled", "equal", ("--mistake", "rate_scaled")),
+    "every_micro_batch": ("every_micro_batch", "equal", ("--mistake", "every_micro_batch", "--having", "accumulation")),
+    "same_order": ("same_order", "equal", ("--mistake", "same_order", "--samples", "64", "--epochs", "3")),
+    "scaled": ("clipped_while_scaled", "different", ("--mistake", "clipped_while_scaled", "--having", "scaler")),
+    "uneven": ("mean_of_means", "different", ("--mistake", "uneven")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAUTIONED)
+def test_what_may_be_meant_or_costs_time_only_is_said_too(name, tmp_path):
+    kind, answer, more = CAUTIONED[name]
+    verdict = proven(tmp_path, *TORCHRUN, *more)
+    assert verdict["answer"] == answer, verdict["said"]
+    assert kind in verdict["kinds"], verdict["said"]
+    assert verdict["kinds"][kind]["do"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_is_proven_by_its_weights(stage, tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))
+    assert verdict["answer"] == "equal", verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_default_of_trainer_multiplies_a_classifier_s_loss_by_the_number_of_ranks(tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_trainer.py")
+    assert "average_tokens_across_devices=False" in verdict["kinds"]["summed"]["do"], verdict["said"]
+
+
+@pytest.mark.slow
+@NEED_HOROVOD
+def test_horovod_is_proven_and_a_rate_times_ranks_is_said(tmp_path):
+    start = ("horovodrun", "-np", "2", "--gloo", "python", "with_horovod.py")
+    verdict = proven(tmp_path, *start, "--having", "scaled_rate")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert verdict["kinds"].keys() == {"rate_scaled"}
+    summed = proven(tmp_path, *start, "--mistake", "summed")
+    assert summed["kinds"]["summed"]["level"] == "different"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_command_that_starts_one_process_is_not_called_equal(tmp_path):
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "1", "train.py", options=("--steps", "2"))
+    assert verdict["answer"] == "not told"
+    assert "trained in one process" in verdict["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("python", "-c", "pass"), "did not import PyTorch"),
+        (("python", "-c", "import torch"), "did no optimizer step"),
+        (("torchrun", "--nproc-per-node", "2", "train.py", "--wrong"), "and ended with exit code"),
+        (("no-such-launcher", "train.py"), "no-such-launcher: can't be started: No such file or directory"),
+    ],
+)
+def test_a_command_that_does_not_train_is_said_in_words(command, says, tmp_path):
+    finished = prove(tmp_path, *command)
+    assert finished.returncode not in (0, 3)
+    assert says in finished.stderr
+    assert "Traceback" not in finished.stderr or "--wrong" in command
+
+
+@pytest.mark.slow
+def test_two_scripts_are_held_against_one_another(tmp_path):
+    against = ("--against", "torchrun --nproc-per-node 1 train.py")
+    verdict = proven(tmp_path, *TORCHRUN, options=against)
+    assert "16 samples against 8" in verdict["reason"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_nothing_beside_the_script(tmp_path):
+    words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), "--steps", "100000", "--", *TORCHRUN]
+    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    before = sorted(HERE.iterdir())
+    process = subprocess.Popen([*words, "--epochs", "100000"], cwd=HERE, env=environment, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and len(psutil.Process(process.pid).children(recursive=True)) < 3:
+        time.sleep(0.2)
+    time.sleep(5)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(2)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(below) >= 3
+    assert not [each for each in below if each.is_running()]
+    assert sorted(HERE.iterdir()) == before

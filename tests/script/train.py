@@ -1,0 +1,129 @@
+"""A training script as people write them, knowing nothing of Lockstep; with a mistake where one is asked for."""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Points(Dataset):
+    def __init__(self, count, noisy=False):
+        generator = torch.Generator().manual_seed(1)
+        self.points = torch.randn(count, 20, generator=generator)
+        self.labels = torch.randint(0, 4, (count,), generator=generator)
+        self.noisy = noisy
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        noise = 0.1 * torch.randn(20) if self.noisy else 0.0
+        return self.points[index] + noise, self.labels[index]
+
+
+def network(arguments):
+    layers = [nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4)]
+    if "batch_norm" in arguments.having:
+        layers.insert(1, nn.BatchNorm1d(32))
+    return nn.Sequential(*layers)
+
+
+def train(rank, world, arguments):
+    mistake, having = arguments.mistake, arguments.having
+    if "RANK" not in os.environ:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": arguments.port}
+        dist.init_process_group("gloo", rank=rank, world_size=world)
+    else:
+        dist.init_process_group("gloo")
+    torch.manual_seed(rank if mistake == "other_weights" else 0)
+    model = network(arguments)
+    torch.manual_seed(rank)
+    by_hand = mistake in ("summed", "other_weights") or "by_hand" in having
+    if "sync_batch_norm" in having:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    wrapped = model if by_hand else DistributedDataParallel(model)
+    if "fsdp" in having:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        wrapped = fully_shard(model)
+    if "compile" in having:
+        wrapped = torch.compile(wrapped)
+    data = Points(arguments.samples, "noisy" in having)
+    sampler = None if mistake == "same_samples" else DistributedSampler(data, drop_last="drop_last" in having)
+    workers = 2 if "workers" in having else 0
+    size = 4 if rank and mistake == "uneven" else 8
+    loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
+    if "sgd" in having:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if mistake == "rate_scaled" else 1))
+    schedule = torch.optim.lr_scheduler.LinearLR(
+        optimizer, 1.0, 0.1, total_iters=arguments.samples // 16 * arguments.epochs
+    )
+    scaler = torch.amp.GradScaler("cpu", enabled="scaler" in having)
+    loss_of = nn.CrossEntropyLoss()
+    every = 2 if "accumulation" in having else 1
+    for epoch in range(arguments.epochs):
+        if sampler and mistake != "same_order":
+            sampler.set_epoch(epoch)
+        for number, (points, labels) in enumerate(loader, 1):
+            last = number % every == 0
+            if not by_hand and "fsdp" not in having and "compile" not in having:
+                wrapped.require_backward_grad_sync = last or mistake == "every_micro_batch"
+            called = model if mistake == "inner_model" else wrapped
+            with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in having):
+                loss = loss_of(called(points), labels) / every
+            if mistake == "averaged_twice":
+                loss = loss / world
+            scaler.scale(loss).backward()
+            if not last:
+                continue
+            if by_hand:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    if mistake != "summed":
+                        parameter.grad /= world
+            if mistake == "clipped_while_scaled":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            elif "clip" in having:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            for _ in range(world if mistake == "schedule_of_ranks" else 1):
+                schedule.step()
+            if mistake == "drifting" and rank:
+                with torch.no_grad():
+                    model[0].bias += 1e-3
+            if mistake != "not_cleared":
+                optimizer.zero_grad()
+    if not rank:
+        print(f"{epoch + 1} epochs of {len(data)} points, loss {float(loss.detach()):.3f}")
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mistake", default="")
+    parser.add_argument("--having", default=[], type=lambda words: words.split(","))
+    parser.add_argument("--spawn", type=int)
+    parser.add_argument("--port", default="29511")
+    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=2)
+    arguments = parser.parse_args()
+    if arguments.spawn:
+        mp.spawn(train, args=(arguments.spawn, arguments), nprocs=arguments.spawn)
+    else:
+        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A script of Accelerate's users, as its documentation has them."""
+
+import argparse
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from train import Points, network
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mistake", default="")
+    parser.add_argument("--having", default=[], type=lambda words: words.split(","))
+    arguments = parser.parse_args()
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=2 if "accumulation" in arguments.having else 1,
+        step_scheduler_with_optimizer="prepared_schedule" in arguments.having,
+    )
+    torch.manual_seed(0)
+    model = network(arguments)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(Points(256), batch_size=8, shuffle=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if "prepared_schedule" in arguments.having:
+        schedule = accelerator.prepare(schedule)
+    for _ in range(2):
+        for points, labels in loader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(points), labels)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    accelerator.print("done")
+
+
+if __name__ == "__main__":
+    main()

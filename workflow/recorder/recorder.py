@@ -1,0 +1,729 @@
+"""What is loaded into every process of somebody's training script, to note what each optimizer step did.
+
+It runs in the script's own Python, beside code that knows nothing of Lockstep: so it imports PyTorch alone, changes
+nothing that the script computes but dropout, and writes one file per process into the folder of the recording.
+
+For each optimizer step of this process: a hash of each sample that went into the model, the loss that was
+differentiated, the learning rates, and of each parameter's gradient and new value the norm and a sketch. A sketch is
+61 sums of every 61st number: it is linear, so the distance of two sketches tells the distance of two tensors, and
+61 is a prime, so that no row or column of a usual matrix falls into one sum.
+
+LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names that of an earlier recording: its samples, its initial
+weights and its learning rates are then put into this process, which is alone.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+
+FOLDER = os.environ.get("LOCKSTEP_RECORDING", "")
+REPLAY = os.environ.get("LOCKSTEP_REPLAY")
+STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
+REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # each batch, so that rounding differs and nothing else
+KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
+SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
+# The names of the variables that were set before the script's launcher was started: their values are not written down.
+KNOWN = set(os.environ.get("LOCKSTEP_KNOWN", "").split(","))
+BUCKETS = 61
+# What wrappers put into the names of parameters: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
+WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WAIT = 60  # seconds that a rank which is done waits for the others
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
+WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
+
+
+class State:
+    """All that this process has noted so far."""
+
+    def __init__(self):
+        self.depth = 0  # of calls of modules, of which only the outermost takes a sample
+        self.stepping = 0  # of optimizers' steps, which may call each other
+        self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold parts of what is trained
+        self.models = []  # the outermost modules that were trained, in the order of their first call
+        self.loaders = []  # what each DataLoader of this process has handed out
+        self.steps = []
+        self.step = _empty_step()
+        self.notes = {}  # what was seen that explains a difference, by its name
+        self.initial = None
+        self.finished = False
+        self.recorded = None
+
+
+def _empty_step():
+    return {"calls": [], "losses": [], "evaluated": [], "clip": []}
+
+
+state = State()
+
+
+def rank_and_world():
+    """This process's rank and how many there are: of torch.distributed, of Horovod, or as a launcher says."""
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
+    rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
+    world = next((int(os.environ[name]) for name in WORLDS if os.environ.get(name, "").isdigit()), 1)
+    return rank, world
+
+
+def line():
+    """The line of the script that is being executed, as file:line; of several files, the innermost of its folder."""
+    frame = sys._getframe(1)
+    while frame:
+        file = frame.f_code.co_filename
+        if SCRIPT_FOLDER and file.startswith(SCRIPT_FOLDER + os.sep) and "site-packages" not in file:
+            return f"{os.path.relpath(file, SCRIPT_FOLDER)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+# --- Samples -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(inputs):
+    """A hash of each row of a batch: [samples]. Padding is left out, where attention_mask says what it is."""
+    import torch
+
+    named = dict(_tensors(inputs))
+    sized = {name: tensor for name, tensor in named.items() if tensor.dim()}
+    if not sized:
+        return []
+    size = next(iter(sized.values())).shape[0]
+    mask = next((tensor for name, tensor in sized.items() if name.endswith("attention_mask")), None)
+    hashes = [hashlib.blake2b(digest_size=8) for _ in range(size)]
+    for name, tensor in sized.items():
+        if tensor.shape[0] != size or name.endswith(("attention_mask", "position_ids")):
+            continue
+        array = tensor.detach().cpu().contiguous()
+        if array.is_floating_point() or array.is_complex():
+            array = array.to(torch.float32)  # autocast's inputs come in other precisions
+        masked = mask is not None and mask.shape == tensor.shape and not tensor.is_floating_point()
+        keep = mask.detach().cpu().bool() if masked else None
+        for place, digest in enumerate(hashes):
+            row = array[place][keep[place]] if masked else array[place]
+            digest.update(row.numpy().tobytes())
+    return [digest.hexdigest() for digest in hashes]
+
+
+def _tensors(value, name=""):
+    """The tensors in nested containers, by their names."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for place, inner in enumerate(value):
+            yield from _tensors(inner, f"{name}.{place}")
+
+
+# --- Parameters ----------------------------------------------------------------------------------------------------
+
+
+def plain(name):
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def named_parameters():
+    """All parameters of the models that are trained: (name, parameter), each once."""
+    seen = set()
+    for number, model in enumerate(state.models):
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield (f"{number}." if number else "") + plain(name), parameter
+
+
+@contextlib.contextmanager
+def gathered(parameter):
+    """A parameter that holds all of its values: DeepSpeed's stage 3 keeps a part on each rank."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter
+    else:
+        yield parameter
+
+
+def whole(tensor):
+    """All of a tensor that may lie in parts on several ranks (a DTensor), and whether it does."""
+    if hasattr(tensor, "full_tensor"):
+        return tensor.full_tensor(), any(not placement.is_replicate() for placement in tensor.placements)
+    return tensor, False
+
+
+def sketched(tensor):
+    """The norm, and 61 sums, of a tensor: a list of floats."""
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    flat = flat.to(torch.float64) if flat.device.type != "mps" else flat.float().cpu().double()
+    norm = float(flat.norm())
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % BUCKETS))
+    return [norm, *padded.reshape(-1, BUCKETS).sum(0).tolist()]
+
+
+def gradients():
+    """Of each parameter that has a gradient, its sketch."""
+    found = {}
+    for name, parameter in named_parameters():
+        if parameter.grad is not None:
+            found[name] = sketched(whole(parameter.grad)[0])
+    return found
+
+
+def weights():
+    """Of each parameter: its sketch, and a hash of its bytes."""
+    import torch
+
+    sketches, hashes, sharded = {}, {}, False
+    for name, parameter in named_parameters():
+        with gathered(parameter) as full:
+            value, in_parts = whole(full.detach())
+            sharded |= in_parts or hasattr(parameter, "ds_id")
+            sketches[name] = sketched(value)
+            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            hashes[name] = hashlib.blake2b(raw.numpy().tobytes(), digest_size=8).hexdigest()
+    return sketches, hashes, sharded
+
+
+# --- What is noted, and when ---------------------------------------------------------------------------------------
+
+
+def before_training_call(model, inputs):
+    """Called before an outermost module is trained on a batch."""
+    import torch
+
+    if model not in state.models:
+        state.models.append(model)
+        _begin(model)
+    if not state.step["calls"] and state.steps and not state.notes.get("not_cleared"):
+        left = [name for name, parameter in named_parameters() if _holds_gradient(parameter)]
+        if left:
+            state.notes["not_cleared"] = {"step": len(state.steps) + 1, "first": left[0], "line": line()}
+    synchronised = getattr(model, "require_backward_grad_sync", None)
+    state.step["calls"].append({"rows": rows_of(inputs), "synchronised": synchronised, "line": line()})
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            note_precision(torch.get_autocast_dtype(kind))
+
+
+def note_precision(dtype):
+    """Note a floating-point type that numbers of this training are in, as float32."""
+    kinds = state.notes.setdefault("precisions", [])
+    if dtype.is_floating_point and str(dtype) not in kinds:
+        kinds.append(str(dtype))
+
+
+def _holds_gradient(parameter):
+    gradient = parameter.grad
+    return gradient is not None and bool((getattr(gradient, "_local_tensor", gradient) != 0).any())
+
+
+def _begin(model):
+    """Note what a model is made of before its first step."""
+    import torch
+
+    if REPLAY:
+        _put_weights_into(state.models)
+    sketches, hashes, sharded = weights()
+    for _, parameter in named_parameters():
+        note_precision(parameter.dtype)
+    kinds = {type(module).__name__ for module in model.modules()}
+    norms = [kind for kind in sorted(kinds) if kind.startswith("BatchNorm")]
+    devices = sorted({str(parameter.device) for _, parameter in named_parameters()})
+    rank, _ = rank_and_world()
+    state.initial = {
+        "weights": sketches,
+        "hashes": hashes,
+        "sharded": sharded,
+        "kind": type(model).__name__,
+        "modules": sorted(kinds),
+        "batch_norm": norms,
+        "dropout": dropouts(model),
+        "devices": devices,
+        "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
+        "trainer": "transformers.trainer" in sys.modules,
+        "parameters": sum(parameter.numel() for _, parameter in named_parameters()),
+    }
+    if not REPLAY:
+        stored = {}
+        for number, each in enumerate(state.models):
+            for name, value in [*each.named_parameters(), *each.named_buffers()]:
+                with gathered(value) as full:
+                    full, _ = whole(full.detach())
+                    stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
+        if rank == 0:
+            torch.save(stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def dropouts(model):
+    """The highest probability by which a module of the model drops units, as it was before it was set to 0."""
+    probabilities = [getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__]
+    return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
+
+
+def _put_weights_into(models):
+    import torch
+
+    (file,) = [name for name in os.listdir(REPLAY) if name.startswith("initial.") and name.endswith(".pt")]
+    stored = torch.load(os.path.join(REPLAY, file), weights_only=True)
+    with torch.no_grad():
+        for number, model in enumerate(models):
+            for name, value in [*model.named_parameters(), *model.named_buffers()]:
+                key = (f"{number}." if number else "") + plain(name)
+                if key not in stored:
+                    state.notes["other_parameters"] = key
+                    continue
+                with gathered(value) as full:
+                    target = full.to_local() if hasattr(full, "to_local") else full
+                    target.copy_(stored[key].to(target.device))
+
+
+def before_step(optimizer, *_):
+    """Called before an optimizer's step."""
+    state.stepping += 1
+    if state.finished or not state.models or state.engine:
+        return
+    step = state.step
+    step["gradients"] = gradients()  # of the innermost: Horovod's optimizer averages them, and then calls one below it
+    if state.stepping > 1:
+        return
+    step["line"] = line()
+    step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    step["optimizer"] = type(optimizer).__name__
+    if REPLAY and (recorded := recorded_rates(len(state.steps))):
+        for group, rate in zip(optimizer.param_groups, recorded, strict=False):
+            step.setdefault("own_rates", step["rates"])
+            if hasattr(group["lr"], "fill_"):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def after_step(optimizer, *_):
+    state.stepping -= 1
+    if state.stepping or state.finished or not state.models or state.engine:
+        return
+    if "own_rates" in state.step:  # a schedule may go on from the rate that it finds
+        for group, rate in zip(optimizer.param_groups, state.step["own_rates"], strict=False):
+            if not hasattr(group["lr"], "fill_"):
+                group["lr"] = rate
+    step_done()
+
+
+def step_done():
+    """Note the weights after a step; after the last one, end this process."""
+    state.step["weights"], state.step["hashes"], _ = weights()
+    state.step["at"] = time.perf_counter()
+    state.steps.append(state.step)
+    state.step = _empty_step()
+    write()
+    if len(state.steps) == STEPS:
+        end()
+
+
+def _note_start():
+    """How this process was started, from which a replay of rank 0 starts."""
+    about = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "command": sys.orig_argv,
+        "folder": os.getcwd(),
+        "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
+    }
+    with open(os.path.join(FOLDER, f"started.{os.getpid()}.json"), "w") as stream:
+        json.dump(about, stream)
+
+
+def write():
+    rank, world = rank_and_world()
+    noted = {
+        "rank": rank,
+        "world": world,
+        "pid": os.getpid(),
+        "initial": state.initial,
+        "steps": state.steps,
+        "notes": state.notes,
+        "loaders": [loader for loader in state.loaders if loader["batches"]],
+        "left": state.step["evaluated"],
+    }
+    file = os.path.join(FOLDER, f"process.{os.getpid()}.json")
+    with open(f"{file}.tmp", "w") as stream:
+        json.dump(noted, stream)
+    os.replace(f"{file}.tmp", file)
+
+
+def end():
+    """End this process once all ranks have done their steps: one that left before would fail the others."""
+    state.finished = True
+    _, world = rank_and_world()
+    open(os.path.join(FOLDER, f"done.{os.getpid()}"), "w").close()
+    until = time.monotonic() + WAIT
+    while time.monotonic() < until and len([1 for name in os.listdir(FOLDER) if name.startswith("done.")]) < world:
+        time.sleep(0.02)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    multiprocessing = sys.modules.get("multiprocessing")
+    for child in multiprocessing.active_children() if multiprocessing else ():
+        child.terminate()
+    os._exit(0)
+
+
+@atexit.register
+def _at_exit():
+    if state.initial and not state.finished:
+        write()
+
+
+# --- Changes of PyTorch --------------------------------------------------------------------------------------------
+
+
+def change_torch(torch):
+    """Called once PyTorch is imported."""
+    from torch.optim import optimizer
+
+    _note_start()
+    optimizer.register_optimizer_step_pre_hook(before_step)
+    optimizer.register_optimizer_step_post_hook(after_step)
+    _change_modules(torch)
+    _change_backward(torch)
+    _change_loaders(torch)
+    _change_clipping(torch)
+    _change_saving(torch)
+    if not KEEP_DROPOUT:
+        _change_dropout(torch)
+    if REPLAY:
+        _be_alone(torch)
+
+
+def _change_modules(torch):
+    call = torch.nn.Module.__call__
+    is_compiling = torch.compiler.is_compiling
+
+    def noted(self, *args, **kwargs):
+        if is_compiling() or state.depth or threading.current_thread() is not threading.main_thread():
+            return call(self, *args, **kwargs)
+        return outermost(self, args, kwargs)
+
+    @torch.compiler.disable
+    def outermost(module, args, kwargs):
+        in_backward = torch._C._current_graph_task_id() != -1  # activations that are computed again
+        if in_backward or state.finished or not FOLDER or not has_parameters(module):
+            return call(module, *args, **kwargs)
+        if module.training and torch.is_grad_enabled():
+            before_training_call(module, (args, kwargs))
+        elif state.models:
+            state.step["evaluated"].append(rows_of((args, kwargs)))
+        state.depth += 1
+        try:
+            output = call(module, *args, **kwargs)
+        finally:
+            state.depth -= 1
+        for _, tensor in _tensors(output):
+            note_precision(tensor.dtype)
+        return output
+
+    def has_parameters(module):
+        return next(module.parameters(), None) is not None
+
+    torch.nn.Module.__call__ = noted
+
+
+def _change_backward(torch):
+    backward = torch.autograd.backward
+
+    def noted(tensors, *args, **kwargs):
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
+            state.step["losses"].append(float(roots[0].detach()))
+            state.step["backward_line"] = line()
+        return backward(tensors, *args, **kwargs)
+
+    torch.autograd.backward = noted
+
+
+def _change_clipping(torch):
+    import torch.nn.utils.clip_grad as module
+
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        clip = getattr(module, name)
+
+        def noted(*args, _clip=clip, **kwargs):
+            state.step["clip"].append(line())
+            return _clip(*args, **kwargs)
+
+        setattr(module, name, noted)
+        setattr(torch.nn.utils, name, noted)
+    unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
+
+    def noted_unscale(self, *args, **kwargs):
+        state.notes.setdefault("scaler", True)
+        state.step["unscaled"] = True
+        return unscale(self, *args, **kwargs)
+
+    def noted_step(self, *args, **kwargs):
+        if self.is_enabled() and state.step["clip"] and not state.step.get("unscaled"):
+            state.notes.setdefault(
+                "clipped_while_scaled", {"step": len(state.steps) + 1, "line": state.step["clip"][0]}
+            )
+        return step(self, *args, **kwargs)
+
+    torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
+
+
+def _change_saving(torch):
+    save = torch.save
+
+    def noted(value, *args, **kwargs):
+        if isinstance(value, dict) and not state.finished:
+            for name in _keys(value):
+                if isinstance(name, str) and name.startswith("module."):
+                    state.notes.setdefault("saved_as_module", {"name": name, "line": line()})
+                    break
+        return save(value, *args, **kwargs)
+
+    torch.save = noted
+
+
+def _keys(value):
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from inner
+        yield key
+
+
+def _change_dropout(torch):
+    """Nothing is dropped: two runs that drop different units can't be told from two that differ."""
+    functional = torch.nn.functional
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+        usual = getattr(functional, name)
+
+        def without(input, p=0.5, training=True, inplace=False, _usual=usual):
+            return _usual(input, 0.0, training, inplace)
+
+        setattr(functional, name, without)
+    attention = functional.scaled_dot_product_attention
+
+    def without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    functional.scaled_dot_product_attention = without_dropout
+
+
+# --- Loaders: what each hands out; in a replay, what those of all ranks handed out ---------------------------------
+
+
+def _change_loaders(torch):
+    from torch.utils.data import dataloader
+    from torch.utils.data._utils import fetch
+
+    next_index = dataloader._BaseDataLoaderIter._next_index
+    initialise = dataloader.DataLoader.__init__
+    length = dataloader.DataLoader.__len__
+    reset = dataloader._BaseDataLoaderIter.__init__
+    reset_again = dataloader._BaseDataLoaderIter._reset
+    fetch_usual = fetch._MapDatasetFetcher.fetch
+
+    def noted_init(self, dataset, *args, **kwargs):
+        initialise(self, dataset, *args, **kwargs)
+        try:
+            size = len(dataset)
+        except TypeError:
+            size = None
+        ordinal = sum(loader["size"] == size for loader in state.loaders)
+        about = {"size": size, "ordinal": ordinal, "batches": [], "length": None}
+        about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
+        state.loaders.append(about)
+        object.__setattr__(self, "_lockstep", about)
+        if about["indexed"] and not REPLAY:
+            with contextlib.suppress(TypeError):
+                about["length"] = length(self)
+
+    def noted_length(self):
+        recorded = recorded_loader(getattr(self, "_lockstep", None))
+        return length(self) if recorded is None or recorded["length"] is None else recorded["length"]
+
+    def noted_iterator(self, loader, *args, **kwargs):
+        self._lockstep = getattr(loader, "_lockstep", None)
+        if self._lockstep is not None:
+            self._lockstep["batches"].append([])
+        reset(self, loader, *args, **kwargs)
+
+    def noted_reset(self, loader, first_iter=False):
+        if not first_iter and self._lockstep is not None:  # workers that stay, in a next epoch
+            self._lockstep["batches"].append([])
+        reset_again(self, loader, first_iter)
+
+    def noted_index(self):
+        about = self._lockstep
+        if about is None or not about["indexed"] or state.finished:
+            return next_index(self)
+        epoch = about["batches"][-1]
+        recorded = recorded_loader(about)
+        if recorded is None:
+            index = next_index(self)
+        else:
+            epochs = recorded["batches"]
+            at = len(about["batches"]) - 1
+            if at >= len(epochs) or len(epoch) >= len(epochs[at]):
+                raise StopIteration
+            index = list(epochs[at][len(epoch)])
+            if REVERSED:
+                index.reverse()
+        epoch.append([int(each) for each in index] if all(isinstance(each, int) for each in index) else None)
+        return index
+
+    def same_items(self, index):
+        """Items that draw random numbers draw the same ones for the same index, on whichever rank or worker."""
+        if not self.auto_collation or getattr(self.dataset, "__getitems__", None):
+            return fetch_usual(self, index)
+        return self.collate_fn([drawn(self.dataset, each) for each in index])
+
+    def drawn(dataset, index):
+        numpy = sys.modules.get("numpy")
+        before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
+        seed = int.from_bytes(hashlib.blake2b(repr(index).encode(), digest_size=4).digest(), "little")
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        try:
+            return dataset[index]
+        finally:
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+            if numpy:
+                numpy.random.set_state(before[2])
+
+    dataloader.DataLoader.__init__ = noted_init
+    dataloader.DataLoader.__len__ = noted_length
+    dataloader._BaseDataLoaderIter.__init__ = noted_iterator
+    dataloader._BaseDataLoaderIter._reset = noted_reset
+    dataloader._BaseDataLoaderIter._next_index = noted_index
+    fetch._MapDatasetFetcher.fetch = same_items
+
+
+def recorded():
+    """What an earlier recording has for this replay: its loaders, with the batches of all ranks, and its rates."""
+    if state.recorded is None:
+        with open(os.path.join(REPLAY, "replay.json")) as stream:
+            state.recorded = json.load(stream)
+    return state.recorded
+
+
+def recorded_loader(about):
+    if not REPLAY or about is None or not about["indexed"]:
+        return None
+    same = [
+        loader
+        for loader in recorded()["loaders"]
+        if (loader["size"], loader["ordinal"]) == (about["size"], about["ordinal"])
+    ]
+    return same[0] if same else None
+
+
+def recorded_rates(step):
+    rates = recorded()["rates"]
+    return rates[step] if step < len(rates) else None
+
+
+# --- Alone: a replay is one process, whatever the script says of its ranks ------------------------------------------
+
+
+def _be_alone(torch):
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    initialise = dist.init_process_group
+
+    def alone(*args, **kwargs):
+        kwargs = {
+            key: value for key, value in kwargs.items() if key not in ("rank", "world_size", "init_method", "store")
+        }
+        backend = args[0] if args else kwargs.pop("backend", None)
+        return initialise(backend, store=dist.HashStore(), rank=0, world_size=1, **kwargs)
+
+    dist.init_process_group = alone
+    dist.distributed_c10d.init_process_group = alone
+
+
+def change_spawn(module):
+    """mp.spawn starts one process in a replay; of its arguments, the number of ranks becomes 1 as well."""
+    if not REPLAY:
+        return
+    spawn = module.spawn
+
+    def one(fn, args=(), nprocs=1, *rest, **kwargs):
+        mine = tuple(1 if type(value) is int and value == nprocs and nprocs > 1 else value for value in args)
+        return spawn(fn, mine, 1, *rest, **kwargs)
+
+    module.spawn = one
+
+
+def change_deepspeed(module):
+    """DeepSpeed's engine steps its own way: its steps are noted here."""
+    engine = module.DeepSpeedEngine
+    step = engine.step
+
+    def noted(self, *args, **kwargs):
+        taken = self.global_steps
+        state.engine = True
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            state.engine = False
+            if self.global_steps > taken and state.models and not state.finished:
+                state.step["line"] = line()
+                state.step["rates"] = [float(rate) for rate in self.get_lr()]
+                state.step["optimizer"] = type(self.optimizer).__name__
+                state.step["gradients"] = {}
+                step_done()
+
+    engine.step = noted
+
+
+def change_deepspeed_itself(module):
+    """In a replay one process takes the batches of all ranks as one, from the weights that they began with."""
+    if not REPLAY:
+        return
+    initialise = module.initialize
+
+    def alone(args=None, model=None, **kwargs):
+        world = recorded()["world"]
+        given = kwargs.pop("config", None) or kwargs.pop("config_params", None)
+        given = given or getattr(args, "deepspeed_config", None)
+        if isinstance(given, str):
+            with open(given) as stream:
+                given = json.load(stream)
+        given = dict(given)
+        micro = given.get("train_micro_batch_size_per_gpu")
+        if isinstance(micro, int):
+            given["train_micro_batch_size_per_gpu"] = micro * world
+        _put_weights_into([model])
+        if args is not None and hasattr(args, "deepspeed_config"):
+            args.deepspeed_config = None
+        return initialise(args=args, model=model, config=given, **kwargs)
+
+    module.initialize = alone
+
+
+CHANGES = {
+    "torch": change_torch,
+    "torch.multiprocessing": change_spawn,
+    "deepspeed.runtime.engine": change_deepspeed,
+    "deepspeed": change_deepspeed_itself,
+}

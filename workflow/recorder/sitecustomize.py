@@ -1,0 +1,49 @@
+"""Python imports this file by itself at the start of each process of a recorded script, launchers' ones too.
+
+It has recorder.py look at PyTorch once that is imported, and does nothing else: a process without PyTorch pays nothing.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _other_sitecustomize() -> None:
+    """Run the file of this name that the environment itself has, which this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    elsewhere = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec and spec.loader:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+class _Watched(importlib.abc.MetaPathFinder):
+    """Finds the modules that recorder.py changes, and calls it after each is loaded."""
+
+    def __init__(self, changes):
+        self.changes = changes
+
+    def find_spec(self, name, path, target=None):
+        if name not in self.changes:
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec and spec.loader:
+            load, change = spec.loader.exec_module, self.changes[name]
+
+            def load_and_change(module):
+                load(module)
+                change(module)
+
+            spec.loader.exec_module = load_and_change
+        return spec
+
+
+_other_sitecustomize()
+if os.environ.get("LOCKSTEP_RECORDING"):
+    import recorder
+
+    sys.meta_path.insert(0, _Watched(recorder.CHANGES))

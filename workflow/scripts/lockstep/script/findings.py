@@ -1,0 +1,500 @@
+"""What differs between a script's ranks, and between a script on several ranks and on one; and why, in words."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lockstep.script.recording import Recording
+
+DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # of a finding: the model is another; it may be; it is not
+EQUAL, UNTOLD = "equal", "not told"  # of a script, beside DIFFERENT
+ABOVE_FLOOR = 30  # times the distance that rounding alone causes: from there on two models are not the same
+# Of an update: what can't be told in a precision, where the measured floor is lower. Half precision rounds each rank's
+# gradient by itself, which the other order of a batch does not show.
+SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
+SMALLEST_ELSE = 1e-6
+TOO_HIGH = 0.1  # of an update: a floor above which nothing can be told
+SHOWN = 3  # names that a finding lists
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference, its cause, and what one would write; `line` of the script, as file:line."""
+
+    kind: str
+    level: str
+    says: str
+    do: str = ""
+    line: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the same model is trained; `distance` and `floor` as shares of what training changed."""
+
+    answer: str
+    reason: str
+    findings: list[Finding]
+    distance: float | None = None
+    floor: float | None = None
+    table: list[dict] = field(default_factory=list)
+
+
+def between_ranks(recorded: Recording) -> list[Finding]:
+    """What the ranks of one recording show by themselves, without a replay."""
+    looks = (
+        *(
+            _other_beginning,
+            _same_samples,
+            _handed_out,
+            _apart,
+            _not_cleared,
+            _clipped_while_scaled,
+            _every_micro_batch,
+        ),
+        *(_one_device, _same_random_numbers, _without_gradient, _saved_as_module),
+    )
+    return [finding for look in looks for finding in look(recorded)]
+
+
+def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
+    """A recording held against its replay by one process; `floor`: the replay with each batch in the other order."""
+    found = between_ranks(recorded)
+    if recorded.world == 1 and recorded.ranks[0]["initial"]["kind"] != "DataParallel":
+        reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
+        return Verdict(UNTOLD, reason, found)
+    steps = min(recorded.steps, alone.steps, floor.steps)
+    if other := _other_samples(recorded, alone, steps):
+        return Verdict(UNTOLD, other, found)
+    if not _same_names(recorded, alone):
+        return Verdict(UNTOLD, "on one process the script trains parameters of other names or shapes", found)
+    distances = [_distance(recorded, alone, step) for step in range(steps)]
+    floors = [_distance(alone, floor, step) for step in range(steps)]
+    table = [
+        {
+            "step": step + 1,
+            "samples": [len(_rows(rank["steps"][step])) for rank in recorded.ranks],
+            "loss": _mean_loss(recorded, step),
+            "loss_alone": _mean_loss(alone, step),
+            "gradient": _gradient_ratio(recorded, alone, step),
+            "rate": recorded.ranks[0]["steps"][step]["rates"][0],
+            "rate_alone": _own_rates(alone, step)[0],
+            "distance": distances[step],
+            "floor": floors[step],
+        }
+        for step in range(steps)
+    ]
+    found += _other_rates(recorded, alone, steps)
+    if floors[-1] > TOO_HIGH:
+        reason = f"rounding alone moves its weights by {floors[-1]:.0%} of what training changes"
+        return Verdict(UNTOLD, reason, found, distances[-1], floors[-1], table)
+    smallest = _smallest(recorded)
+    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], smallest)), None)
+    gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
+    if first is None and gradient is None:
+        wrong = [finding for finding in found if finding.level == DIFFERENT]
+        within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
+        reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
+        return Verdict(DIFFERENT if wrong else EQUAL, reason, found, distances[-1], floors[-1], table)
+    at = min(step for step in (first, gradient) if step is not None)
+    cause = _cause(recorded, alone, floor, at, gradient == at)
+    if not any(finding.level == DIFFERENT for finding in found):  # what the ranks show by themselves explains it
+        found.insert(0, cause)
+    reason = next(finding.says for finding in found if finding.level == DIFFERENT)
+    return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table)
+
+
+def two_scripts(one: Recording, other: Recording) -> list[Finding]:
+    """What two scripts do differently, each with its own samples: in the first step in which they do."""
+    found = []
+    names = {name for name, _ in _shapes(one).items()} ^ {name for name, _ in _shapes(other).items()}
+    if names:
+        found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
+    elif _initial_distance(one, other) > SMALLEST_ELSE:
+        found.append(Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike."))
+    for step in range(min(one.steps, other.steps)):
+        mine, theirs = (Counter(_union(each, step)) for each in (one, other))
+        if mine != theirs:
+            shared = sum((mine & theirs).values())
+            says = f"{sum(mine.values())} samples against {sum(theirs.values())}, {shared} shared"
+            found.append(Finding("samples", DIFFERENT, says, step=step + 1, line=_call_line(one, step)))
+            break
+    for step in range(min(one.steps, other.steps)):
+        rates = [each.ranks[0]["steps"][step]["rates"] for each in (one, other)]
+        if not np.allclose(*(rate[:1] for rate in rates), rtol=1e-6, atol=0):
+            says = f"learning rate {rates[0][0]:.4g} against {rates[1][0]:.4g}"
+            found.append(Finding("rate", DIFFERENT, says, step=step + 1, line=_line(one, step)))
+            break
+    return found
+
+
+# --- What the ranks show by themselves --------------------------------------------------------------------------
+
+
+def _other_beginning(recorded: Recording) -> list[Finding]:
+    first = recorded.ranks[0]["initial"]
+    for rank in recorded.ranks[1:]:
+        hashes = rank["initial"]["hashes"]
+        if hashes.keys() != first["hashes"].keys():
+            return []
+        if names := [name for name in hashes if hashes[name] != first["hashes"][name]]:
+            says = f"rank {rank['rank']} begins with other weights than rank 0: {_listed(names)}"
+            do = "seed all ranks alike before the model is made, or broadcast rank 0's weights."
+            return [Finding("beginning", DIFFERENT, says, do)]
+    return []
+
+
+def _same_samples(recorded: Recording) -> list[Finding]:
+    if recorded.world == 1:
+        return []
+    for step in range(recorded.steps):
+        each = [Counter(_rows(rank["steps"][step])) for rank in recorded.ranks]
+        if not all(each):
+            return []
+        union = sum(each, Counter())
+        distinct, every = len(union), sum(union.values())
+        if all(rows == each[0] for rows in each):
+            says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
+            do = "give each rank its own part, as by DistributedSampler(dataset)."
+            return [Finding("same_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
+        several = [row for row in union if sum(row in rows for rows in each) > 1]
+        if several and not _indices_apart(recorded):
+            says = f"{len(several)} of {distinct} samples are trained by more than one rank"
+            do = "give each rank its own part, as by DistributedSampler(dataset)."
+            return [Finding("shared_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
+    return []
+
+
+def _indices_apart(recorded: Recording) -> bool:
+    """Whether no loader gave two ranks the same sample in one turn: equal samples then are equal data."""
+    loaders = [rank["loaders"] for rank in recorded.ranks]
+    if not all(loaders):
+        return False
+    for same in zip(*loaders, strict=False):
+        for epoch in zip(*(loader["batches"] for loader in same), strict=False):
+            for turn in zip(*epoch, strict=False):
+                every = [index for batch in turn for index in batch or ()]
+                if len(every) != len(set(every)):
+                    return False
+    return True
+
+
+def _handed_out(recorded: Recording) -> list[Finding]:
+    """Samples that come twice within an epoch, or in the same order in each."""
+    found = []
+    for number, loader in enumerate(recorded.ranks[0]["loaders"]):
+        if not loader["indexed"]:
+            continue
+        same = [rank["loaders"][number] for rank in recorded.ranks if number < len(rank["loaders"])]
+        first = [index for each in same for batch in each["batches"][0] for index in batch or ()]
+        again = len(first) - len(set(first))
+        ranks_alike = recorded.world > 1 and all(each["batches"][0] == same[0]["batches"][0] for each in same)
+        if again and not ranks_alike:
+            says = f"{again} of {loader['size']} samples are handed out twice within an epoch"
+            do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
+            found.append(Finding("repeated", CAUTION if again < recorded.world else DIFFERENT, says, do))
+        epochs = [epoch for epoch in loader["batches"] if len(epoch) > 1]
+        if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
+            says = "each epoch has the same order"
+            found.append(Finding("same_order", CAUTION, says, "call sampler.set_epoch(epoch) before each epoch."))
+    return found
+
+
+def _shuffled(batches: list) -> bool:
+    flat = [index for batch in batches for index in batch or ()]
+    return flat != sorted(flat)
+
+
+def _apart(recorded: Recording) -> list[Finding]:
+    """Ranks whose weights are no longer the same, though they began so."""
+    if recorded.world == 1 or _other_beginning(recorded) or recorded.ranks[0]["initial"]["sharded"]:
+        return []
+    for step in range(recorded.steps):
+        first = recorded.ranks[0]["steps"][step]
+        for rank in recorded.ranks[1:]:
+            hashes = rank["steps"][step]["hashes"]
+            names = [name for name in hashes if hashes[name] != first["hashes"].get(name)]
+            if not names:
+                continue
+            gradients = rank["steps"][step]["gradients"]
+            theirs = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
+            if theirs:
+                says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
+                do = "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
+            elif rank["steps"][step]["rates"] != first["rates"]:
+                says, do = "ranks step with different learning rates", "schedule by what all ranks share."
+            else:
+                says = f"weights of rank {rank['rank']} drift apart from rank 0's: {_listed(names)}"
+                do = "all ranks must take the same step: look for what one of them does alone."
+            return [Finding("apart", DIFFERENT, says, do, _line(recorded, step), step + 1)]
+    return []
+
+
+def _not_cleared(recorded: Recording) -> list[Finding]:
+    about = recorded.ranks[0]["notes"].get("not_cleared")
+    if not about:
+        return []
+    says = "gradients of the step before are still there, and are added to"
+    do = "call optimizer.zero_grad() once a step. One process alone does the same, so it is not seen by comparing."
+    return [Finding("not_cleared", DIFFERENT, says, do, about["line"], about["step"])]
+
+
+def _clipped_while_scaled(recorded: Recording) -> list[Finding]:
+    about = recorded.ranks[0]["notes"].get("clipped_while_scaled")
+    if not about:
+        return []
+    says = "gradients are clipped while they are still multiplied by GradScaler's scale"
+    return [
+        Finding(
+            *("clipped_while_scaled", DIFFERENT, says, "call scaler.unscale_(optimizer) before clip_grad_norm_."),
+            *(about["line"], about["step"]),
+        )
+    ]
+
+
+def _every_micro_batch(recorded: Recording) -> list[Finding]:
+    for step, noted in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
+        early = [call for call in noted["calls"][:-1] if call["synchronised"]]
+        if early and recorded.world > 1:
+            says = f"gradients are averaged over ranks in each of {len(noted['calls'])} micro-batches: time, no error"
+            do = "enter model.no_sync() in all but the last."
+            return [Finding("every_micro_batch", NOTE, says, do, early[0]["line"], step + 1)]
+    return []
+
+
+def _one_device(recorded: Recording) -> list[Finding]:
+    devices = [rank["initial"]["devices"] for rank in recorded.ranks]
+    if recorded.world > 1 and devices[0] != ["cpu"] and all(each == devices[0] for each in devices):
+        says = f"all {recorded.world} ranks compute on {', '.join(devices[0])}"
+        return [Finding("one_device", CAUTION, says, "call torch.cuda.set_device(local_rank) first.")]
+    return []
+
+
+def _same_random_numbers(recorded: Recording) -> list[Finding]:
+    first = recorded.ranks[0]["initial"]
+    alike = all(rank["initial"]["random"] == first["random"] for rank in recorded.ranks)
+    if recorded.world > 1 and alike and first["dropout"]:
+        says = "all ranks draw the same random numbers: dropout drops the same units on each"
+        return [Finding("random", NOTE, says, "torch.manual_seed(seed + rank), after the model is made.")]
+    return []
+
+
+def _without_gradient(recorded: Recording) -> list[Finding]:
+    steps = recorded.ranks[0]["steps"][: recorded.steps]
+    if not all(step["gradients"] for step in steps):
+        return []
+    never = [name for name in recorded.ranks[0]["initial"]["hashes"] if not any(name in s["gradients"] for s in steps)]
+    if not never:
+        return []
+    return [Finding("without_gradient", NOTE, f"parameters that never get a gradient: {_listed(never)}")]
+
+
+def _saved_as_module(recorded: Recording) -> list[Finding]:
+    about = next(
+        (rank["notes"][key] for rank in recorded.ranks for key in ("saved_as_module",) if key in rank["notes"]), None
+    )
+    if not about:
+        return []
+    says = f"a checkpoint is saved under names as {about['name']}, which the model alone does not have"
+    return [Finding("saved_as_module", NOTE, says, "save model.module.state_dict().", about["line"])]
+
+
+# --- Against one process ----------------------------------------------------------------------------------------
+
+
+def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
+    """Why a replay did not do the same work; empty where it did."""
+    for step in range(steps):
+        mine, its = Counter(_union(recorded, step)), Counter(_union(alone, step))
+        if not mine:
+            return "no batch of samples went into the model as tensors"
+        if mine != its:
+            if not recorded.ranks[0]["loaders"]:
+                return "its samples come from no DataLoader, so that one process can't be given those of all ranks"
+            return (
+                f"in step {step + 1} one process trained {sum(its.values())} samples, of which"
+                f" {sum((mine & its).values())} are of the {sum(mine.values())} that the ranks did"
+            )
+    return ""
+
+
+def _same_names(recorded: Recording, alone: Recording) -> bool:
+    return _shapes(recorded).keys() == _shapes(alone).keys()
+
+
+def _shapes(recorded: Recording) -> dict:
+    return recorded.ranks[0]["initial"]["weights"]
+
+
+def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Finding]:
+    mine = np.array([recorded.ranks[0]["steps"][step]["rates"][0] for step in range(steps)])
+    its = np.array([_own_rates(alone, step)[0] for step in range(steps)])
+    apart = ~np.isclose(mine, its, rtol=1e-6, atol=0)
+    if not apart.any():
+        return []
+    step = int(np.flatnonzero(apart)[0])
+    says = f"learning rate {mine[step]:.4g}, and {its[step]:.4g} on one process"
+    ratio = mine[apart & (its != 0)] / its[apart & (its != 0)] if (apart & (its != 0)).any() else np.array([np.nan])
+    line = _line(recorded, step)
+    if apart.all() and np.allclose(ratio, recorded.world):
+        says += f": it is multiplied by the number of ranks ({recorded.world})"
+        do = "if that is meant (the linear scaling rule), nothing; else leave the factor out."
+        return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
+    do = (
+        "look at how often the schedule is stepped (a prepared one is stepped once for each rank), and for how many"
+        " steps it was planned."
+    )
+    return [Finding("schedule", DIFFERENT, says, do, line, step + 1)]
+
+
+def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, of_gradient: bool) -> Finding:
+    """Why weights differ from step `step` on, counted from 0."""
+    world, line = recorded.world, recorded.ranks[0]["steps"][step].get("backward_line") or _line(recorded, step)
+    ratio = _gradient_ratio(recorded, alone, step)
+    counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
+    at = {"line": line, "step": step + 1}
+    if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
+        if np.isclose(ratio, world, rtol=0.02):
+            says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
+            do = f"divide by the number of ranks ({world})."
+            if recorded.ranks[0]["initial"]["trainer"]:
+                do = (
+                    "a model whose loss is a mean already (a classifier's) wants"
+                    " TrainingArguments(average_tokens_across_devices=False)."
+                )
+            return Finding("summed", DIFFERENT, says, do, **at)
+        if np.isclose(ratio, 1 / world, rtol=0.02):
+            says = (
+                f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice"
+            )
+            do = "DistributedDataParallel averages already: leave the other division out."
+            return Finding("averaged_twice", DIFFERENT, says, do, **at)
+        says = f"the gradient is {ratio:.4g} times what it is on one process"
+        do = "look at what the loss is divided by: micro-batches, ranks, scale."
+        return Finding("gradient_scale", DIFFERENT, says, do, **at)
+    if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
+        says = "batch normalisation counts each rank's samples by themselves"
+        do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
+        return Finding("batch_norm", DIFFERENT, says, do, **at)
+    if len(set(counts)) > 1:
+        says = f"ranks with {_listed(map(str, counts))} samples count alike: a mean of means is not the mean"
+        do = "drop_last=True, or weigh each rank's loss by its samples."
+        return Finding("mean_of_means", DIFFERENT, says, do, **at)
+    if of_gradient:
+        name = _first_other_gradient(recorded, alone, floor, step)
+        says = f"the gradient of {name} is the first to differ from what it is on one process"
+        do = "where batches hold unlike numbers of terms (tokens), a mean of means is not the mean."
+        return Finding("gradient", DIFFERENT, says, do, **at)
+    says = "the gradients are the same, and the weights after the step are not"
+    do = "look at what is done between backward and step: clipping of a part, another optimizer state, weight decay."
+    return Finding("step", DIFFERENT, says, do, line=_line(recorded, step), step=step + 1)
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------
+
+
+def _smallest(recorded: Recording) -> float:
+    """What rounding in the lowest precision of a training may cause, as a share of what it changes."""
+    return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
+
+
+def _rows(step: dict) -> list[str]:
+    return [row for call in step["calls"] for row in call["rows"]]
+
+
+def _union(recorded: Recording, step: int) -> list[str]:
+    return [row for rank in recorded.ranks for row in _rows(rank["steps"][step])]
+
+
+def _own_rates(alone: Recording, step: int) -> list[float]:
+    noted = alone.ranks[0]["steps"][step]
+    return noted.get("own_rates", noted["rates"])
+
+
+def _mean_loss(recorded: Recording, step: int) -> float | None:
+    losses = [loss for rank in recorded.ranks for loss in rank["steps"][step]["losses"]]
+    return float(np.mean(losses)) if losses else None
+
+
+def _alike(one: list[float], other: list[float] | None) -> bool:
+    return other is not None and np.allclose(one, other, rtol=1e-5, atol=1e-6 * max(one[0], 1e-30))
+
+
+def _sketches(noted: dict) -> np.ndarray:
+    """All sketches as one array: [parameters, 1 + 61], of which the first is the norm."""
+    return np.array([noted[name] for name in sorted(noted)])
+
+
+def _distance(one: Recording, other: Recording, step: int) -> float:
+    """How far the weights of two recordings are from each other after a step, as a share of what training changed."""
+    mine, its = (_sketches(each.ranks[0]["steps"][step]["weights"])[:, 1:] for each in (one, other))
+    began = _sketches(other.ranks[0]["initial"]["weights"])[:, 1:]
+    changed = np.linalg.norm(its - began)
+    return float(np.linalg.norm(mine - its) / changed) if changed else float(not np.array_equal(mine, its))
+
+
+def _initial_distance(one: Recording, other: Recording) -> float:
+    mine, its = (_sketches(each.ranks[0]["initial"]["weights"])[:, 1:] for each in (one, other))
+    return float(np.linalg.norm(mine - its) / max(np.linalg.norm(its), 1e-30))
+
+
+def _gradients(recorded: Recording, step: int, names: set[str]) -> np.ndarray:
+    noted = recorded.ranks[0]["steps"][step]["gradients"]
+    return np.array([noted[name] for name in sorted(names)]).reshape(-1, 62)
+
+
+def _common(recorded: Recording, alone: Recording, step: int) -> set[str]:
+    return set(recorded.ranks[0]["steps"][step]["gradients"]) & set(alone.ranks[0]["steps"][step]["gradients"])
+
+
+def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
+    names = _common(recorded, alone, step)
+    if not names:
+        return None
+    mine, its = (float(np.linalg.norm(_gradients(each, step, names)[:, 0])) for each in (recorded, alone))
+    return mine / its if its else None
+
+
+def _same_direction(recorded: Recording, alone: Recording, step: int) -> bool:
+    names = _common(recorded, alone, step)
+    mine, its = (_gradients(each, step, names)[:, 1:].ravel() for each in (recorded, alone))
+    return float(mine @ its) > 0.999 * float(np.linalg.norm(mine) * np.linalg.norm(its))
+
+
+def _gradient_distance(one: Recording, other: Recording, step: int, names: set[str]) -> float:
+    mine, its = (_gradients(each, step, names)[:, 1:] for each in (one, other))
+    return float(np.linalg.norm(mine - its) / max(np.linalg.norm(its), 1e-30))
+
+
+def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    names = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
+    if not names:
+        return False
+    rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
+    return _gradient_distance(recorded, alone, step, names) > ABOVE_FLOOR * rounding
+
+
+def _first_other_gradient(recorded: Recording, alone: Recording, floor: Recording, step: int) -> str:
+    """The first parameter, in the model's order, whose gradient differs."""
+    ordered = [name for name in recorded.ranks[0]["initial"]["weights"] if name in _common(recorded, alone, step)]
+    for name in ordered:
+        rounding = max(_gradient_distance(floor, alone, step, {name}), _smallest(recorded))
+        if _gradient_distance(recorded, alone, step, {name}) > ABOVE_FLOOR * rounding:
+            return name
+    return ordered[0]
+
+
+def _line(recorded: Recording, step: int) -> str:
+    return recorded.ranks[0]["steps"][step].get("line", "")
+
+
+def _call_line(recorded: Recording, step: int) -> str:
+    calls = recorded.ranks[0]["steps"][step]["calls"]
+    return calls[0]["line"] if calls else ""
+
+
+def _listed(names) -> str:
+    names = list(names)
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

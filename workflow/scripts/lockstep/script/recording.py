@@ -1,0 +1,234 @@
+"""Recording a person's own training script: run with workflow/recorder/ in each process, and read what it left.
+
+A recording is a folder. Each process that trained left process.PID.json (its steps), each that imported PyTorch
+started.PID.json (how it was started), rank 0 the weights that training began with.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import write_json
+from lockstep.paths import PROJECT
+from lockstep.script import pretended
+
+RECORDER = PROJECT / "workflow" / "recorder"
+GRACE = 5.0  # seconds that processes have to end by themselves after SIGTERM
+# What launchers tell their ranks of each other; a replay is alone.
+OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_")
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the ranks of one command did: `ranks` in their order, each as the recorder wrote it."""
+
+    folder: Path
+    ranks: list[dict]
+    exit_code: int
+    log: Path | None
+
+    @property
+    def world(self) -> int:
+        return self.ranks[0]["world"]
+
+    @property
+    def steps(self) -> int:
+        """How many steps every rank has done."""
+        return min(len(rank["steps"]) for rank in self.ranks)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a script is to be recorded: how many optimizer steps, and so on."""
+
+    steps: int = 8
+    keep_dropout: bool = False
+    patience: float = 600.0  # seconds without a further step, after which it counts as hanging
+    gpus: int = 0  # how many it is to believe in, that are pretended; 0: what there is
+
+
+def record(command: list[str], folder: Path, asked: Asked) -> Recording:
+    """Run a person's command as it stands, until each of its ranks has done its steps; its output is its own.
+
+    Raises BadInput where the command can't be started, and RunFailed where no step was recorded.
+    """
+    script = _script(command)
+    beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent) if script else os.getcwd()}
+    exit_code = _run(command, dict(os.environ), Path.cwd(), folder, asked, beside)
+    return _read(folder, exit_code, None)
+
+
+def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool = False) -> Recording:
+    """Run the script of a recording as one process, on the samples of all its ranks, from the weights of rank 0.
+
+    backwards: with the samples of each batch in the opposite order, which changes rounding and nothing else.
+    Its output is in `folder`/log.txt. Raises RunFailed where no step was recorded.
+    """
+    write_json(recorded.folder / "replay.json", merged(recorded))
+    started = _start(recorded)
+    kept = {
+        name: value
+        for name, value in started["variables"].items()
+        if not name.startswith(OF_RANKS) and name not in ALONE
+    }
+    environment = dict(os.environ) | kept
+    seen = environment.get("CUDA_VISIBLE_DEVICES", "0")
+    environment["CUDA_VISIBLE_DEVICES"] = seen.split(",")[0]  # DataParallel takes all that it sees
+    if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
+        environment |= ALONE | {"MASTER_PORT": str(_free_port())}
+    beside = {
+        "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
+        "LOCKSTEP_REVERSED": str(int(backwards)),
+        "LOCKSTEP_SCRIPT_FOLDER": started["variables"].get("LOCKSTEP_SCRIPT_FOLDER", ""),
+    }
+    log = folder / "log.txt"
+    exit_code = _run(started["command"], environment, Path(started["folder"]), folder, asked, beside, log)
+    return _read(folder, exit_code, log)
+
+
+def merged(recorded: Recording) -> dict:
+    """What a replay needs of a recording: the batches of all ranks as one, and the learning rates."""
+    loaders = []
+    for number, loader in enumerate(recorded.ranks[0]["loaders"]):
+        others = [rank["loaders"][number] for rank in recorded.ranks if number < len(rank["loaders"])]
+        epochs = max(len(other["batches"]) for other in others)
+        loaders.append(loader | {"batches": [_together(others, epoch) for epoch in range(epochs)]})
+    rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
+    return {"loaders": loaders, "rates": rates, "world": recorded.world}
+
+
+def _together(loaders: list[dict], epoch: int) -> list[list[int]]:
+    """The batches that all ranks took in one epoch, those of one turn as one."""
+    each = [loader["batches"][epoch] for loader in loaders if epoch < len(loader["batches"])]
+    turns = max(map(len, each), default=0)
+    return [[index for batches in each if turn < len(batches) for index in batches[turn]] for turn in range(turns)]
+
+
+def _run(
+    command: list[str],
+    environment: dict[str, str],
+    cwd: Path,
+    folder: Path,
+    asked: Asked,
+    beside: dict[str, str],
+    log: Path | None = None,
+) -> int:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    pretended_gpus = pretended.variables(asked.gpus) if asked.gpus else {}
+    python_path = pretended_gpus.get("PYTHONPATH") or environment.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(RECORDER), python_path]))
+    environment = environment | {
+        **pretended_gpus,
+        "PYTHONPATH": path,
+        "LOCKSTEP_RECORDING": str(folder.resolve()),
+        "LOCKSTEP_STEPS": str(asked.steps),
+        "LOCKSTEP_KEEP_DROPOUT": str(int(asked.keep_dropout)),
+        "LOCKSTEP_KNOWN": ",".join(os.environ),
+        **beside,
+    }
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("wb")) if log else None
+        try:
+            process = subprocess.Popen(
+                command, env=environment, cwd=cwd, stdout=output, stderr=output and subprocess.STDOUT
+            )
+        except OSError as error:
+            raise BadInput(f"{command[0]}: can't be started: {error.strerror}.") from None
+        try:
+            return _wait(process, folder, asked)
+        finally:
+            _end_all(process, folder)
+
+
+def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
+    """The exit code of a process that goes on. Raises RunFailed where nothing happens for too long."""
+    seen, since = -1.0, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(0.5)
+        latest = max((file.stat().st_mtime for file in folder.glob("*.json")), default=0.0)
+        if latest != seen:
+            seen, since = latest, time.monotonic()
+        if time.monotonic() - since > asked.patience:
+            raise RunFailed(
+                f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, say --patience"
+                " SECONDS"
+            )
+
+
+def _end_all(process: subprocess.Popen, folder: Path) -> None:
+    """End what is left of a command: all below it, and whatever else has this recording in its environment."""
+    left = {each for each in psutil.process_iter() if _records(each, folder)}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
+    left.discard(psutil.Process())
+    for each in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(left, GRACE)
+    for each in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
+
+
+def _records(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.environ().get("LOCKSTEP_RECORDING") == str(folder.resolve())
+    except (psutil.Error, OSError):
+        return False
+
+
+def _read(folder: Path, exit_code: int, log: Path | None) -> Recording:
+    processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
+    trained = sorted((each for each in processes if each["steps"]), key=lambda each: each["rank"])
+    if not trained:
+        seen = any(folder.glob("started.*.json"))
+        why = "did no optimizer step" if seen else "did not import PyTorch by a Python that Lockstep can look into"
+        code = f", and ended with exit code {exit_code}" if exit_code else ""
+        words = f": {_last_words(log)}" if log else ""
+        raise RunFailed(f"the command {why}{code}{words}")
+    ranks = [each["rank"] for each in trained]
+    if ranks != list(range(trained[0]["world"])):
+        raise RunFailed(f"of {trained[0]['world']} ranks, these did a step: {', '.join(map(str, ranks))}")
+    return Recording(folder, trained, exit_code, log)
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
+def _start(recorded: Recording) -> dict:
+    """How rank 0's script was started: of a process that multiprocessing made, its parent's command."""
+    started = {}
+    for file in recorded.folder.glob("started.*.json"):
+        about = json.loads(file.read_text(encoding="utf-8"))
+        started[about["pid"]] = about
+    about = started[recorded.ranks[0]["pid"]]
+    while any("multiprocessing" in word for word in about["command"][:4]) and about["parent"] in started:
+        about = started[about["parent"]]
+    return about
+
+
+def _script(command: list[str]) -> Path | None:
+    """The first Python file that a command names."""
+    return next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
+
+
+def _free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]

@@ -1,0 +1,101 @@
+"""Does your own script train the same model on several devices as on one? Nothing of it is changed.
+
+    lockstep prove -- torchrun --nproc-per-node 2 train.py --epochs 1
+    lockstep prove --against "python single.py" -- torchrun --nproc-per-node 2 train.py
+
+The command is run for a few optimizer steps, with a recorder in each of its processes. Then its script is run as one
+process, on the samples that all ranks had, from the same weights; and once more with each batch in the other order,
+which tells how far rounding alone goes. What differs first is said, with its cause where that can be told.
+Exit code 1 where the model is another one, 3 where that can't be told.
+"""
+
+import argparse
+import shlex
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep import cli, files
+from lockstep.errors import BadInput, RunFailed
+from lockstep.script import findings, pretended, recording
+from lockstep.terminal import print_table
+
+EXIT = {findings.EQUAL: 0, findings.DIFFERENT: 1, findings.UNTOLD: 3}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps to compare (default: 8)")
+    parser.add_argument("--keep-dropout", action="store_true", help="leave dropout on; it is off otherwise")
+    parser.add_argument("--against", metavar="COMMAND", help="another command, which does its own samples")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="rehearse on N GPUs that are pretended")
+    parser.add_argument("--patience", type=float, default=600, help="seconds without a step that mean it hangs")
+    parser.add_argument("--output", type=Path, help="a folder for the recordings and verdict.json")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and what starts the script")
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise BadInput("name the command that starts your script, as in: lockstep prove -- torchrun ... train.py")
+    if arguments.steps < 1:
+        raise BadInput(f"--steps {arguments.steps}: at least 1 is needed.")
+    asked = recording.Asked(arguments.steps, arguments.keep_dropout, arguments.patience, arguments.gpus)
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
+        verdict = _prove(command, arguments.against, Path(temporary), asked)
+        if arguments.output:
+            files.write_json(Path(temporary) / "verdict.json", asdict(verdict))
+            shutil.copytree(temporary, arguments.output, dirs_exist_ok=True)
+    _print(verdict)
+    if arguments.gpus:
+        print(f"{pretended.CANNOT_KNOW}.")
+    return EXIT[verdict.answer]
+
+
+def _prove(command: list[str], against: str | None, folder: Path, asked: recording.Asked) -> findings.Verdict:
+    recorded = recording.record(command, folder / "recorded", asked)
+    print(f"\nrecorded {recorded.steps} steps of {recorded.world} ranks", flush=True)
+    if against:
+        other = recording.record(shlex.split(against), folder / "against", asked)
+        found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
+        wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
+        answer = findings.DIFFERENT if wrong else findings.EQUAL
+        return findings.Verdict(answer, wrong[0].says if wrong else "the same samples and learning rates", found)
+    try:
+        alone = recording.replay(recorded, folder / "alone", asked)
+        floor = recording.replay(recorded, folder / "floor", asked, backwards=True)
+    except RunFailed as error:
+        found = findings.between_ranks(recorded)
+        wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
+        if wrong:
+            return findings.Verdict(findings.DIFFERENT, wrong[0].says, found)
+        return findings.Verdict(findings.UNTOLD, f"as one process {error}", found)
+    return findings.against_one(recorded, alone, floor)
+
+
+def _print(verdict: findings.Verdict) -> None:
+    if verdict.table:
+        lines = [
+            [
+                str(line["step"]),
+                " + ".join(map(str, line["samples"])),
+                *(f"{line[key]:.5g}" if line[key] is not None else "–" for key in ("loss", "loss_alone", "gradient")),
+                f"{line['rate']:.3g}",
+                f"{line['distance']:.1e}",
+                f"{line['floor']:.1e}",
+            ]
+            for line in verdict.table
+        ]
+        header = ["step", "samples", "loss", "on one", "gradient, times", "rate", "weights apart", "rounding alone"]
+        print_table(header, lines)
+    for finding in verdict.findings:
+        where = ", ".join(filter(None, [finding.step and f"step {finding.step}", finding.line]))
+        print(f"{finding.level}: {finding.says}{f' ({where})' if where else ''}")
+        if finding.do:
+            print(f"    {finding.do}")
+    print(f"{verdict.answer}: {verdict.reason}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
