@@ -142,6 +142,16 @@ def test_horovod_is_proven_and_a_rate_times_ranks_is_said(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_two_mistakes_are_both_named_as_the_guide_says(tmp_path):
+    page = (PROJECT / "docs" / "guide" / "script.md").read_text(encoding="utf-8")
+    start = ("torchrun", "--nproc-per-node", "2")
+    verdict = proven(tmp_path, *start, str(PROJECT / "docs" / "guide" / "snippets" / "by_hand.py"))
+    said = verdict["said"].partition("Another model")[2].partition("\n\u250f")[0]
+    assert said in page, said
+
+
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_command_that_starts_one_process_is_not_called_equal(tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "1", "train.py", options=("--steps", "2"))
     assert verdict["answer"] == "not told"

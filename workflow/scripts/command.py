@@ -17,8 +17,8 @@
     lockstep doctor                what this machine can run, and what disturbs timing on it
     lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
 
-ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All are called in Lockstep's
-folder. Where there are GPUs and no configuration is named, all take config/gpu.yaml, and say so.
+ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All but prove are called in
+Lockstep's folder. Where there are GPUs and no configuration is named, all take config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -92,9 +92,11 @@ def main() -> None:
         raise BadInput(f"{asked.command} is not a command. There are: {', '.join(COMMANDS)}.")
     else:
         command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
-        if not Path("workflow/scripts/command.py").is_file():
+        anywhere = asked.command == "prove"  # of scripts that lie elsewhere, and start what their own shell finds first
+        if not anywhere and not Path("workflow/scripts/command.py").is_file():
             raise BadInput("this is not Lockstep's folder; its commands are called there")
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        os.environ["PATH"] = os.pathsep.join(path[::-1] if anywhere else path)
         if asked.command in SCRIPTS:  # in this process, so that it calls itself by the name that was typed
             sys.argv = [f"lockstep {asked.command}", *asked.arguments]
             cli.run(importlib.import_module(asked.command).main)

@@ -21,6 +21,11 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.script import findings, pretended, recording
 from lockstep.terminal import print_table
 
+SAYS = {
+    findings.EQUAL: "The same model as on one process",
+    findings.DIFFERENT: "Another model than on one process.",
+    findings.UNTOLD: "Whether it is the same model can't be told",
+}
 EXIT = {findings.EQUAL: 0, findings.DIFFERENT: 1, findings.UNTOLD: 3}
 
 
@@ -75,26 +80,30 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
 
 
 def _print(verdict: findings.Verdict) -> None:
-    if verdict.table:
-        lines = [
-            [
-                str(line["step"]),
-                " + ".join(map(str, line["samples"])),
-                *(f"{line[key]:.5g}" if line[key] is not None else "–" for key in ("loss", "loss_alone", "gradient")),
-                f"{line['rate']:.3g}",
-                f"{line['distance']:.1e}",
-                f"{line['floor']:.1e}",
-            ]
-            for line in verdict.table
-        ]
-        header = ["step", "samples", "loss", "on one", "gradient, times", "rate", "weights apart", "rounding alone"]
-        print_table(header, lines)
+    """The verdict and its causes, then the steps one by one."""
+    print(
+        f"{SAYS[verdict.answer]}: {verdict.reason}." if verdict.answer != findings.DIFFERENT else SAYS[verdict.answer]
+    )
     for finding in verdict.findings:
         where = ", ".join(filter(None, [finding.step and f"step {finding.step}", finding.line]))
-        print(f"{finding.level}: {finding.says}{f' ({where})' if where else ''}")
+        print(f"- {finding.level}: {finding.says}{f' ({where})' if where else ''}")
         if finding.do:
             print(f"    {finding.do}")
-    print(f"{verdict.answer}: {verdict.reason}")
+    if not verdict.table:
+        return
+    lines = [
+        [
+            str(line["step"]),
+            " + ".join(map(str, line["samples"])),
+            *(f"{line[key]:.5g}" if line[key] is not None else "–" for key in ("loss", "loss_alone", "gradient")),
+            f"{line['rate']:.3g}",
+            f"{line['distance']:.1e}",
+            f"{line['floor']:.1e}",
+        ]
+        for line in verdict.table
+    ]
+    header = ["step", "samples", "loss", "on one", "gradient, times", "rate", "weights apart", "rounding alone"]
+    print_table(header, lines)
 
 
 if __name__ == "__main__":

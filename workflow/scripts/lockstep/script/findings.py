@@ -16,6 +16,7 @@ SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
 TOO_HIGH = 0.1  # of an update: a floor above which nothing can be told
 SHOWN = 3  # names that a finding lists
+OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that no other difference explains
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return Verdict(DIFFERENT if wrong else EQUAL, reason, found, distances[-1], floors[-1], table)
     at = min(step for step in (first, gradient) if step is not None)
     cause = _cause(recorded, alone, floor, at, gradient == at)
-    if not any(finding.level == DIFFERENT for finding in found):  # what the ranks show by themselves explains it
+    if cause.kind in OF_SCALE:
+        found.append(cause)
+    elif not any(finding.level == DIFFERENT for finding in found):  # what the ranks show by themselves explains it
         found.insert(0, cause)
     reason = next(finding.says for finding in found if finding.level == DIFFERENT)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table)
