@@ -229,10 +229,11 @@ def of_step(profile: dict, seconds: float) -> dict:
     The profiled run is another one, and recording makes its steps longer: what it tells is shares.
     """
     recorded = seconds / sum(profile["seconds"].values())
+    exposed = profile["exposed_by_difference"]  # None where no single device does the row's work alone
     return {
         "step_seconds": seconds,
         "seconds": {phase: recorded * part for phase, part in profile["seconds"].items()},
-        "exposed_by_difference": profile["exposed_by_difference"] * seconds / profile["step_seconds"],
+        "exposed_by_difference": None if exposed is None else exposed * seconds / profile["step_seconds"],
     }
 
 
@@ -254,7 +255,7 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: d
     part, error = [more[phase]] * 2, 0.0
     if phase == "communication":
         exposed = [profile["exposed_by_difference"] for profile in (ours, theirs)]
-        if None in exposed:  # a replica over several ranks is compared with no single device
+        if None in exposed:
             return same("")
         part[1] = exposed[0] - exposed[1]
         silent = [profile for profile in profiles.values() if profile and not profile["seconds"]["communication"]]
