@@ -73,6 +73,7 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
 
 WRONG = {
     "same_samples": ("same_samples", TORCHRUN, "called(points)"),
+    "other_data": ("other_data", TORCHRUN, "called(points)"),
     "other_weights": ("beginning", SPAWN, ""),
     "inner_model": ("apart", TORCHRUN, ""),
     "summed": ("summed", TORCHRUN, "scaler.scale(loss).backward()"),

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Points(Dataset):
-    def __init__(self, count, noisy=False):
-        generator = torch.Generator().manual_seed(1)
+    def __init__(self, count, noisy=False, seed=1):
+        generator = torch.Generator().manual_seed(seed)
         self.points = torch.randn(count, 20, generator=generator)
         self.labels = torch.randint(0, 4, (count,), generator=generator)
         self.noisy = noisy
@@ -56,7 +56,7 @@ def train(rank, world, arguments):
         wrapped = fully_shard(model)
     if "compile" in having:
         wrapped = torch.compile(wrapped)
-    data = Points(arguments.samples, "noisy" in having)
+    data = Points(arguments.samples, "noisy" in having, seed=rank if mistake == "other_data" else 1)
     sampler = None if mistake == "same_samples" else DistributedSampler(data, drop_last="drop_last" in having)
     workers = 2 if "workers" in having else 0
     size = 4 if rank and mistake == "uneven" else 8

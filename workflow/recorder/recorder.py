@@ -335,6 +335,21 @@ def step_done():
         end()
 
 
+def _seed():
+    """A seed for scripts that set none, so that rank 0 draws in a replay what it drew before; each rank has another."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    name = multiprocessing.current_process().name if multiprocessing else ""
+    started = name.rpartition("-")[2]  # SpawnProcess-1 is rank 0's
+    spawned = int(started) - 1 if name.startswith("SpawnProcess-") and started.isdigit() else None
+    rank = rank_and_world()[0] if spawned is None else spawned
+    return 1_000_003 * (0 if REPLAY else rank) + 17
+
+
+def change_numpy(module):
+    """Called once NumPy is imported."""
+    module.random.seed(_seed())
+
+
 def _note_start():
     """How this process was started, from which a replay of rank 0 starts."""
     about = {
@@ -396,6 +411,7 @@ def change_torch(torch):
     from torch.optim import optimizer
 
     _note_start()
+    torch.manual_seed(_seed())
     optimizer.register_optimizer_step_pre_hook(before_step)
     optimizer.register_optimizer_step_post_hook(after_step)
     _change_modules(torch)
@@ -721,8 +737,10 @@ def change_deepspeed_itself(module):
     module.initialize = alone
 
 
+random.seed(_seed())
 CHANGES = {
     "torch": change_torch,
+    "numpy": change_numpy,
     "torch.multiprocessing": change_spawn,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,

@@ -67,6 +67,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
         return Verdict(UNTOLD, reason, found)
     steps = min(recorded.steps, alone.steps, floor.steps)
+    if other_data := _other_data(recorded, alone):
+        return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
         return Verdict(UNTOLD, other, found)
     if not _same_names(recorded, alone):
@@ -305,6 +307,21 @@ def _saved_as_module(recorded: Recording) -> list[Finding]:
 
 
 # --- Against one process ----------------------------------------------------------------------------------------
+
+
+def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
+    """Ranks whose data set has other samples under the same numbers than rank 0's, which the replay has."""
+    mine = [Counter(_rows(rank["steps"][0])) for rank in recorded.ranks]
+    its = Counter(_union(alone, 0))
+    as_many = its.total() == sum(rows.total() for rows in mine)
+    if recorded.world == 1 or not as_many or not recorded.ranks[0]["loaders"]:
+        return None
+    lacking = [rank for rank, rows in enumerate(mine) if not rows & its]
+    if mine[0] - its or not lacking or 0 in lacking:
+        return None
+    says = f"rank {lacking[0]}'s data set holds other samples than rank 0's under the same numbers"
+    do = "data that is drawn or divided at random wants the same seed on all ranks; files want one order (sorted)."
+    return Finding("other_data", DIFFERENT, says, do, _call_line(recorded, 0), 1)
 
 
 def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
