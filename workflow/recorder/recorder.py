@@ -662,6 +662,13 @@ def recorded_rates(step):
 def _be_alone(torch):
     import torch.distributed as dist
 
+    parallel = torch.nn.DataParallel.__init__
+
+    def on_one_device(self, module, device_ids=None, output_device=None, dim=0):
+        first = (device_ids or [0])[:1] if torch.accelerator.is_available() else device_ids
+        parallel(self, module, first, first and first[0], dim)
+
+    torch.nn.DataParallel.__init__ = on_one_device
     if not dist.is_available():
         return
     initialise = dist.init_process_group

@@ -23,7 +23,7 @@ from lockstep.terminal import print_table
 
 SAYS = {
     findings.EQUAL: "The same model as on one process",
-    findings.DIFFERENT: "Another model than on one process.",
+    findings.DIFFERENT: "Another model than it should be.",
     findings.UNTOLD: "Whether it is the same model can't be told",
 }
 EXIT = {findings.EQUAL: 0, findings.DIFFERENT: 1, findings.UNTOLD: 3}
@@ -74,6 +74,9 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         found = findings.between_ranks(recorded)
         wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
         if wrong:
+            found.append(
+                findings.Finding("not_replayed", findings.NOTE, f"nothing is compared: as one process {error}")
+            )
             return findings.Verdict(findings.DIFFERENT, wrong[0].says, found)
         return findings.Verdict(findings.UNTOLD, f"as one process {error}", found)
     return findings.against_one(recorded, alone, floor)

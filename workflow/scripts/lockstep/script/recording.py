@@ -83,8 +83,6 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
         if not name.startswith(OF_RANKS) and name not in ALONE
     }
     environment = dict(os.environ) | kept
-    seen = environment.get("CUDA_VISIBLE_DEVICES", "0")
-    environment["CUDA_VISIBLE_DEVICES"] = seen.split(",")[0]  # DataParallel takes all that it sees
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(_free_port())}
     beside = {
