@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from lockstep import paths
 from lockstep.config import reading
+from lockstep.config.hardware import World
 from lockstep.data import images, segments, shapes
 from lockstep.data.plan import share
 from lockstep.data.segments import IGNORED, Segments
@@ -173,9 +174,11 @@ def gathered(task: Task, samples, world_size: int, batch: int) -> list[torch.Ten
             together.wait(60)
             return whole
 
+        model = Says()
         strategy = SimpleNamespace(
-            model=Says(),
-            world=SimpleNamespace(rank=number, size=world_size, device=torch.device("cpu")),
+            model=model,
+            forward=lambda inputs: model(**inputs),
+            world=World(number, number, world_size, torch.device("cpu"), "gloo"),
             inputs=lambda arrays: {name: torch.from_numpy(array) for name, array in arrays.items()},
             padded_width=lambda width: width,
             all_gather=all_gather,

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from lockstep import cli, files
+from lockstep import cli, files, paths
 from lockstep.errors import BadInput, RunFailed
 from lockstep.script import findings, pretended, recording
 from lockstep.terminal import print_table
@@ -50,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
         verdict = _prove(command, arguments.against, Path(temporary), asked)
         if arguments.output:
-            files.write_json(Path(temporary) / "verdict.json", asdict(verdict))
+            files.write_json(Path(temporary) / paths.VERDICT, asdict(verdict))
             shutil.copytree(temporary, arguments.output, dirs_exist_ok=True)
     _print(verdict)
     if arguments.gpus:

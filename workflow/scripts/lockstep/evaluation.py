@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy  # noqa: F401 - before PyTorch, which imports it, too, and then swallows Ctrl-C
 import torch
 
 from lockstep import paths

@@ -43,8 +43,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jsonschema import Draft202012Validator
-
 from lockstep.paths import STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and what is so where a row has them.
@@ -121,7 +119,11 @@ def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
 
 def _is_one_of(value, allowed: list | dict) -> bool:
     """Whether a setting is among those that a pair names: in a list, or by a JSON schema."""
-    return value in allowed if isinstance(allowed, list) else Draft202012Validator(allowed).is_valid(value)
+    if isinstance(allowed, list):
+        return value in allowed
+    from jsonschema import Draft202012Validator  # which a rank needs for nothing else
+
+    return Draft202012Validator(allowed).is_valid(value)
 
 
 def ranks_per_replica(name: str, options: dict) -> int:
