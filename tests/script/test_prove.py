@@ -50,6 +50,7 @@ RIGHT = {
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
     "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
+    "called by forward()": (*TORCHRUN, "--having", "forward"),
     "bf16": (*TORCHRUN, "--having", "bf16"),
     "compiled": (*TORCHRUN, "--having", "compile"),
     "fsdp": (*TORCHRUN, "--having", "fsdp"),
@@ -72,13 +73,13 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
 
 
 WRONG = {
-    "same_samples": ("same_samples", TORCHRUN, "called(points)"),
-    "other_data": ("other_data", TORCHRUN, "called(points)"),
+    "same_samples": ("same_samples", TORCHRUN, "scores = called"),
+    "other_data": ("other_data", TORCHRUN, "scores = called"),
     "other_weights": ("beginning", SPAWN, ""),
     "inner_model": ("apart", TORCHRUN, ""),
     "summed": ("summed", TORCHRUN, "scaler.scale(loss).backward()"),
     "averaged_twice": ("averaged_twice", SPAWN, "scaler.scale(loss).backward()"),
-    "not_cleared": ("not_cleared", TORCHRUN, "called(points)"),
+    "not_cleared": ("not_cleared", TORCHRUN, "scores = called"),
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
 }

@@ -80,7 +80,8 @@ def train(rank, world, arguments):
                 wrapped.require_backward_grad_sync = last or mistake == "every_micro_batch"
             called = model if mistake == "inner_model" else wrapped
             with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in having):
-                loss = loss_of(called(points), labels) / every
+                scores = called.forward(points) if "forward" in having else called(points)
+                loss = loss_of(scores, labels) / every
             if mistake == "averaged_twice":
                 loss = loss / world
             scaler.scale(loss).backward()

@@ -52,6 +52,7 @@ class State:
         self.notes = {}  # what was seen that explains a difference, by its name
         self.initial = None
         self.finished = False
+        self.frame = None  # of the method of a model that is being called past Module.__call__
         self.recorded = None
 
 
@@ -329,7 +330,7 @@ def step_done():
     state.step["weights"], state.step["hashes"], _ = weights()
     state.step["at"] = time.perf_counter()
     state.steps.append(state.step)
-    state.step = _empty_step()
+    state.step, state.frame = _empty_step(), None
     write()
     if len(state.steps) == STEPS:
         end()
@@ -439,10 +440,14 @@ def _change_modules(torch):
         in_backward = torch._C._current_graph_task_id() != -1  # activations that are computed again
         if in_backward or state.finished or not FOLDER or not has_parameters(module):
             return call(module, *args, **kwargs)
-        if module.training and torch.is_grad_enabled():
-            before_training_call(module, (args, kwargs))
-        elif state.models:
-            state.step["evaluated"].append(rows_of((args, kwargs)))
+        frame, model = enclosing(module)
+        seen_already = frame is not None and frame is state.frame
+        state.frame = frame
+        inputs = (args, kwargs) if frame is None else arguments_of(frame)
+        if not seen_already and module.training and torch.is_grad_enabled():
+            before_training_call(model, inputs)
+        elif not seen_already and state.models:
+            state.step["evaluated"].append(rows_of(inputs))
         state.depth += 1
         try:
             output = call(module, *args, **kwargs)
@@ -451,6 +456,25 @@ def _change_modules(torch):
         for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
         return output
+
+    def enclosing(module):
+        """Whose method calls this module: a model may be called by its forward(), or be a Lightning module's part."""
+        found, frame = (None, module), sys._getframe(2)
+        while frame:
+            owner = frame.f_locals.get("self")
+            if (
+                isinstance(owner, torch.nn.Module)
+                and owner is not module
+                and any(each is module for each in owner.modules())
+            ):
+                found = frame, owner
+            frame = frame.f_back
+        return found
+
+    def arguments_of(frame):
+        code = frame.f_code
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        return {name: frame.f_locals.get(name) for name in code.co_varnames[:count] if name != "self"}
 
     def has_parameters(module):
         return next(module.parameters(), None) is not None
