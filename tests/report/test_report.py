@@ -260,7 +260,7 @@ def test_rows_are_compared_block_by_block(results):
         lines[1]
         == "ddp (2 CPU devices) takes 0.800 of single's time (95 %: 0.751 to 0.852; 8.8 s against 11 s; n = 3)."
     )
-    assert "So many runs can show differences of 8.5 % and more between two rows." in lines[3]
+    assert "These runs can't tell two rows apart that differ by less than 8.5 %." in lines[3]
 
 
 def test_rows_that_are_alike_share_the_first_place(results):
