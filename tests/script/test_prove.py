@@ -23,6 +23,7 @@ SPAWN = ("python", "train.py", "--spawn", "2")
 
 def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int | None = None) -> dict:
     """The verdict on a command, whose script lies beside this test; `code` is the exit code that is expected."""
+    place.mkdir(exist_ok=True)
     finished = prove(place, *command, options=("--output", str(place / "out"), *options))
     said = finished.stdout + finished.stderr
     assert (place / "out" / "verdict.json").is_file(), said
@@ -50,6 +51,9 @@ RIGHT = {
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
     "sgd, clipped": (*TORCHRUN, "--having", "sgd,clip"),
     "gradients by hand": (*SPAWN, "--having", "by_hand"),
+    "cleared before backward": (*TORCHRUN, "--having", "zero_late"),
+    "a sampler of one's own": (*TORCHRUN, "--having", "own_sampler"),
+    "validation by rank 0": (*TORCHRUN, "--having", "validation", "--samples", "64"),
     "called by forward()": (*TORCHRUN, "--having", "forward"),
     "bf16": (*TORCHRUN, "--having", "bf16"),
     "compiled": (*TORCHRUN, "--having", "compile"),
@@ -104,6 +108,8 @@ CAUTIONED = {
     "every_micro_batch": ("every_micro_batch", "equal", ("--mistake", "every_micro_batch", "--having", "accumulation")),
     "same_order": ("same_order", "equal", ("--mistake", "same_order", "--samples", "64", "--epochs", "3")),
     "scaled": ("clipped_while_scaled", "different", ("--mistake", "clipped_while_scaled", "--having", "scaler")),
+    "planned": ("schedule_planned", "equal", ("--having", "planned")),
+    "group_rate": ("schedule_planned", "equal", ("--mistake", "group_rate")),
     "uneven": ("mean_of_means", "different", ("--mistake", "uneven")),
 }
 
@@ -173,9 +179,16 @@ def test_a_command_that_starts_one_process_is_not_called_equal(tmp_path):
 )
 def test_a_command_that_does_not_train_is_said_in_words(command, says, tmp_path):
     finished = prove(tmp_path, *command)
-    assert finished.returncode not in (0, 3)
-    assert says in finished.stderr
+    assert finished.returncode == (2 if command[0] == "no-such-launcher" else 3)
+    assert says in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr or "--wrong" in command
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_on_its_way_is_not_called_equal(tmp_path):
+    verdict = proven(tmp_path, *TORCHRUN, "--mistake", "crash")
+    assert verdict["answer"] == "not told"
+    assert "after 3 of 8 steps" in verdict["reason"]
 
 
 @pytest.mark.slow
@@ -183,6 +196,10 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
     against = ("--against", "torchrun --nproc-per-node 1 train.py")
     verdict = proven(tmp_path, *TORCHRUN, options=against)
     assert "16 samples against 8" in verdict["reason"]
+    same = proven(tmp_path / "same", *TORCHRUN, options=("--against", " ".join(SPAWN)))
+    assert same["answer"] == "equal", same["said"]
+    summed = proven(tmp_path / "summed", *TORCHRUN, "--mistake", "summed", options=("--against", " ".join(SPAWN)))
+    assert "the gradient is 2 times that of the other script" in summed["reason"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -24,6 +25,22 @@ class Points(Dataset):
     def __getitem__(self, index):
         noise = 0.1 * torch.randn(20) if self.noisy else 0.0
         return self.points[index] + noise, self.labels[index]
+
+
+class Own:
+    """A sampler as people write them, which names samples by NumPy's integers."""
+
+    def __init__(self, count, rank, world):
+        self.count, self.rank, self.world = count, rank, world
+
+    def __iter__(self):
+        return iter(np.random.RandomState(0).permutation(self.count)[self.rank :: self.world])
+
+    def __len__(self):
+        return self.count // self.world
+
+    def set_epoch(self, epoch):
+        pass
 
 
 def network(arguments):
@@ -58,6 +75,10 @@ def train(rank, world, arguments):
         wrapped = torch.compile(wrapped)
     data = Points(arguments.samples, "noisy" in having, seed=rank if mistake == "other_data" else 1)
     sampler = None if mistake == "same_samples" else DistributedSampler(data, drop_last="drop_last" in having)
+    if "own_sampler" in having:
+        sampler = Own(len(data), rank, world)
+    if "validation" in having and rank == 0:
+        validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
     workers = 2 if "workers" in having else 0
     size = 4 if rank and mistake == "uneven" else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
@@ -65,9 +86,11 @@ def train(rank, world, arguments):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if mistake == "rate_scaled" else 1))
-    schedule = torch.optim.lr_scheduler.LinearLR(
-        optimizer, 1.0, 0.1, total_iters=arguments.samples // 16 * arguments.epochs
-    )
+    if mistake == "group_rate":
+        groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 0.1 * world}]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+    planned = arguments.samples * arguments.epochs // (8 * (world if "planned" in having else 2))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in having)
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
@@ -82,6 +105,8 @@ def train(rank, world, arguments):
             with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in having):
                 scores = called.forward(points) if "forward" in having else called(points)
                 loss = loss_of(scores, labels) / every
+            if "zero_late" in having:
+                optimizer.zero_grad()
             if mistake == "averaged_twice":
                 loss = loss / world
             scaler.scale(loss).backward()
@@ -104,8 +129,14 @@ def train(rank, world, arguments):
             if mistake == "drifting" and rank:
                 with torch.no_grad():
                     model[0].bias += 1e-3
-            if mistake != "not_cleared":
+            if mistake != "not_cleared" and "zero_late" not in having:
                 optimizer.zero_grad()
+            if mistake == "crash" and number == 3:
+                raise SystemExit("no more")
+        if "validation" in having and rank == 0:
+            with torch.no_grad():
+                print(sum(loss_of(model.eval()(points), labels) for points, labels in validation))
+            model.train()
     if not rank:
         print(f"{epoch + 1} epochs of {len(data)} points, loss {float(loss.detach()):.3f}")
     dist.destroy_process_group()

@@ -51,6 +51,9 @@ class State:
         self.step = _empty_step()
         self.notes = {}  # what was seen that explains a difference, by its name
         self.initial = None
+        self.stored = {}  # the weights that training began with
+        self.pending = {}  # parameters with the gradients of their last step, by id, until they are cleared
+        self.schedule_steps = 0  # since the last optimizer step
         self.finished = False
         self.frame = None  # of the method of a model that is being called past Module.__call__
         self.recorded = None
@@ -95,6 +98,8 @@ def rows_of(inputs):
     import torch
 
     named = dict(_tensors(inputs))
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in named.values()):
+        return []  # within torch.func a tensor stands for many, and has no values of its own
     sized = {name: tensor for name, tensor in named.items() if tensor.dim()}
     if not sized:
         return []
@@ -207,15 +212,11 @@ def before_training_call(model, inputs):
     """Called before an outermost module is trained on a batch."""
     import torch
 
-    if model not in state.models:
+    if not any(each is model for each in state.models):
         state.models.append(model)
         _begin(model)
-    if not state.step["calls"] and state.steps and not state.notes.get("not_cleared"):
-        left = [name for name, parameter in named_parameters() if _holds_gradient(parameter)]
-        if left:
-            state.notes["not_cleared"] = {"step": len(state.steps) + 1, "first": left[0], "line": line()}
-    synchronised = getattr(model, "require_backward_grad_sync", None)
-    state.step["calls"].append({"rows": rows_of(inputs), "synchronised": synchronised, "line": line()})
+    about = {"rows": rows_of(inputs), "line": line(), "model": [each is model for each in state.models].index(True)}
+    state.step["calls"].append(about | {"synchronised": getattr(model, "require_backward_grad_sync", None)})
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             note_precision(torch.get_autocast_dtype(kind))
@@ -237,9 +238,12 @@ def _begin(model):
     """Note what a model is made of before its first step."""
     import torch
 
+    number = len(state.models) - 1
     if REPLAY:
-        _put_weights_into(state.models)
+        _put_weights_into(model, number)
     sketches, hashes, sharded = weights()
+    if state.initial:  # of the models before this one, which may have been trained since
+        sketches, hashes = sketches | state.initial["weights"], hashes | state.initial["hashes"]
     for _, parameter in named_parameters():
         note_precision(parameter.dtype)
     kinds = {type(module).__name__ for module in model.modules()}
@@ -251,23 +255,32 @@ def _begin(model):
         "hashes": hashes,
         "sharded": sharded,
         "kind": type(model).__name__,
-        "modules": sorted(kinds),
+        "tensor_parallel": _is_tensor_parallel(model),
         "batch_norm": norms,
         "dropout": dropouts(model),
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
+        "accelerate": "accelerate.scheduler" in sys.modules,
         "parameters": sum(parameter.numel() for _, parameter in named_parameters()),
     }
     if not REPLAY:
-        stored = {}
-        for number, each in enumerate(state.models):
-            for name, value in [*each.named_parameters(), *each.named_buffers()]:
-                with gathered(value) as full:
-                    full, _ = whole(full.detach())
-                    stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            with gathered(value) as full:
+                full, _ = whole(full.detach())
+                if rank == 0:
+                    state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
-            torch.save(stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+            torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def _is_tensor_parallel(model):
+    """Whether ranks hold parts of layers and compute them together, by which all see the same samples."""
+    parts = any(
+        hasattr(parameter, "placements") and any(not placement.is_replicate() for placement in parameter.placements)
+        for parameter in model.parameters()
+    )
+    return parts and not any(type(module).__name__.startswith("FSDP") for module in model.modules())
 
 
 def dropouts(model):
@@ -276,21 +289,20 @@ def dropouts(model):
     return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
 
 
-def _put_weights_into(models):
+def _put_weights_into(model, number=0):
     import torch
 
     (file,) = [name for name in os.listdir(REPLAY) if name.startswith("initial.") and name.endswith(".pt")]
     stored = torch.load(os.path.join(REPLAY, file), weights_only=True)
     with torch.no_grad():
-        for number, model in enumerate(models):
-            for name, value in [*model.named_parameters(), *model.named_buffers()]:
-                key = (f"{number}." if number else "") + plain(name)
-                if key not in stored:
-                    state.notes["other_parameters"] = key
-                    continue
-                with gathered(value) as full:
-                    target = full.to_local() if hasattr(full, "to_local") else full
-                    target.copy_(stored[key].to(target.device))
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            key = (f"{number}." if number else "") + plain(name)
+            if key not in stored:
+                state.notes["other_parameters"] = key
+                continue
+            with gathered(value) as full:
+                target = full.to_local() if hasattr(full, "to_local") else full
+                target.copy_(stored[key].to(target.device))
 
 
 def before_step(optimizer, *_):
@@ -302,9 +314,12 @@ def before_step(optimizer, *_):
     step["gradients"] = gradients()  # of the innermost: Horovod's optimizer averages them, and then calls one below it
     if state.stepping > 1:
         return
-    step["line"] = line()
-    step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
-    step["optimizer"] = type(optimizer).__name__
+    _describe(optimizer)
+    for group in optimizer.param_groups:
+        left = [parameter for parameter in group["params"] if id(parameter) in state.pending]
+        if left and state.step["losses"]:
+            about = {"step": len(state.steps) + 1, "line": step.get("backward_line", "")}
+            state.notes.setdefault("not_cleared", about)
     if REPLAY and (recorded := recorded_rates(len(state.steps))):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
             step.setdefault("own_rates", step["rates"])
@@ -322,11 +337,31 @@ def after_step(optimizer, *_):
         for group, rate in zip(optimizer.param_groups, state.step["own_rates"], strict=False):
             if not hasattr(group["lr"], "fill_"):
                 group["lr"] = rate
+    if "rates" not in state.step:  # its first model was called within this step, by a closure
+        _describe(optimizer)
+        state.step["gradients"] = gradients()
+    for group in optimizer.param_groups:
+        state.pending |= {id(each): each for each in group["params"] if _holds_gradient(each)}
     step_done()
+
+
+def _describe(optimizer):
+    state.step["line"] = line()
+    state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    state.step["optimizer"] = type(optimizer).__name__
 
 
 def step_done():
     """Note the weights after a step; after the last one, end this process."""
+    state.step["schedule_steps"], state.schedule_steps = state.schedule_steps, 0
+    if state.steps and not state.step["calls"] and not state.step["losses"]:
+        # A second optimizer of the same step.
+        last = state.steps[-1]
+        last["weights"], last["hashes"], _ = weights()
+        last["gradients"] |= state.step["gradients"]
+        last["rates"] += state.step["rates"]
+        state.step = _empty_step()
+        return write()
     state.step["weights"], state.step["hashes"], _ = weights()
     state.step["at"] = time.perf_counter()
     state.steps.append(state.step)
@@ -370,6 +405,7 @@ def write():
         "rank": rank,
         "world": world,
         "pid": os.getpid(),
+        "parent": os.getppid(),
         "initial": state.initial,
         "steps": state.steps,
         "notes": state.notes,
@@ -420,6 +456,7 @@ def change_torch(torch):
     _change_loaders(torch)
     _change_clipping(torch)
     _change_saving(torch)
+    _change_schedules(torch)
     if not KEEP_DROPOUT:
         _change_dropout(torch)
     if REPLAY:
@@ -486,6 +523,8 @@ def _change_backward(torch):
     backward = torch.autograd.backward
 
     def noted(tensors, *args, **kwargs):
+        if state.models and not state.finished:
+            state.pending = {id(each): each for each in state.pending.values() if _holds_gradient(each)}
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
             state.step["losses"].append(float(roots[0].detach()))
@@ -522,6 +561,17 @@ def _change_clipping(torch):
         return step(self, *args, **kwargs)
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
+
+
+def _change_schedules(torch):
+    schedule = torch.optim.lr_scheduler.LRScheduler
+    step = schedule.step
+
+    def noted(self, *args, **kwargs):
+        state.schedule_steps += 1
+        return step(self, *args, **kwargs)
+
+    schedule.step = noted
 
 
 def _change_saving(torch):
@@ -585,6 +635,8 @@ def _change_loaders(torch):
             size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None}
+        about["subset"] = _digest(getattr(dataset, "indices", None))
+        about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
         state.loaders.append(about)
         object.__setattr__(self, "_lockstep", about)
@@ -623,7 +675,10 @@ def _change_loaders(torch):
             index = list(epochs[at][len(epoch)])
             if REVERSED:
                 index.reverse()
-        epoch.append([int(each) for each in index] if all(isinstance(each, int) for each in index) else None)
+        try:
+            epoch.append([int(each) for each in index])
+        except (TypeError, ValueError):  # keys of another kind
+            about["indexed"] = False
         return index
 
     def same_items(self, index):
@@ -654,6 +709,14 @@ def _change_loaders(torch):
     dataloader._BaseDataLoaderIter._reset = noted_reset
     dataloader._BaseDataLoaderIter._next_index = noted_index
     fetch._MapDatasetFetcher.fetch = same_items
+
+
+def _digest(indices):
+    """A hash of which samples a subset has; None where a data set is no subset."""
+    try:
+        return None if indices is None else hashlib.blake2b(repr(list(indices)).encode(), digest_size=8).hexdigest()
+    except TypeError:
+        return None
 
 
 def recorded():
@@ -715,10 +778,28 @@ def change_spawn(module):
     spawn = module.spawn
 
     def one(fn, args=(), nprocs=1, *rest, **kwargs):
-        mine = tuple(1 if type(value) is int and value == nprocs and nprocs > 1 else value for value in args)
+        mine = tuple(_of_one(value, nprocs) for value in args)
         return spawn(fn, mine, 1, *rest, **kwargs)
 
     module.spawn = one
+
+
+COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # in the names of settings that count ranks
+
+
+def _of_one(value, ranks):
+    """An argument of a spawned function as it would be for one rank: its count of ranks becomes 1."""
+    if type(value) is int and value == ranks:
+        return 1
+    attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    if not attributes or type(value).__name__ not in ("Namespace", "SimpleNamespace", "dict"):
+        return value
+    counted = {
+        name: 1
+        for name, each in attributes.items()
+        if type(each) is int and each == ranks and any(word in str(name).lower() for word in COUNTS)
+    }
+    return type(value)(**(attributes | counted)) if counted else value
 
 
 def change_deepspeed(module):
@@ -760,7 +841,7 @@ def change_deepspeed_itself(module):
         micro = given.get("train_micro_batch_size_per_gpu")
         if isinstance(micro, int):
             given["train_micro_batch_size_per_gpu"] = micro * world
-        _put_weights_into([model])
+        _put_weights_into(model)
         if args is not None and hasattr(args, "deepspeed_config"):
             args.deepspeed_config = None
         return initialise(args=args, model=model, config=given, **kwargs)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import cli, files, paths
-from lockstep.errors import BadInput, RunFailed
+from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.script import findings, pretended, recording
 from lockstep.terminal import print_table
 
@@ -44,11 +44,20 @@ def main() -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise BadInput("name the command that starts your script, as in: lockstep prove -- torchrun ... train.py")
+    if arguments.gpus < 0:
+        raise BadInput(f"--gpus {arguments.gpus}: how many GPUs are to be pretended?")
+    if arguments.output and arguments.output.exists():
+        raise BadInput(f"--output: {arguments.output} is there already. Name a new folder.")
     if arguments.steps < 1:
         raise BadInput(f"--steps {arguments.steps}: at least 1 is needed.")
     asked = recording.Asked(arguments.steps, arguments.keep_dropout, arguments.patience, arguments.gpus)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
-        verdict = _prove(command, arguments.against, Path(temporary), asked)
+        try:
+            verdict = _prove(command, arguments.against, Path(temporary), asked)
+        except RunStopped:
+            raise
+        except RunFailed as error:
+            verdict = findings.Verdict(findings.UNTOLD, str(error), [])
         if arguments.output:
             files.write_json(Path(temporary) / paths.VERDICT, asdict(verdict))
             shutil.copytree(temporary, arguments.output, dirs_exist_ok=True)
@@ -61,24 +70,20 @@ def main() -> int:
 def _prove(command: list[str], against: str | None, folder: Path, asked: recording.Asked) -> findings.Verdict:
     recorded = recording.record(command, folder / "recorded", asked)
     print(f"\nrecorded {recorded.steps} steps of {recorded.world} ranks", flush=True)
+    if recorded.exit_code and recorded.steps < asked.steps:
+        reason = f"the command ended with exit code {recorded.exit_code} after {recorded.steps} of {asked.steps} steps"
+        return findings.untold(reason, findings.between_ranks(recorded))
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
         wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
         answer = findings.DIFFERENT if wrong else findings.EQUAL
-        return findings.Verdict(answer, wrong[0].says if wrong else "the same samples and learning rates", found)
+        return findings.Verdict(answer, wrong[0].says if wrong else "both scripts did the same in each step", found)
     try:
         alone = recording.replay(recorded, folder / "alone", asked)
         floor = recording.replay(recorded, folder / "floor", asked, backwards=True)
     except RunFailed as error:
-        found = findings.between_ranks(recorded)
-        wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
-        if wrong:
-            found.append(
-                findings.Finding("not_replayed", findings.NOTE, f"nothing is compared: as one process {error}")
-            )
-            return findings.Verdict(findings.DIFFERENT, wrong[0].says, found)
-        return findings.Verdict(findings.UNTOLD, f"as one process {error}", found)
+        return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
     return findings.against_one(recorded, alone, floor)
 
 

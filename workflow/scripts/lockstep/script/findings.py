@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lockstep.script.recording import Recording
+from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # of a finding: the model is another; it may be; it is not
 EQUAL, UNTOLD = "equal", "not told"  # of a script, beside DIFFERENT
@@ -14,7 +14,8 @@ ABOVE_FLOOR = 30  # times the distance that rounding alone causes: from there on
 # gradient by itself, which the other order of a batch does not show.
 SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
-TOO_HIGH = 0.1  # of an update: a floor above which nothing can be told
+TOO_HIGH = 0.2  # of an update: where less than that can't be told, nothing is
+MANY = 0.5  # of a rank's samples: from there on that two ranks share them is no chance
 SHOWN = 3  # names that a finding lists
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that no other difference explains
 
@@ -65,14 +66,21 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     found = between_ranks(recorded)
     if recorded.world == 1 and recorded.ranks[0]["initial"]["kind"] != "DataParallel":
         reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
-        return Verdict(UNTOLD, reason, found)
-    steps = min(recorded.steps, alone.steps, floor.steps)
+        return untold(reason, found)
+    if any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
+        return untold(
+            "ranks hold parts of the model's layers (tensor parallel), which one process can't be given", found
+        )
+    if shorter := next((each for each in (alone, floor) if each.steps < recorded.steps), None):
+        how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
+        return untold(how, found)
+    steps = recorded.steps
     if other_data := _other_data(recorded, alone):
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
-        return Verdict(UNTOLD, other, found)
+        return untold(other, found)
     if not _same_names(recorded, alone):
-        return Verdict(UNTOLD, "on one process the script trains parameters of other names or shapes", found)
+        return untold("on one process the script trains parameters of other names or shapes", found)
     distances = [_distance(recorded, alone, step) for step in range(steps)]
     floors = [_distance(alone, floor, step) for step in range(steps)]
     table = [
@@ -83,16 +91,18 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
             "loss_alone": _mean_loss(alone, step),
             "gradient": _gradient_ratio(recorded, alone, step),
             "rate": recorded.ranks[0]["steps"][step]["rates"][0],
-            "rate_alone": _own_rates(alone, step)[0],
             "distance": distances[step],
             "floor": floors[step],
         }
         for step in range(steps)
     ]
     found += _other_rates(recorded, alone, steps)
-    if floors[-1] > TOO_HIGH:
-        reason = f"rounding alone moves its weights by {floors[-1]:.0%} of what training changes"
-        return Verdict(UNTOLD, reason, found, distances[-1], floors[-1], table)
+    if ABOVE_FLOOR * floors[-1] > TOO_HIGH:
+        reason = (
+            f"two runs as one process are apart by {floors[-1]:.1%} of what training changes: the model draws random"
+            " numbers, rounding grows fast, or the script goes on from files that it left"
+        )
+        return untold(reason, found, distances[-1], floors[-1], table)
     smallest = _smallest(recorded)
     first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], smallest)), None)
     gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
@@ -111,8 +121,19 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table)
 
 
+def untold(reason: str, found: list[Finding], *more) -> Verdict:
+    """The verdict where nothing could be compared; what the ranks show by themselves counts all the same."""
+    if wrong := [finding for finding in found if finding.level == DIFFERENT]:
+        note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
+        return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
+    return Verdict(UNTOLD, reason, found, *more)
+
+
 def two_scripts(one: Recording, other: Recording) -> list[Finding]:
-    """What two scripts do differently, each with its own samples: in the first step in which they do."""
+    """What two scripts do differently, each with its own samples: in the first step in which they do.
+
+    Gradients and weights are compared as long as the samples of all steps are the same.
+    """
     found = []
     names = {name for name, _ in _shapes(one).items()} ^ {name for name, _ in _shapes(other).items()}
     if names:
@@ -125,6 +146,16 @@ def two_scripts(one: Recording, other: Recording) -> list[Finding]:
             shared = sum((mine & theirs).values())
             says = f"{sum(mine.values())} samples against {sum(theirs.values())}, {shared} shared"
             found.append(Finding("samples", DIFFERENT, says, step=step + 1, line=_call_line(one, step)))
+            break
+        ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
+        limit = ABOVE_FLOOR * _smallest(one)
+        if not found and ratio is not None and _gradient_distance(one, other, step, names) > limit:
+            says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
+            found.append(Finding("gradient", DIFFERENT, says, step=step + 1, line=_line(one, step)))
+            break
+        if not found and _distance(one, other, step) > limit:
+            says = "the gradients are the same, and the weights after the step are not"
+            found.append(Finding("step", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break
     for step in range(min(one.steps, other.steps)):
         rates = [each.ranks[0]["steps"][step]["rates"] for each in (one, other)]
@@ -152,7 +183,9 @@ def _other_beginning(recorded: Recording) -> list[Finding]:
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
-    if recorded.world == 1:
+    if recorded.world == 1 or any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
+        return []
+    if _indices_apart(recorded):  # what is the same are then samples that the data has twice
         return []
     for step in range(recorded.steps):
         each = [Counter(_rows(rank["steps"][step])) for rank in recorded.ranks]
@@ -165,7 +198,7 @@ def _same_samples(recorded: Recording) -> list[Finding]:
             do = "give each rank its own part, as by DistributedSampler(dataset)."
             return [Finding("same_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
         several = [row for row in union if sum(row in rows for rows in each) > 1]
-        if several and not _indices_apart(recorded):
+        if len(several) > MANY * distinct:
             says = f"{len(several)} of {distinct} samples are trained by more than one rank"
             do = "give each rank its own part, as by DistributedSampler(dataset)."
             return [Finding("shared_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
@@ -174,42 +207,69 @@ def _same_samples(recorded: Recording) -> list[Finding]:
 
 def _indices_apart(recorded: Recording) -> bool:
     """Whether no loader gave two ranks the same sample in one turn: equal samples then are equal data."""
-    loaders = [rank["loaders"] for rank in recorded.ranks]
-    if not all(loaders):
+    loaders = [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and _of_one_data(same)]
+    if not loaders:
         return False
-    for same in zip(*loaders, strict=False):
+    for same in loaders:
         for epoch in zip(*(loader["batches"] for loader in same), strict=False):
             for turn in zip(*epoch, strict=False):
-                every = [index for batch in turn for index in batch or ()]
+                every = _flat(turn)
                 if len(every) != len(set(every)):
                     return False
     return True
 
 
+def _of_one_data(loaders: list[dict]) -> bool:
+    """Whether the loaders of all ranks are over the same data, in which an index means the same sample."""
+    return len({loader["subset"] for loader in loaders}) == 1
+
+
 def _handed_out(recorded: Recording) -> list[Finding]:
-    """Samples that come twice within an epoch, or in the same order in each."""
+    """Samples that come twice within an epoch, an epoch that is not all of the data, and epochs in the same order."""
     found = []
-    for number, loader in enumerate(recorded.ranks[0]["loaders"]):
-        if not loader["indexed"]:
-            continue
-        same = [rank["loaders"][number] for rank in recorded.ranks if number < len(rank["loaders"])]
-        first = [index for each in same for batch in each["batches"][0] for index in batch or ()]
-        again = len(first) - len(set(first))
-        ranks_alike = recorded.world > 1 and all(each["batches"][0] == same[0]["batches"][0] for each in same)
-        if again and not ranks_alike:
-            says = f"{again} of {loader['size']} samples are handed out twice within an epoch"
-            do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
-            found.append(Finding("repeated", CAUTION if again < recorded.world else DIFFERENT, says, do))
-        epochs = [epoch for epoch in loader["batches"] if len(epoch) > 1]
+    for same in loaders_alike(recorded.ranks):
+        first = same[0]
+        epochs = [epoch for epoch in first["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
-            says = "each epoch has the same order"
-            found.append(Finding("same_order", CAUTION, says, "call sampler.set_epoch(epoch) before each epoch."))
+            do = "call sampler.set_epoch(epoch) before each epoch."
+            found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
+        ranks_alike = recorded.world > 1 and all(each["batches"][:1] == first["batches"][:1] for each in same)
+        of_each = [_flat(each["batches"][0]) for each in same]
+        by_itself = first["repeats"] or any(len(indices) != len(set(indices)) for indices in of_each)
+        if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
+            continue
+        together = [index for indices in of_each for index in indices]
+        if again := len(together) - len(set(together)):
+            says = f"{again} of {first['size']} samples are handed out to two ranks within an epoch"
+            if again < recorded.world:
+                do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
+                found.append(Finding("repeated", CAUTION, says, do))
+            else:
+                do = "give each rank its own part, as by DistributedSampler(dataset)."
+                found.append(Finding("repeated", CAUTION, says, do))
+                continue
+        handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
+        if first["length"] and recorded.world > 1 and handed > 1.4 * first["size"]:
+            says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
+            do = "each rank goes through all of it: an epoch is as many, if that is not meant."
+            found.append(Finding("epoch_too_long", CAUTION, says, do))
+        elif (
+            first["length"]
+            and recorded.world > 1
+            and handed < 0.6 * first["size"]
+            and first["size"] > 2 * len(together)
+        ):
+            says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
+            found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
 
 
+def _flat(batches: list) -> list[int]:
+    return [index for batch in batches for index in batch]
+
+
 def _shuffled(batches: list) -> bool:
-    flat = [index for batch in batches for index in batch or ()]
-    return flat != sorted(flat)
+    return _flat(batches) != sorted(_flat(batches))
 
 
 def _apart(recorded: Recording) -> list[Finding]:
@@ -261,8 +321,9 @@ def _clipped_while_scaled(recorded: Recording) -> list[Finding]:
 
 def _every_micro_batch(recorded: Recording) -> list[Finding]:
     for step, noted in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
+        of_one_model = len({call["model"] for call in noted["calls"]}) == 1
         early = [call for call in noted["calls"][:-1] if call["synchronised"]]
-        if early and recorded.world > 1:
+        if early and of_one_model and recorded.world > 1:
             says = f"gradients are averaged over ranks in each of {len(noted['calls'])} micro-batches: time, no error"
             do = "enter model.no_sync() in all but the last."
             return [Finding("every_micro_batch", NOTE, says, do, early[0]["line"], step + 1)]
@@ -349,24 +410,32 @@ def _shapes(recorded: Recording) -> dict:
 
 
 def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Finding]:
-    mine = np.array([recorded.ranks[0]["steps"][step]["rates"][0] for step in range(steps)])
-    its = np.array([_own_rates(alone, step)[0] for step in range(steps)])
-    apart = ~np.isclose(mine, its, rtol=1e-6, atol=0)
-    if not apart.any():
-        return []
-    step = int(np.flatnonzero(apart)[0])
-    says = f"learning rate {mine[step]:.4g}, and {its[step]:.4g} on one process"
-    ratio = mine[apart & (its != 0)] / its[apart & (its != 0)] if (apart & (its != 0)).any() else np.array([np.nan])
-    line = _line(recorded, step)
-    if apart.all() and np.allclose(ratio, recorded.world):
-        says += f": it is multiplied by the number of ranks ({recorded.world})"
-        do = "if that is meant (the linear scaling rule), nothing; else leave the factor out."
-        return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
-    do = (
-        "look at how often the schedule is stepped (a prepared one is stepped once for each rank), and for how many"
-        " steps it was planned."
-    )
-    return [Finding("schedule", DIFFERENT, says, do, line, step + 1)]
+    """Learning rates, of all groups of parameters, that are others on one process."""
+    for step in range(steps):
+        mine, its = recorded.ranks[0]["steps"][step]["rates"], _own_rates(alone, step)
+        if len(mine) != len(its):
+            return [Finding("groups", DIFFERENT, f"{len(mine)} groups of parameters, and {len(its)} on one process")]
+        apart = [group for group in range(len(mine)) if not np.isclose(mine[group], its[group], rtol=1e-6, atol=0)]
+        if not apart:
+            continue
+        rate, other, line = mine[apart[0]], its[apart[0]], _line(recorded, step)
+        says = f"learning rate {rate:.4g}, and {other:.4g} on one process"
+        stepped, once = (
+            sum(each.ranks[0]["steps"][at]["schedule_steps"] for at in range(1, step + 1)) for each in (recorded, alone)
+        )
+        if step == 0 and other and np.isclose(rate / other, recorded.world):
+            says += f": it is multiplied by the number of ranks ({recorded.world})"
+            do = "if that is meant (the linear scaling rule), nothing; else leave the factor out."
+            return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
+        if stepped != once and not recorded.ranks[0]["initial"]["accelerate"]:
+            says += f"; the schedule was stepped {stepped} times since the first step, there {once}"
+            return [Finding("schedule", DIFFERENT, says, "step it once in each step.", line, step + 1)]
+        do = (
+            "right if the schedule is planned by what this many ranks do; a scheduler that Accelerate prepared is"
+            " stepped once for each rank, and must be planned for the steps of one."
+        )
+        return [Finding("schedule_planned", CAUTION, says, do, line, step + 1)]
+    return []
 
 
 def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, of_gradient: bool) -> Finding:
@@ -393,6 +462,8 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
         says = f"the gradient is {ratio:.4g} times what it is on one process"
         do = "look at what the loss is divided by: micro-batches, ranks, scale."
+        if recorded.ranks[0]["steps"][step]["clip"]:
+            do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
         return Finding("gradient_scale", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
         says = "batch normalisation counts each rank's samples by themselves"

@@ -43,6 +43,11 @@ class Recording:
         return self.ranks[0]["world"]
 
     @property
+    def last_words(self) -> str:
+        """The last line that it printed, where that was kept."""
+        return _last_words(self.log) if self.log else ""
+
+    @property
     def steps(self) -> int:
         """How many steps every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
@@ -98,12 +103,21 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
 def merged(recorded: Recording) -> dict:
     """What a replay needs of a recording: the batches of all ranks as one, and the learning rates."""
     loaders = []
-    for number, loader in enumerate(recorded.ranks[0]["loaders"]):
-        others = [rank["loaders"][number] for rank in recorded.ranks if number < len(rank["loaders"])]
-        epochs = max(len(other["batches"]) for other in others)
-        loaders.append(loader | {"batches": [_together(others, epoch) for epoch in range(epochs)]})
+    for same in loaders_alike(recorded.ranks):
+        epochs = max(len(loader["batches"]) for loader in same)
+        loaders.append(same[0] | {"batches": [_together(same, epoch) for epoch in range(epochs)]})
     rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
     return {"loaders": loaders, "rates": rates, "world": recorded.world}
+
+
+def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
+    """The loaders with indices that the ranks have in common: those over data of one size, by their order."""
+    by_kind: dict[tuple, list[dict]] = {}
+    for rank in ranks:
+        for loader in rank["loaders"]:
+            if loader["indexed"]:
+                by_kind.setdefault((loader["size"], loader["ordinal"]), []).append(loader)
+    return list(by_kind.values())
 
 
 def _together(loaders: list[dict], epoch: int) -> list[list[int]]:
@@ -191,14 +205,21 @@ def _records(process: psutil.Process, folder: Path) -> bool:
 
 def _read(folder: Path, exit_code: int, log: Path | None) -> Recording:
     processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
-    trained = sorted((each for each in processes if each["steps"]), key=lambda each: each["rank"])
+    stepped = {each["pid"] for each in processes if each["steps"]}
+    # What a rank itself has started is no rank.
+    ranks_alone = [each for each in processes if each["steps"] and each["parent"] not in stepped]
+    trained = sorted(ranks_alone, key=lambda each: each["rank"])
     if not trained:
         seen = any(folder.glob("started.*.json"))
-        why = "did no optimizer step" if seen else "did not import PyTorch by a Python that Lockstep can look into"
+        why = "did no optimizer step on a model (an nn.Module that is called)"
+        if not seen:
+            why = "did not import PyTorch by a Python that Lockstep can look into"
         code = f", and ended with exit code {exit_code}" if exit_code else ""
         words = f": {_last_words(log)}" if log else ""
         raise RunFailed(f"the command {why}{code}{words}")
     ranks = [each["rank"] for each in trained]
+    if log and len(ranks) > 1:
+        raise RunFailed("its script started several ranks by itself; start them by torchrun or by torch's mp.spawn")
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, these did a step: {', '.join(map(str, ranks))}")
     return Recording(folder, trained, exit_code, log)
