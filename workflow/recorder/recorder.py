@@ -320,9 +320,9 @@ def before_step(optimizer, *_):
         if left and state.step["losses"]:
             about = {"step": len(state.steps) + 1, "line": step.get("backward_line", "")}
             state.notes.setdefault("not_cleared", about)
-    if REPLAY and (recorded := recorded_rates(len(state.steps))):
+    if REPLAY and (recorded := recorded_rates()):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
-            step.setdefault("own_rates", step["rates"])
+            step.setdefault("own_rates", list(step["rates"]))
             if hasattr(group["lr"], "fill_"):
                 group["lr"].fill_(rate)
             else:
@@ -351,15 +351,20 @@ def _describe(optimizer):
     state.step["optimizer"] = type(optimizer).__name__
 
 
+def of_same_step():
+    """Whether an optimizer that steps now is a further one of the last step: nothing was computed since."""
+    return bool(state.steps) and not state.step["calls"] and not state.step["losses"]
+
+
 def step_done():
     """Note the weights after a step; after the last one, end this process."""
     state.step["schedule_steps"], state.schedule_steps = state.schedule_steps, 0
-    if state.steps and not state.step["calls"] and not state.step["losses"]:
-        # A second optimizer of the same step.
+    if of_same_step():
         last = state.steps[-1]
         last["weights"], last["hashes"], _ = weights()
         last["gradients"] |= state.step["gradients"]
         last["rates"] += state.step["rates"]
+        last["own_rates"] = last.get("own_rates", []) + state.step.get("own_rates", [])
         state.step = _empty_step()
         return write()
     state.step["weights"], state.step["hashes"], _ = weights()
@@ -514,7 +519,9 @@ def _change_modules(torch):
         return {name: frame.f_locals.get(name) for name in code.co_varnames[:count] if name != "self"}
 
     def has_parameters(module):
-        return next(module.parameters(), None) is not None
+        """Whether it has any, and real ones: within torch.func they stand for others."""
+        first = next(module.parameters(), None)
+        return first is not None and not torch._C._functorch.is_functorch_wrapped_tensor(first)
 
     torch.nn.Module.__call__ = noted
 
@@ -738,9 +745,12 @@ def recorded_loader(about):
     return same[0] if same else None
 
 
-def recorded_rates(step):
-    rates = recorded()["rates"]
-    return rates[step] if step < len(rates) else None
+def recorded_rates():
+    """The learning rates that the ranks had, of the groups of the optimizer that is about to step."""
+    rates, step, before = recorded()["rates"], len(state.steps), 0
+    if of_same_step():
+        step, before = step - 1, len(state.steps[-1]["rates"])
+    return rates[step][before:] if step < len(rates) else None
 
 
 # --- Alone: a replay is one process, whatever the script says of its ranks ------------------------------------------

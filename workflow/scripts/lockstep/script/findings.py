@@ -501,7 +501,7 @@ def _union(recorded: Recording, step: int) -> list[str]:
 
 def _own_rates(alone: Recording, step: int) -> list[float]:
     noted = alone.ranks[0]["steps"][step]
-    return noted.get("own_rates", noted["rates"])
+    return noted.get("own_rates") or noted["rates"]
 
 
 def _mean_loss(recorded: Recording, step: int) -> float | None:
