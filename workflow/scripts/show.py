@@ -13,10 +13,13 @@ from lockstep.paths import PROJECT, STRATEGIES, TRAIN
 from lockstep.run import node
 from lockstep.run.coordination import Rendezvous
 
+OWN_SCRIPTS = PROJECT / "docs" / "scripts"
+
 
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("row", help="a name under rows in the configuration")
+    parser.add_argument("--script", action="store_true", help="a whole script that trains by the row's strategy")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     if arguments.row not in config.rows and arguments.row in registry.names():
@@ -26,6 +29,9 @@ def main() -> None:
         )
     config.require_row(arguments.row, arguments.row)
     row = config.rows[arguments.row]
+    if arguments.script:
+        print(own_script(row.strategy).read_text(encoding="utf-8"), end="")
+        return
     file = registry.path(row.strategy)
     print(f"# {row.name}: {row.strategy}, in {file.relative_to(STRATEGIES.parents[3])}")
     if row.strategy == "single":
@@ -46,6 +52,15 @@ def main() -> None:
         print(f"# The same with all that Lockstep sets besides\n{node.show(row, arguments.results, 1, 0)}")
         for given in sorted(Path(folder).iterdir()):
             print(f"# {arguments.results / row.folder(1) / given.name}\n{given.read_text(encoding='utf-8')}")
+
+
+def own_script(strategy: str) -> Path:
+    """The file of a whole script by a strategy, without anything of Lockstep's. Raises BadInput where there is none."""
+    # A script that is called as its framework would be imported in place of it.
+    there = {file.stem.removeprefix("with_"): file for file in OWN_SCRIPTS.glob("*.py")}
+    if strategy not in there:
+        raise BadInput(f"--script: there is none for {strategy}. There are: {', '.join(sorted(there))}.")
+    return there[strategy]
 
 
 if __name__ == "__main__":
