@@ -45,7 +45,7 @@ def prove(place: Path, *command: str, options: tuple[str, ...] = ()) -> subproce
 RIGHT = {
     "torchrun": TORCHRUN,
     "spawn": SPAWN,
-    "launch": ("python", "-m", "torch.distributed.launch", "--nproc-per-node", "2", "train.py"),
+    "launch": ("python", "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node", "2", "train.py"),
     "four ranks": ("torchrun", "--nproc-per-node", "4", "train.py"),
     "accumulation": (*TORCHRUN, "--having", "accumulation"),
     "random augmentation": (*TORCHRUN, "--having", "noisy,workers"),
@@ -73,7 +73,7 @@ def test_a_right_script_is_equal_and_nothing_is_held_against_it(name, tmp_path):
     assert verdict["answer"] == "equal", verdict["said"]
     assert {each["level"] for each in verdict["findings"]} <= {"note"}
     assert len(verdict["table"]) == 8
-    assert all(line["distance"] < 1e-3 for line in verdict["table"])
+    assert all(line["distance"] < (0.1 if name == "bf16" else 1e-3) for line in verdict["table"])
 
 
 WRONG = {
