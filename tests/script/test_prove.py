@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.conftest import PROJECT
 
@@ -189,6 +190,17 @@ def test_a_command_that_fails_on_its_way_is_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--mistake", "crash")
     assert verdict["answer"] == "not told"
     assert "after 3 of 8 steps" in verdict["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch is built for real GPUs here")
+def test_a_script_for_gpus_is_rehearsed_without_any(tmp_path):
+    start = ("torchrun", "--nproc-per-node", "2", "on_gpus.py")
+    verdict = proven(tmp_path / "right", *start, options=("--gpus", "2"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    wrong = proven(tmp_path / "wrong", *start, "--mistake", "left_on_the_host", options=("--gpus", "2"))
+    assert wrong["answer"] == "not told"
+    assert "found at least two devices" in wrong["said"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,41 @@
+"""A script that is written for CUDA alone, with two GPUs by torchrun."""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from train import Points
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mistake", default="")
+    arguments = parser.parse_args()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+    data = Points(256)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), pin_memory=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for points, labels in loader:
+        points = points.to(device)
+        if arguments.mistake != "left_on_the_host":
+            labels = labels.to(device)
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = nn.functional.cross_entropy(parallel(points), labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+if __name__ == "__main__":
+    main()
