@@ -110,13 +110,13 @@ def _await(row: Row, folder: Path, rendezvous: Rendezvous, log: TextIO) -> None:
             with contextlib.suppress(OSError):  # nobody reads it any more, or the terminal is gone
                 print(*told, sep="\n", file=stream, flush=True)
 
-    say(
-        f"{row.name}: start its ranks by hand, each by its line in a terminal of its own on this machine. The run waits"
-        f" {timeout:g} s (hardware.timeout) for the first, and for each further one; then it fails.",
-        *lines(ranks, folder, rendezvous),
-    )
     there, changed = set(), time.monotonic()
     with _kept_free(rendezvous):
+        say(
+            f"{row.name}: start its ranks by hand, each by its line in a terminal of its own on this machine. The run"
+            f" waits {timeout:g} s (hardware.timeout) for the first, and for each further one; then it fails.",
+            *lines(ranks, folder, rendezvous),
+        )
         while len(there) < ranks:
             time.sleep(POLL)
             if lifetime.starter_is_gone():
