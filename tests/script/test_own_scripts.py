@@ -1,17 +1,15 @@
 """Each strategy's whole script (docs/scripts) starts as it says, and trains the model that it would on one device."""
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROJECT
-from tests.script.test_prove import BIN, HOROVOD
+from tests.script.test_prove import HOROVOD, started
 
 FILES = sorted((PROJECT / "docs" / "scripts").glob("*.py"))
 ALONE = ("single", "dataparallel")  # one process
@@ -24,12 +22,6 @@ def command(request, tmp_path) -> list[str]:
         pytest.skip("needs: make horovod")
     shutil.copy(request.param, tmp_path)
     return shlex.split(re.search(r"Start it by: (.*?)(?:\"\"\")?$", request.param.read_text(), re.MULTILINE)[1])
-
-
-def started(command: list[str], folder: Path) -> subprocess.CompletedProcess:
-    environment = {name: os.environ[name] for name in ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR") if name in os.environ}
-    environment["PATH"] = f"{BIN}:{os.environ['PATH']}"
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ SPAWN = ("python", "train.py", "--spawn", "2")
 def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int | None = None) -> dict:
     """The verdict on a command, whose script lies beside this test; `code` is the exit code that is expected."""
     place.mkdir(exist_ok=True)
-    finished = prove(place, *command, options=("--output", str(place / "out"), *options))
+    finished = prove(*command, options=("--output", str(place / "out"), *options))
     said = finished.stdout + finished.stderr
     assert (place / "out" / "verdict.json").is_file(), said
     verdict = json.loads((place / "out" / "verdict.json").read_text(encoding="utf-8"))
@@ -34,13 +34,16 @@ def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int 
     return verdict | {"said": said, "kinds": {each["kind"]: each for each in verdict["findings"]}}
 
 
-def prove(place: Path, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    # As somebody's shell has it, in which no variable of a test's own process is set.
+def started(words: list[str], folder: Path) -> subprocess.CompletedProcess:
+    """A command in a shell of somebody's, in which no variable of a test's own process is set."""
     environment = {name: os.environ[name] for name in ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR") if name in os.environ}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside the scripts, which are this project's
     environment["PATH"] = f"{BIN}:{os.environ['PATH']}"
-    words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), *options, "--", *command]
-    return subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def prove(*command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    return started([sys.executable, str(PROJECT / "workflow/scripts/prove.py"), *options, "--", *command], HERE)
 
 
 RIGHT = {
@@ -178,8 +181,8 @@ def test_a_command_that_starts_one_process_is_not_called_equal(tmp_path):
         (("no-such-launcher", "train.py"), "no-such-launcher: can't be started: No such file or directory"),
     ],
 )
-def test_a_command_that_does_not_train_is_said_in_words(command, says, tmp_path):
-    finished = prove(tmp_path, *command)
+def test_a_command_that_does_not_train_is_said_in_words(command, says):
+    finished = prove(*command)
     assert finished.returncode == (2 if command[0] == "no-such-launcher" else 3)
     assert says in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr or "--wrong" in command

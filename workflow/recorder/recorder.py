@@ -60,7 +60,7 @@ class State:
 
 
 def _empty_step():
-    return {"calls": [], "losses": [], "evaluated": [], "clip": []}
+    return {"calls": [], "losses": [], "clip": []}
 
 
 state = State()
@@ -262,7 +262,6 @@ def _begin(model):
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,
         "accelerate": "accelerate.scheduler" in sys.modules,
-        "parameters": sum(parameter.numel() for _, parameter in named_parameters()),
     }
     if not REPLAY:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
@@ -298,7 +297,6 @@ def _put_weights_into(model, number=0):
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             key = (f"{number}." if number else "") + plain(name)
             if key not in stored:
-                state.notes["other_parameters"] = key
                 continue
             with gathered(value) as full:
                 target = full.to_local() if hasattr(full, "to_local") else full
@@ -348,7 +346,6 @@ def after_step(optimizer, *_):
 def _describe(optimizer):
     state.step["line"] = line()
     state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
-    state.step["optimizer"] = type(optimizer).__name__
 
 
 def of_same_step():
@@ -368,7 +365,6 @@ def step_done():
         state.step = _empty_step()
         return write()
     state.step["weights"], state.step["hashes"], _ = weights()
-    state.step["at"] = time.perf_counter()
     state.steps.append(state.step)
     state.step, state.frame = _empty_step(), None
     write()
@@ -415,7 +411,6 @@ def write():
         "steps": state.steps,
         "notes": state.notes,
         "loaders": [loader for loader in state.loaders if loader["batches"]],
-        "left": state.step["evaluated"],
     }
     file = os.path.join(FOLDER, f"process.{os.getpid()}.json")
     with open(f"{file}.tmp", "w") as stream:
@@ -488,8 +483,6 @@ def _change_modules(torch):
         inputs = (args, kwargs) if frame is None else arguments_of(frame)
         if not seen_already and module.training and torch.is_grad_enabled():
             before_training_call(model, inputs)
-        elif not seen_already and state.models:
-            state.step["evaluated"].append(rows_of(inputs))
         state.depth += 1
         try:
             output = call(module, *args, **kwargs)
@@ -556,7 +549,6 @@ def _change_clipping(torch):
     unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
 
     def noted_unscale(self, *args, **kwargs):
-        state.notes.setdefault("scaler", True)
         state.step["unscaled"] = True
         return unscale(self, *args, **kwargs)
 
@@ -827,7 +819,6 @@ def change_deepspeed(module):
             if self.global_steps > taken and state.models and not state.finished:
                 state.step["line"] = line()
                 state.step["rates"] = [float(rate) for rate in self.get_lr()]
-                state.step["optimizer"] = type(self.optimizer).__name__
                 state.step["gradients"] = {}
                 step_done()
 

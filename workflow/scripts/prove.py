@@ -76,7 +76,7 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
-        wrong = [finding for finding in found if finding.level == findings.DIFFERENT]
+        wrong = findings.wrong_of(found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
         return findings.Verdict(answer, wrong[0].says if wrong else "both scripts did the same in each step", found)
     try:

@@ -16,8 +16,11 @@ print(f"rank {rank} has {file.read_text()}", flush=True)
 
 dist.barrier()  # and without this one rank 0 might remove it first
 if rank == 0:
-    file.unlink()
     try:  # rank 1 never comes
         dist.monitored_barrier(timeout=timedelta(seconds=1))
     except RuntimeError as error:
         print(str(error).partition("\n")[0].partition("]: ")[2], flush=True)
+    file.unlink()
+else:
+    while file.exists():  # rank 1 works on; one that had ended would be a closed connection to rank 0
+        time.sleep(0.1)

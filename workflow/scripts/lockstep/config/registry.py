@@ -165,6 +165,11 @@ def qualities() -> list[str]:
     return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
 
 
+def deciding_quality(task: str) -> str:
+    """The figure by which models of a task are compared: the last of its QUALITY."""
+    return task_literals(task)["QUALITY"][-1]
+
+
 def format_scores(scores: dict) -> str:
     """The results of a test, in one line."""
     figures = (f"{name} {scores[name]:.4f}" for name in qualities() if name in scores)

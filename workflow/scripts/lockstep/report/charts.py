@@ -231,7 +231,7 @@ def _smoothed(values: list[float], window: int) -> np.ndarray:
 
 
 def quality(done: list[dict], summary: Summary) -> Drawing:
-    name = registry.task_literals(summary.config["task"])["QUALITY"][-1]
+    name = registry.deciding_quality(summary.config["task"])
     figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
     tips = {}
     for position, row in enumerate(done):

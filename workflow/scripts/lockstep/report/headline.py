@@ -416,7 +416,7 @@ def _warnings(summary: Summary) -> list[Text]:
         warnings.append(say("warn_disturbed", n=disturbed, all=len(runs)))
     if mixed := mixed_conditions(runs):
         warnings.append(say("warn_mixed", what=", ".join(mixed)))
-    figure = QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]]
+    figure = QUALITIES[registry.deciding_quality(summary.config["task"])]
     if not any(ladder.learnt(good_runs(summary.runs[row["row"]]), figure) for row in done):
         warnings.append(say("warn_nothing_learnt"))
     if summary.data["synthetic"]:

@@ -37,7 +37,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
     if baseline is None or not runs[baseline] or not names:
         return None
-    figure = QUALITIES[registry.task_literals(config.task)["QUALITY"][-1]]
+    figure = QUALITIES[registry.deciding_quality(config.task)]
     warm = {
         name: {stats.block(run): _warm(run) / run["work"]["samples"] for run in timed[name]}
         for name in [baseline, *names]

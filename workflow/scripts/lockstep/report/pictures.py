@@ -43,7 +43,7 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
     """Draw what there is to draw, write each picture to `folder`, and return them for the page."""
     pictures = draw_all(charts.drawings(summary), folder)
     done = summary.finished_rows
-    if done and "confusion_matrix" in QUALITIES[registry.task_literals(summary.config["task"])["QUALITY"][-1]].reads:
+    if done and "confusion_matrix" in QUALITIES[registry.deciding_quality(summary.config["task"])].reads:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
     return pictures

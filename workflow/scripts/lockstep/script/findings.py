@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+from lockstep.data.labels import listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # of a finding: the model is another; it may be; it is not
@@ -16,7 +18,8 @@ SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
 TOO_HIGH = 0.2  # of an update: where less than that can't be told, nothing is
 MANY = 0.5  # of a rank's samples: from there on that two ranks share them is no chance
-SHOWN = 3  # names that a finding lists
+OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
+_listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that no other difference explains
 
 
@@ -46,18 +49,8 @@ class Verdict:
 
 def between_ranks(recorded: Recording) -> list[Finding]:
     """What the ranks of one recording show by themselves, without a replay."""
-    looks = (
-        *(
-            _other_beginning,
-            _same_samples,
-            _handed_out,
-            _apart,
-            _not_cleared,
-            _clipped_while_scaled,
-            _every_micro_batch,
-        ),
-        *(_one_device, _same_random_numbers, _without_gradient, _saved_as_module),
-    )
+    looks = [_other_beginning, _same_samples, _handed_out, _apart, _not_cleared, _clipped_while_scaled]
+    looks += [_every_micro_batch, _one_device, _same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for look in looks for finding in look(recorded)]
 
 
@@ -107,7 +100,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], smallest)), None)
     gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
     if first is None and gradient is None:
-        wrong = [finding for finding in found if finding.level == DIFFERENT]
+        wrong = wrong_of(found)
         within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
         reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
         return Verdict(DIFFERENT if wrong else EQUAL, reason, found, distances[-1], floors[-1], table)
@@ -115,15 +108,19 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not any(finding.level == DIFFERENT for finding in found):  # what the ranks show by themselves explains it
+    elif not wrong_of(found):  # what the ranks show by themselves explains it
         found.insert(0, cause)
-    reason = next(finding.says for finding in found if finding.level == DIFFERENT)
-    return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table)
+    return Verdict(DIFFERENT, wrong_of(found)[0].says, found, distances[-1], floors[-1], table)
+
+
+def wrong_of(found: list[Finding]) -> list[Finding]:
+    """The findings by which the model is another one."""
+    return [finding for finding in found if finding.level == DIFFERENT]
 
 
 def untold(reason: str, found: list[Finding], *more) -> Verdict:
     """The verdict where nothing could be compared; what the ranks show by themselves counts all the same."""
-    if wrong := [finding for finding in found if finding.level == DIFFERENT]:
+    if wrong := wrong_of(found):
         note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
         return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
     return Verdict(UNTOLD, reason, found, *more)
@@ -135,7 +132,7 @@ def two_scripts(one: Recording, other: Recording) -> list[Finding]:
     Gradients and weights are compared as long as the samples of all steps are the same.
     """
     found = []
-    names = {name for name, _ in _shapes(one).items()} ^ {name for name, _ in _shapes(other).items()}
+    names = _shapes(one).keys() ^ _shapes(other).keys()
     if names:
         found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
     elif _initial_distance(one, other) > SMALLEST_ELSE:
@@ -195,13 +192,11 @@ def _same_samples(recorded: Recording) -> list[Finding]:
         distinct, every = len(union), sum(union.values())
         if all(rows == each[0] for rows in each):
             says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-            do = "give each rank its own part, as by DistributedSampler(dataset)."
-            return [Finding("same_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
+            return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
         several = [row for row in union if sum(row in rows for rows in each) > 1]
         if len(several) > MANY * distinct:
             says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-            do = "give each rank its own part, as by DistributedSampler(dataset)."
-            return [Finding("shared_samples", DIFFERENT, says, do, _call_line(recorded, step), step + 1)]
+            return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
     return []
 
 
@@ -238,28 +233,22 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         by_itself = first["repeats"] or any(len(indices) != len(set(indices)) for indices in of_each)
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
-        together = [index for indices in of_each for index in indices]
+        together = _flat(of_each)
         if again := len(together) - len(set(together)):
             says = f"{again} of {first['size']} samples are handed out to two ranks within an epoch"
-            if again < recorded.world:
-                do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
-                found.append(Finding("repeated", CAUTION, says, do))
-            else:
-                do = "give each rank its own part, as by DistributedSampler(dataset)."
-                found.append(Finding("repeated", CAUTION, says, do))
+            padded = again < recorded.world
+            do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
+            found.append(Finding("repeated", CAUTION, says, do if padded else OWN_PART))
+            if not padded:
                 continue
+        if recorded.world == 1 or not first["length"]:
+            continue
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
-        if first["length"] and recorded.world > 1 and handed > 1.4 * first["size"]:
-            says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
+        says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
+        if handed > 1.4 * first["size"]:
             do = "each rank goes through all of it: an epoch is as many, if that is not meant."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
-        elif (
-            first["length"]
-            and recorded.world > 1
-            and handed < 0.6 * first["size"]
-            and first["size"] > 2 * len(together)
-        ):
-            says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
+        elif handed < 0.6 * first["size"] and first["size"] > 2 * len(together):
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
 
@@ -584,8 +573,3 @@ def _line(recorded: Recording, step: int) -> str:
 def _call_line(recorded: Recording, step: int) -> str:
     calls = recorded.ranks[0]["steps"][step]["calls"]
     return calls[0]["line"] if calls else ""
-
-
-def _listed(names) -> str:
-    names = list(names)
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

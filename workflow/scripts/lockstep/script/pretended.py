@@ -27,7 +27,6 @@ GPUs; here it is refused at once. Numbers that come of them are of no GPU.
 """
 
 import hashlib
-import os
 import subprocess
 import sysconfig
 import tempfile
@@ -47,7 +46,7 @@ CANNOT_KNOW = (
 
 
 def variables(gpus: int) -> dict[str, str]:
-    """What to set in the environment of a command that is to see so many. Raises BadInput where they can't be had."""
+    """What to set for a command that is to see so many, beside PARTS on its path. Raises BadInput where it can't be."""
     import torch
 
     if torch.version.cuda or torch.version.hip:
@@ -55,7 +54,6 @@ def variables(gpus: int) -> dict[str, str]:
     return {
         "LOCKSTEP_PRETENDED_GPUS": str(gpus),
         "LOCKSTEP_PRETENDED_LIBRARIES": str(_kept()),
-        "PYTHONPATH": os.pathsep.join([str(PARTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
 
 
@@ -80,6 +78,7 @@ def _kept() -> Path:
 @cache
 def libraries(folder: Path) -> Path:
     """gpus.cpp and group.cpp, compiled into `folder`: two, as one must be there before PyTorch's Python part is."""
+    import torch
     from torch.utils import cpp_extension
 
     folder.mkdir(exist_ok=True)
@@ -95,12 +94,7 @@ def libraries(folder: Path) -> Path:
     except FileNotFoundError:
         raise BadInput("--gpus: c++ is not here, which compiles pretended GPUs. Install g++.") from None
     if [compiler.wait() for compiler in compilers] != [0, 0]:
-        raise BadInput(f"--gpus: pretended GPUs can't be compiled for {torch_version()}; the compiler said why.")
+        raise BadInput(
+            f"--gpus: pretended GPUs can't be compiled for PyTorch {torch.__version__}; the compiler said why."
+        )
     return folder
-
-
-def torch_version() -> str:
-    """Which PyTorch is here, in words."""
-    import torch
-
-    return f"PyTorch {torch.__version__}"

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.config.hardware import free_port
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
 from lockstep.paths import PROJECT
@@ -89,7 +89,7 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
     }
     environment = dict(os.environ) | kept
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
-        environment |= ALONE | {"MASTER_PORT": str(_free_port())}
+        environment |= ALONE | {"MASTER_PORT": str(free_port("auto"))}
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
         "LOCKSTEP_REVERSED": str(int(backwards)),
@@ -139,8 +139,8 @@ def _run(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     pretended_gpus = pretended.variables(asked.gpus) if asked.gpus else {}
-    python_path = pretended_gpus.get("PYTHONPATH") or environment.get("PYTHONPATH", "")
-    path = os.pathsep.join(filter(None, [str(RECORDER), python_path]))
+    loaded_first = [RECORDER, *([pretended.PARTS] if asked.gpus else [])]
+    path = os.pathsep.join(filter(None, [*map(str, loaded_first), environment.get("PYTHONPATH", "")]))
     environment = environment | {
         **pretended_gpus,
         "PYTHONPATH": path,
@@ -245,9 +245,3 @@ def _start(recorded: Recording) -> dict:
 def _script(command: list[str]) -> Path | None:
     """The first Python file that a command names."""
     return next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
-
-
-def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]
