@@ -664,7 +664,7 @@ import pytest
 import torch
 from lockstep.config import reading
 from lockstep.config.hardware import free_port
-from lockstep.rank import main
+from lockstep.rank import session
 from lockstep.run.training_log import Notes
 from tests.rank.test_window import Counting, about_to_train
 Path("counted/ranks").mkdir(parents=True, exist_ok=True)
@@ -687,7 +687,7 @@ with about_to_train(row, Path("results/data"), Path("counted")) as training:
     if len(sys.argv) > 2:
         training.strategy.step = careless
     with Counting(training.clock, patch) as counting:
-        main.train(training)
+        session.Run(training).train()
     assert training.strategy.world.device.type == "cuda"
 joined = training.strategy.world.backend is not None  # a group, whose collectives are no waiting
 waits = [name for name in counting.noted if not (joined and name.startswith("c10d::"))]

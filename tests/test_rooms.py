@@ -12,8 +12,8 @@ PACKAGE = SCRIPTS / "lockstep"
 # config/registry.py names no strategy or task: it imports a file of those rooms by its name, when a run asks for it.
 ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
-    *("config", "data", "model", "tasks", "strategies", "run", "rank", "columns", "proof", "evaluation", "report"),
-    "script",
+    *("config", "data", "model", "tasks", "strategies", "run", "rank", "session"),
+    *("columns", "proof", "evaluation", "report", "script"),
     *("cli", "trust", "tuning", "workflow", "view"),
 )
 

@@ -21,7 +21,7 @@ from lockstep.data.tokens import Tokens
 from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.model.optimizer import make_optimizer, make_schedule
-from lockstep.rank import main, memory
+from lockstep.rank import memory, session
 from lockstep.rank.clock import Clock
 from lockstep.rank.training import Training, set_up
 from lockstep.run.progress import Progress
@@ -136,7 +136,7 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(training, monkeypa
     training.settings = replace(training.settings, train=replace(training.train, log_every=log_every))
     Notes(training.folder, rows=20)
     with Counting(training.clock, monkeypatch) as counting:
-        main.train(training)
+        session.Run(training).train()
     assert counting.steps == 9
     assert counting.noted == []
     assert len(Notes(training.folder).new()) == (10 if log_every else 0)
@@ -145,7 +145,7 @@ def test_nothing_in_the_window_synchronises_prints_or_reduces(training, monkeypa
 def test_a_step_has_hardly_more_operations_than_a_bare_loop_s(training, monkeypatch):
     """Each operation costs the host the time of a launch; on a GPU small models wait for no more than that."""
     with Counting(training.clock, monkeypatch) as counting:
-        main.train(training)
+        session.Run(training).train()
     plan, data = Plan.load(Path(training.settings.plan_file)), Path(training.settings.data)
     model = models.load(data / "weights", 0).train()
     optimizer = make_optimizer(model, training.train)
@@ -172,13 +172,13 @@ def test_the_count_sees_what_it_must(training, monkeypatch, what):
 
     monkeypatch.setattr(training.strategy, "step", careless)
     with Counting(training.clock, monkeypatch) as counting:
-        main.train(training)
+        session.Run(training).train()
     assert len(counting.noted) >= 9
 
 
 def test_known_sleeps_are_measured_to_within_two_percent(training, monkeypatch):
     """A strategy that sleeps in each step for a known time; it evaluates and waits for others for long, untimed."""
-    slept, evaluate = [], main.DevSplit.evaluate
+    slept, evaluate = [], session.DevSplit.evaluate
 
     def train(replay):
         replay.begin()
@@ -200,8 +200,8 @@ def test_known_sleeps_are_measured_to_within_two_percent(training, monkeypatch):
 
     monkeypatch.setattr(training.strategy, "all_gather", wait_for_others)
     monkeypatch.setattr(training.strategy, "train", train)
-    monkeypatch.setattr(main.DevSplit, "evaluate", slow)
-    main.train(training)
+    monkeypatch.setattr(session.DevSplit, "evaluate", slow)
+    session.Run(training).train()
     clock = json.loads((training.folder / "ranks" / "0.json").read_text())["clock"]
     assert clock["train_seconds"] == pytest.approx(sum(slept), rel=0.02)
     assert clock["step_seconds_median"] == pytest.approx(float(np.median(slept[3:])), rel=0.02)
@@ -227,7 +227,7 @@ def test_a_schedule_that_is_stepped_too_often_ends_the_run(training, monkeypatch
     monkeypatch.setattr(training.strategy, "step", twice)
     monkeypatch.setattr(training.strategy, "train", train)
     with pytest.raises(RunFailed, match=r"learning rate after 4 steps: .* is asked for \(schedule: linear\)"):
-        main.train(training)
+        session.Run(training).train()
 
 
 def test_memory_is_that_of_the_window(training, monkeypatch):
@@ -249,7 +249,7 @@ def test_memory_is_that_of_the_window(training, monkeypatch):
     monkeypatch.setattr(training.strategy, "step", stepping)
     monkeypatch.setattr(training.strategy, "state_dict", gathering)
     take(900)
-    main.train(training)
+    session.Run(training).train()
     memory_mb = json.loads((training.folder / "ranks" / "0.json").read_text())["memory"]
     assert 95 < memory_mb["peak_mb"] - memory_mb["before_mb"] < 500
     assert memory_mb["proportional_mb"] <= memory_mb["peak_mb"]

@@ -182,6 +182,11 @@ class Row:
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
+        if "script" in self.options and not self.options["script_sha256"]:
+            raise BadInput(
+                f"rows.{self.name}.script: {self.options['script']} does not exist. Name an existing file; a container"
+                " sees only this folder's."
+            )
         if self.options.get("config_file") and self.kind.measured:  # a trial trains otherwise, and takes its part
             self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
         if self.options.get("arguments") and self.kind.measured:
@@ -340,9 +345,10 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     refuse_of_other_tasks(train, shared.task, where)
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
-    if options.get("config_file"):  # a run that was made with another content is not of this row
-        options["config_file"] = os.path.expanduser(options["config_file"])
-        options["config_file_sha256"] = own_files.digest(options["config_file"])
+    for key in ("config_file", "script"):
+        if options.get(key):  # a run that was made with another content is not of this row
+            options[key] = os.path.expanduser(options[key])
+            options[f"{key}_sha256"] = own_files.digest(options[key])
     row = Row(name, strategy, options, train, _override(shared.hardware, own), shared)
     return replace(row, train=with_batch(train, given, lambda: row.replicas, where))
 

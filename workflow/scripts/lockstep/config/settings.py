@@ -20,7 +20,7 @@ def deciding(settings: dict) -> dict:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/main.py)."""
+    """What a run's settings.json holds: written by run/runs.py, and read by each rank (rank/session.py)."""
 
     row: str
     task: str

@@ -1,7 +1,7 @@
 """LoRA: layers are changed by products of two thin matrices, and those are trained, by peft.
 
 A classifier's head is trained too, whole; all other weights stay as they are (Hu et al. 2021, arXiv:2106.09685). What
-is trained is decided here for every strategy, before its framework wraps the model (rank/main.py).
+is trained is decided here for every strategy, before its framework wraps the model (rank/session.py).
 """
 
 from __future__ import annotations

@@ -40,6 +40,12 @@ class Strategy:
         torch.backends.cudnn.allow_tf32 = settings.options.get("tf32", False)
         self.files: dict[str, dict] = {}  # what its framework was configured with, kept as JSON beside the record
 
+    def lead(self, session) -> None:
+        """Train all that this process is to train, which `session` (rank/session.py) hands out and writes down."""
+        session.join(self.start())
+        for run in session.runs():
+            run.train()
+
     def start(self) -> World:
         """Called first in each process: join the others."""
         self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware.device), backend=None)

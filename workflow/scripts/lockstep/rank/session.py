@@ -1,0 +1,290 @@
+"""What one process trains: its run and, where that is a trial, the same plan again with other settings.
+
+It says what happens around the steps. Whose loop takes them is open: a strategy's (`Run.train`), or that of a script of
+somebody's own (lockstep/session.py).
+"""
+
+import contextlib
+import copy
+import gc
+import os
+import platform
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from lockstep import paths, provenance
+from lockstep.config import registry
+from lockstep.config.hardware import World
+from lockstep.config.settings import Settings
+from lockstep.data.mapped import bytes_read
+from lockstep.data.plan import Plan
+from lockstep.errors import RunFailed
+from lockstep.files import atomic_file, read_json, write_json
+from lockstep.model import attention, lora, models
+from lockstep.rank import checkpoint, environment, memory
+from lockstep.rank.clock import Clock
+from lockstep.rank.dev_split import DevSplit
+from lockstep.rank.energy import Meter
+from lockstep.rank.replay import Replay
+from lockstep.rank.resumption import derived_seed
+from lockstep.rank.training import Training, set_up
+from lockstep.rank.workers import Workers
+from lockstep.run.progress import NODE, Progress, RankFiles
+
+_current: "Session | None" = None  # of this process
+
+
+def current() -> "Session | None":
+    """The session that this process has; None where it trains nothing."""
+    return _current
+
+
+class Session:
+    """One process of a run, from its settings to its end. `strategy` is not started yet, and `join` is to be called."""
+
+    def __init__(self, folder: Path, files: RankFiles):
+        global _current  # a script asks for it, which knows of no folder
+        _current = self
+        self.folder, self.files = folder, files
+        self.progress: Progress | None = None
+        self.trained = 0  # runs that a script has gone through to their end
+        self.clock = Clock()
+        self.settings = Settings.from_json(read_json(folder / paths.SETTINGS))
+        torch.set_num_threads(self.settings.hardware.threads)
+        torch.set_num_interop_threads(1)
+        self.strategy = registry.load(self.settings.strategy)(self.settings)
+        # Before the ranks meet: from then on Horovod's own thread takes a share of each rank's cores.
+        models.import_code(Path(self.settings.data) / paths.WEIGHTS)
+        if self.settings.train.lora:
+            lora.load()
+        self.clock.part("imports")
+        self.workers = None
+        if self.settings.hardware.workers:
+            self.workers = Workers(self.settings)
+            self.clock.part("workers")
+
+    def join(self, world: World) -> None:
+        """The ranks have met, and `world` is this one's place among them. Raises RunFailed where it can't be so."""
+        self.clock.part("process_group")
+        _require_own_device(world)
+        _require_layout(world, self.settings)
+        self.files.rank = world.rank
+        if NODE not in os.environ:  # started from another node, as Horovod does it
+            self.files.node = world.rank // self.settings.hardware.processes_per_node
+        _introduce(world)
+        if world.rank:
+            _redirect(paths.rank_log(self.folder, world.rank))
+        self.progress = Progress(self.folder, self.files.node)
+        self.progress.begin(world.rank)
+
+    def runs(self) -> Iterator["Run"]:
+        """What is to be trained, one after the other: the run itself, then each of a trial's variations."""
+        # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
+        started, settings, progress = self.strategy, self.settings, self.progress
+        yield Run(set_up(copy.copy(started), settings, self.folder, progress, self.clock, self.files, self.workers))
+        for name, changes in self.settings.variations.items():
+            folder, varied = self.folder / name, settings.varied(changes)
+            strategy = copy.copy(started)
+            strategy.precision, strategy.accumulation = varied.precision, varied.train.accumulation
+            (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
+            yield Variation(set_up(strategy, varied, folder, progress, workers=self.workers))
+
+    def stop(self) -> None:
+        """All is trained."""
+        if self.workers:
+            self.workers.stop()
+        self.strategy.stop()
+
+
+class Run:
+    """One training of the plan, of which everything is measured and kept.
+
+    First `model`, which the strategy wraps; then `begin`; then the loop; then `finish`.
+    """
+
+    def __init__(self, training: Training):
+        self.training = training
+
+    def train(self) -> None:
+        """All of it, by the strategy's own loop."""
+        self.training.wrap(self.model())
+        replay = self.begin()
+        with self.computing():
+            self.training.strategy.train(replay)
+        self.finish()
+
+    def model(self) -> torch.nn.Module:
+        """The plain model on the host, with the weights that all rows begin with."""
+        gc.collect()  # the model that was trained before this one may be in a circle of references
+        training, strategy, settings = self.training, self.training.strategy, self.training.settings
+        # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo
+        # Python's memory of which warnings were shown already.
+        warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+        # Dropout must differ from replica to replica, and agree on all ranks of one.
+        torch.manual_seed(derived_seed(training.train.seed, strategy.world.replica))
+        models.keep_masks()
+        model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train()
+        self.start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
+        model = lora.put_into(model, training.train).train()
+        self.start["trained"] = lora.count_trained(model)
+        if training.train.lora:
+            numbers = f"{self.start['trained']:,} numbers; the model has {self.start['parameters']:,}"
+            strategy.notes.append(f"LoRA trains {numbers}")
+        if settings.precision == "fp64":
+            model.double()
+        if settings.weights_times != 1:
+            with torch.no_grad():
+                torch._foreach_mul_(list(model.parameters()), settings.weights_times)
+        training.clock.part("model")
+        self.plan = Plan.load(Path(settings.plan_file))
+        self.samples = training.task.load(paths.split_folder(Path(settings.data), "train"))
+        widths = len(set(self.plan.widths.tolist()))
+        strategy.notes += attention.choose(training.train.attention, strategy.world.device, widths, strategy.precision)
+        strategy.sample = self.samples.batch(np.zeros(1, dtype=np.int64), int(self.samples.lengths[0]))
+        return strategy.synchronised(model)
+
+    def begin(self) -> Replay:
+        """The strategy has model and optimizer: the plan, ready to be trained by them."""
+        training, settings = self.training, self.training.settings
+        if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient
+            strategy = training.strategy
+            scale = strategy.loss_scale() * settings.loss_times
+            strategy.scaler = torch.amp.GradScaler(strategy.world.device.type, init_scale=scale)
+        training.clock.part("wrap")
+        dev = training.task.load(paths.split_folder(Path(settings.data), "dev"))
+        self.replay = Replay(training, self.plan, self.samples, DevSplit(training, self.plan, dev))
+        self._watch()
+        return self.replay
+
+    def computing(self) -> contextlib.AbstractContextManager:
+        """The context of the loop."""
+        wide = self.training.strategy.precision == "fp64"
+        return models.kept_wide() if wide else contextlib.nullcontext()
+
+    def _watch(self) -> None:
+        """Have what is measured beside the steps be ready."""
+        training, strategy = self.training, self.training.strategy
+        if strategy.world.rank == 0:
+            self.about = environment.describe() | {"config_hash": training.settings.config_hash} | provenance.commit()
+            write_json(training.folder / paths.ENVIRONMENT, self.about)
+            for name, content in strategy.files.items():
+                write_json(training.folder / name, content)
+        checkpoint.barrier(strategy)
+        if strategy.world.local_rank == 0:
+            training.meter = Meter()
+        pids = training.workers.pids if training.workers else []
+        training.gauge = memory.Gauge(strategy.world.device, pids)
+        training.clock.part("data")
+        training.files.event("run_start", {"steps": self.replay.steps, "world_size": strategy.world.size})
+        if training.settings.kind.taken_apart:
+            from lockstep.rank.profiling import Profiler
+
+            training.profiler = Profiler(training, self.replay.steps, training.settings.profile.steps)
+
+    def finish(self) -> None:
+        """All steps are trained: write what came of them. Called on every rank."""
+        training, strategy, replay = self.training, self.training.strategy, self.replay
+        training.files.event("run_stop")
+        if strategy.world.rank == 0:
+            live = replay.live_settings
+            ran = {"asked": training.train.attention, "allowed": live["attention_allowed"]}
+            ran |= {"ran": live.get("attention_kernels")}
+            write_json(training.folder / paths.ENVIRONMENT, self.about | {"attention": ran})
+        if training.profiler:
+            training.profiler.write(replay, training.settings.profile.trace)
+        replay.dev_split.finish()
+        replay.snapshots.finish(replay.dev_split.history)
+        if training.train.checkpoint_every:  # from which a longer run goes on
+            replay.resumption.save(replay.steps)
+        training.files.write(self._summary(), training.clock.step_seconds())
+
+    def _summary(self) -> dict:
+        training, strategy, replay = self.training, self.training.strategy, self.replay
+        energy = training.meter.joules | {"counters": training.meter.counters} if training.meter else None
+        parameters = {"parameters": self.start["parameters"], "trained_parameters": self.start["trained"]}
+        return {
+            "clock": training.clock.reading(),
+            "memory": training.gauge.usage,
+            "memory_by_gpu": training.gauge.by_gpu,
+            "reserved_by_gpu": training.gauge.reserved_by_gpu,
+            "local_rank": strategy.world.local_rank,
+            "node": training.files.node,
+            "bytes_read": bytes_read(),
+            "energy": energy,
+            "seed": torch.initial_seed(),  # as it is now: a framework may have set another
+            "settings": replay.live_settings | parameters,
+            "hashes": {"weights": self.start["weights"], "plan": replay.plan.hash},
+            "losses": replay.mean_losses(),
+            "rates": replay.rates,
+            "terms": replay.mean_terms(),
+            "gradient_norm": training.files.gradient_norm,
+            "dev": replay.dev_split.history,
+            "resumed": replay.resumption.began_at,
+            "saved": replay.resumption.cost,
+            "snapshots": replay.snapshots.noted,
+            "notes": strategy.notes,
+        }
+
+
+class Variation(Run):
+    """A trial's plan once more in the processes that there are, with other settings.
+
+    These are a precision, keys of `train`, or a factor for the initial weights or for the loss. What the proof compares
+    is left in its folder: losses, gradient norm, ledger and final weights.
+    """
+
+    def _watch(self):
+        pass
+
+    def finish(self):
+        training, strategy = self.training, self.training.strategy
+        # Called on every rank, as each may have a share only.
+        weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
+        if strategy.world.rank == 0:
+            whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
+            with atomic_file(training.folder / paths.FINAL_WEIGHTS) as temporary:
+                save_file(whole, temporary)
+        summary = {"losses": self.replay.mean_losses(), "gradient_norm": training.files.gradient_norm}
+        training.files.write(summary, training.clock.step_seconds())
+
+
+def _require_own_device(world: World) -> None:
+    """Raises RunFailed where a rank's GPU is not the one that its process uses where none is named.
+
+    Whatever does not name its device would go to another rank's, where even nothing takes some 400 MiB.
+    """
+    if world.device.type == "cuda" and world.device.index not in (None, current := torch.cuda.current_device()):
+        raise RunFailed(
+            f"rank {world.rank} trains on {world.device}, and the current device is cuda:{current}. The strategy's"
+            " start must call torch.cuda.set_device."
+        )
+
+
+def _require_layout(world: World, settings: Settings) -> None:
+    """Raises RunFailed where so many ranks do not hold a replica as the row asks for."""
+    if world.replicas * settings.ranks_per_replica != world.size:
+        raise RunFailed(
+            f"replicas: {world.size} ranks of which {settings.ranks_per_replica} each hold one are asked for, and"
+            f" {settings.strategy} has {world.replicas}. Its start must return a World that says so."
+        )
+
+
+def _introduce(world: World) -> None:
+    """Say who this rank is, in one piece: print would write the line's end by itself, and ranks share the log."""
+    line = f"rank {world.rank} of {world.size}: local rank {world.local_rank} on {platform.node()}, {world.device}"
+    print(f"{line}, process {os.getpid()}, {world.backend or 'no'} backend\n", end="", flush=True)
+
+
+def _redirect(file: Path) -> None:
+    """Have all that this process writes from now on, libraries in C++ included, go to a file of its own.
+
+    Rank 0's stays in the run's log, where its launcher's is: there is one of it to read.
+    """
+    with file.open("ab") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
