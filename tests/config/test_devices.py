@@ -24,7 +24,7 @@ from lockstep.files import read_json, write_json
 from lockstep.proof import fairness
 from lockstep.report import reading as report_reading
 from lockstep.report import summary
-from lockstep.run import node, runs
+from lockstep.run import node, refusals, runs
 from tests.conftest import PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -222,7 +222,7 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
 def test_a_batch_must_have_a_sample_for_every_device(two_gpus):
     row = reading.parse({"rows": {"x": {"strategy": "dataparallel", "global_batch": 1}}}).rows["x"]
     with pytest.raises(BadInput, match="1 samples can't be shared by 2 devices"):
-        runs.refuse_to_start(row)
+        refusals.refuse_to_start(row)
 
 
 # What a process finds on another machine, before the script that it names is run.

@@ -19,7 +19,7 @@ from lockstep.config import reading
 from lockstep.config.sections import Train
 from lockstep.errors import BadInput, RunFailed
 from lockstep.model import convnets, lora, models
-from lockstep.run import runs
+from lockstep.run import refusals
 
 peft = pytest.importorskip("peft", reason="needs peft: make setup")
 CPU = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
@@ -219,9 +219,9 @@ def test_a_target_that_names_nothing_is_refused_before_a_rank_starts():
         "x"
     ]
     with pytest.raises(BadInput, match=r"rows\.x\.lora_targets: qeury names no layer .* There are: dense, key,"):
-        runs.refuse_lora_targets(row, lora.sizes(model()))
+        refusals.refuse_lora_targets(row, lora.sizes(model()))
     right = replace(row, train=replace(row.train, lora_targets=["query", "output.dense"]))
-    runs.refuse_lora_targets(right, lora.sizes(model()))
+    refusals.refuse_lora_targets(right, lora.sizes(model()))
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -35,11 +35,19 @@ TELLING = (
     *("config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py", "config/reading.py"),
     *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py"),
     *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py"),
-    *("run/hand.py", "run/journal.py", "run/lifetime.py", "run/trackers.py", "run/training_log.py", "run/watcher.py"),
+    *(
+        "run/hand.py",
+        "run/journal.py",
+        "run/lifetime.py",
+        "run/refusals.py",
+        "run/trackers.py",
+        "run/training_log.py",
+        "run/watcher.py",
+    ),
 )
 # Files that decide it from outside its ranks: how those are started, with which environment, and what is made of what
 # they wrote. And what decides a verdict.
-AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py")
+AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py", "run/summing.py")
 OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
 
 

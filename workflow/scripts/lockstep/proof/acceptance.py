@@ -29,7 +29,7 @@ from lockstep.model import metrics
 from lockstep.paths import PROJECT, SCRIPTS
 from lockstep.proof import parity
 from lockstep.rank import imports
-from lockstep.run import lifetime, runs
+from lockstep.run import lifetime, refusals, runs
 from lockstep.run.fork import Fork
 
 CONFIGS = PROJECT / "config"
@@ -144,7 +144,7 @@ class Acceptance:
     def _can(self, row: Row) -> bool:
         """Whether a row can be tried here; else why not is noted."""
         try:
-            runs.refuse_to_start(row)
+            refusals.refuse_to_start(row)
         except BadInput as error:
             self.found["cannot"][row.name] = str(error).removeprefix(f"rows.{row.name}").lstrip(":. ")
             return False
