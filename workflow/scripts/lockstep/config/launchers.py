@@ -31,7 +31,7 @@ class Launcher:
     def command(self, settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
         """What starts `script folder` once for each rank of this node.
 
-        `folder` is the run's; `meeting` is where the ranks of all nodes meet (run/coordination.py: Rendezvous).
+        `folder` is the run's; `meeting` is where the ranks of all nodes meet (run/addresses.py: Rendezvous).
         """
         raise NotImplementedError
 
