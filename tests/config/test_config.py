@@ -492,8 +492,14 @@ def test_where_the_table_trains_updates_its_rows_are_closed():
 
 
 @pytest.mark.parametrize("strategy", registry.names())
-def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strategy):
+def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divide_layers(monkeypatch, strategy):
     row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
+    if registry.literals(strategy)["DIVIDES_HEADS"]:
+        with pytest.raises(
+            BadInput, match=r"lora: 8: its layers are divided, and peft's updates beside them would not"
+        ):
+            row.refuse()
+        return
     if strategy.startswith("published_"):
         with pytest.raises(BadInput, match=r"lora: 8: those who published it trained all weights\. Set lora to 0"):
             row.refuse()

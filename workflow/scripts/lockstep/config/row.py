@@ -1,5 +1,6 @@
 """A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -218,6 +219,24 @@ class Row:
                 f"{where}.global_batch: {batch} samples can't be shared evenly by {sharing}{micro}: {reason}{asked}."
                 f" Take a multiple of {parts}."
             )
+
+    def refuse_heads(self, heads: dict[str, int]) -> None:
+        """Raises BadInput where the row's ranks can't divide the model's attention heads.
+
+        heads: how many there are, by the names that the model's configuration has for them; empty where it has none.
+        """
+        parts = registry.product(self.strategy, "DIVIDES_HEADS", self.options)
+        if parts == 1:
+            return
+        named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)["DIVIDES_HEADS"])
+        if not heads:
+            raise BadInput(f"rows.{self.name}.{named}: the model has no attention heads to divide. Leave the row out.")
+        for name, number in heads.items():
+            if number % parts:
+                raise BadInput(
+                    f"rows.{self.name}.{named}: {parts} ranks can't share the model's {number} heads ({name}) evenly."
+                    f" Take a number that divides {math.gcd(*heads.values())}."
+                )
 
     def _refuse_lora(self) -> None:
         """Raises BadInput where the row trains low-rank updates, and that contradicts what else it is."""
