@@ -23,6 +23,7 @@ without importing torch or its framework):
                    of it and no failure; ({}, reason) is true of every row
     RANKS_PER_REPLICA  its options of which the product is how many ranks hold one replica of the model together, and
                    see the same samples; without this, each rank has a replica of its own
+    DIVIDES_RANKS  its options of which the product must divide how many ranks there are
     DIVIDES_HEADS  its options of which the product must divide how many attention heads the model has
     CONFIG_FILE    deepspeed where its option config_file names one for that engine; without this, it is its launcher's
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
@@ -49,7 +50,7 @@ from lockstep.paths import STRATEGIES, TASKS
 # Literals that are lists of pairs: settings, and what is so where a row has them.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
 # Literals that are lists of options of which the product counts.
-PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_HEADS")
+PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 
 
 @dataclass(frozen=True)
