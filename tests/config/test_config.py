@@ -273,7 +273,7 @@ def test_contradictions_are_refused_by_name(row, message):
         ({"best": "f1"}, {}, "train.best: 'f1' is not one of accuracy, macro_f1, perplexity"),
         ({"eval_samples": 0}, {}, "train.eval_samples: 0 is less than the minimum of 1"),
         ({"betas": [0.9]}, {}, "[0.9]"),
-        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd"),
+        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd, muon"),
         ({"gamma": 0}, {}, "train.gamma: 0 is less than or equal to the minimum of 0"),
     ],
 )
