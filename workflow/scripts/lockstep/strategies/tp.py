@@ -1,10 +1,10 @@
 """tp: tensor parallelism: the ranks of a replica divide the attention heads and the MLP of every layer among them.
 
-The first matrices of attention, and of the MLP, are divided by columns and the last one by rows, so that one all-
-reduce makes the outputs whole, and in the backward pass one for each matrix by columns the inputs' gradients (Shoeybi
-et al. 2019, arXiv:1909.08053); by PyTorch's DTensor and `parallelize_module`. Embeddings, norms and the head are whole
-on each rank. Ranks of a replica see the same samples; replicas, where there are several, average their gradients after
-the backward pass.
+The first matrices of attention, and of the MLP, are divided by columns and the last one by rows, so that each of the
+two needs one all-reduce in the forward pass, of its outputs, and one in the backward pass, of its inputs' gradients
+(Shoeybi et al. 2019, arXiv:1909.08053); by PyTorch's DTensor and `parallelize_module`. Embeddings, norms and the head
+are whole on each rank. Ranks of a replica see the same samples; replicas, where there are several, average their
+gradients after the backward pass.
 
 Advantages: weights, gradients, optimizer state and the activations within a layer are divided, and no sample has to be.
 Limits: ranks wait for each other in every layer, so they want the fastest links; their number must divide the heads.
@@ -15,14 +15,13 @@ import contextlib
 from fnmatch import fnmatch
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lockstep.errors import RunFailed
 from lockstep.model import models
-from lockstep.strategies import fsdp
+from lockstep.strategies import _group, fsdp
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 BERT = {
@@ -59,6 +58,7 @@ class Strategy(fsdp.Strategy):
         # Each rank has the same whole weights already (src_data_rank), and keeps its part of them.
         styles = {path: STYLES[style]() for path, style in plan.items()}
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
+        share_inputs(body, plan, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
             draw_apart(body, plan, self.world.rank % self.options["tensor"])
 
@@ -74,7 +74,9 @@ class Strategy(fsdp.Strategy):
     def backward(self, loss, last):
         super().backward(loss, last)
         if last and self.world.replicas > 1:
-            average([parameter.grad for parameter in self.with_gradient()], self.mesh.get_group("replicate"))
+            gradients = [parameter.grad for parameter in self.with_gradient()]
+            own = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+            _group.average(own, self.mesh.get_group("replicate"))
 
     def with_gradient(self):
         return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
@@ -156,14 +158,23 @@ def parted(optimizer):
     return optimizer
 
 
-def average(gradients, group):
-    """Put in place of each gradient, or this rank's part of it, its mean over a group, by one all-reduce."""
-    own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-    flat = torch.cat([gradient.reshape(-1) for gradient in own])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    for gradient, mean in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+def share_inputs(body, plan, mesh):
+    """Let layers that are divided by columns, and have one input, have it as one DTensor.
+
+    Its gradient is the sum of theirs, which is reduced over ranks once, and not for each of them.
+    """
+
+    def as_one(module, inputs, named):
+        if inputs:
+            return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:]), named
+        hidden = DTensor.from_local(named["hidden_states"], mesh, [Replicate()], run_check=False)
+        return inputs, named | {"hidden_states": hidden}
+
+    parents = [path.rpartition(".")[0] for path, style in plan.items() if style == "colwise"]
+    shared = {parent for parent in parents if parents.count(parent) > 1}
+    for name, module in body.named_modules():
+        if any(is_at(name, parent) for parent in shared):
+            module.register_forward_pre_hook(as_one, with_kwargs=True)
 
 
 def draw_apart(body, plan, part):
