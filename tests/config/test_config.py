@@ -231,7 +231,7 @@ def test_a_row_overrides_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: sharded gradients have no gradient scaler"),
         ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
         (
             "{strategy: trainer, precision: fp16}",

@@ -1,6 +1,6 @@
-"""Ranks on a mesh: those that divide layers (tp), those that hold some of them (pp), groups that shard the model (fsdp).
+"""Ranks on a mesh: they divide layers (tp), hold some of them (pp), or share the model with a group of ranks (fsdp).
 
-And Muon, whose matrices are gathered there. Proven with 2 and 4 ranks, resumed, refused; mistakes of that kind are found.
+And Muon, whose matrices are gathered there. Proven with 2 and 4 ranks, resumed, refused; such mistakes are found.
 """
 
 import json
@@ -36,6 +36,7 @@ rows:
   two: {strategy: tp}
   four: {strategy: tp, tensor: 4, processes: 4}
   pairs: {strategy: tp, processes: 4, accumulation: 2}
+  sharded: {strategy: tp, processes: 4, accumulation: 2, shard: true}
   three: {strategy: tp, tensor: 3, processes: 3}
   hybrid: {strategy: fsdp, replicate: 2, processes: 4}
   uneven: {strategy: fsdp, replicate: 2, processes: 3}
@@ -94,7 +95,7 @@ class Strategy(tp.Strategy):
     def step(self):
         own = [each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad for each in self.with_gradient()]
         norm = torch.nn.utils.get_total_norm(own)
-        for parameters in tp.by_kind(self.with_gradient()):
+        for parameters in tp.by_mesh(self.with_gradient()):
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -233,7 +234,9 @@ def launch(place, row: str, *asked: str, results: str = "results") -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "hybrid", *STAGED])
+@pytest.mark.parametrize(
+    "row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "sharded", "hybrid", *STAGED]
+)
 def test_an_encoder_is_proven(prove, row):
     verdict = prove(row)
     assert verdict["proof"] == "equal", verdict
@@ -241,7 +244,7 @@ def test_an_encoder_is_proven(prove, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["two", "pairs", "stages_4"])
+@pytest.mark.parametrize("row", ["two", "pairs", "sharded", "stages_4"])
 def test_a_decoder_is_proven_with_sgd(prove, row):
     verdict = prove(row, "decoder", *DECODER)
     assert verdict["proof"] == "equal", verdict
@@ -249,7 +252,9 @@ def test_a_decoder_is_proven_with_sgd(prove, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["plain", "threads", "accelerate", "fabric", "trainer", "two", "pairs", "hybrid"])
+@pytest.mark.parametrize(
+    "row", ["plain", "threads", "accelerate", "fabric", "trainer", "two", "pairs", "sharded", "hybrid"]
+)
 def test_muon_is_proven_also_where_matrices_are_sharded(prove, row):
     verdict = prove(row, "muon", *MUON)
     assert verdict["proof"] == "equal", verdict
@@ -276,7 +281,7 @@ def killed(place, results: str, row: str, *asked: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["two", "stages"])
+@pytest.mark.parametrize("row", ["two", "sharded", "stages"])
 def test_a_killed_run_goes_on_to_the_bit(place, row):
     """Dropped units included, which each rank draws for its own heads, or its own layers."""
     whole = launch(place, row)
@@ -287,12 +292,16 @@ def test_a_killed_run_goes_on_to_the_bit(place, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "then", "asked"), [("two", "four", ()), ("stages", "stages_4", SAME)])
-def test_four_ranks_go_on_from_two(place, first, then, asked):
+@pytest.mark.parametrize(
+    ("first", "ranks", "then", "asked"),
+    [("pairs", 4, "four", ("--set=rows.four.accumulation=2",)), ("stages", 2, "stages_4", SAME)],
+)
+def test_another_mesh_goes_on(place, first, ranks, then, asked):
+    """Four ranks of one replica from two replicas of two; four stages from two."""
     asked = ("--set=model.dropout=0", *asked)
     whole = launch(place, first, *asked, results="still")
     killed(place, f"from-{first}", first, *asked)
-    record = launch(place, then, *asked, "--resume", f"from-{first}/runs/{first}/n2/rep1", results=f"to-{then}")
+    record = launch(place, then, *asked, "--resume", f"from-{first}/runs/{first}/n{ranks}/rep1", results=f"to-{then}")
     assert record["resumed"] in ([5], [10])
     assert np.abs(np.subtract(record["losses"], whole["losses"])).max() < 1e-5
 
@@ -300,7 +309,7 @@ def test_four_ranks_go_on_from_two(place, first, then, asked):
 @pytest.mark.slow
 def test_a_divided_model_is_profiled_and_converted(place):
     record = launch(place, "pairs")
-    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48}
+    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48, "shard": False}
     assert record["replicas"] == 2
     finished = place.script("convert", "results/runs/pairs/n4/rep1")
     assert finished.returncode == 0, finished.stderr

@@ -39,10 +39,10 @@ def is_of_matrices(group: dict) -> bool:
 
 def hidden_matrices(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The trained matrices that Muon takes: all but embeddings and the layer that makes the outputs."""
-    output = getattr(model, "get_output_embeddings", lambda: None)()
-    if output is None:
-        output = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
-    outer = [output, *(module for module in model.modules() if isinstance(module, torch.nn.Embedding))]
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    output = getattr(model, "get_output_embeddings", lambda: None)()  # of a language model
+    outer = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    outer += layers[-1:] if output is None else [output]
     without = {id(module.weight) for module in outer}
     return [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in without]
 

@@ -177,7 +177,7 @@ LOSSY = [
     ),
 ]
 REFUSED = [
-    ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
+    ({"precision": ["fp16"]}, "sharded gradients have no gradient scaler of their own; take precision: bf16"),
 ]
 
 

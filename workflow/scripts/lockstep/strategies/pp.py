@@ -44,10 +44,14 @@ class Strategy(ddp.Strategy):
             )
         names = ("replicate", "stage")
         self.mesh = init_device_mesh(self.world.device.type, (self.world.replicas, stages), mesh_dim_names=names)
-        self.names = list(self.module.state_dict())  # of all stages, in the model's order
-        self.part = Part(self.module, self.stage, stages, self.autocast)
         self.pipelines = {}
         torch.manual_seed(torch.initial_seed() + self.stage)  # each stage drops other units
+
+    def prepare(self, model, make_optimizer):
+        self.names = list(model.state_dict())  # of all stages, in the model's order
+        # Before it goes to the device, which may not hold all of it.
+        self.part = Part(model, self.stage, self.options["stages"], self.autocast)
+        super().prepare(model, make_optimizer)
 
     def train(self, replay):
         replay.begin()

@@ -4,7 +4,7 @@ The first matrices of attention, and of the MLP, are divided by columns and the 
 two needs one all-reduce in the forward pass, of its outputs, and one in the backward pass, of its inputs' gradients
 (Shoeybi et al. 2019, arXiv:1909.08053); by PyTorch's DTensor and `parallelize_module`. Embeddings, norms and the head
 are whole on each rank. Ranks of a replica see the same samples; replicas, where there are several, average their
-gradients after the backward pass.
+gradients after the backward pass, or with `shard: true` share weights, gradients and optimizer state by FSDP2.
 
 Advantages: weights, gradients, optimizer state and the activations within a layer are divided, and no sample has to be.
 Limits: ranks wait for each other in every layer, so they want the fastest links; their number must divide the heads.
@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -45,7 +46,9 @@ PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
 
 class Strategy(fsdp.Strategy):
-    rehearses_average = False
+    @property
+    def rehearses_average(self):
+        return self.options["shard"]
 
     def start(self):
         self.world = super().start().in_replicas(self.options["tensor"])
@@ -61,6 +64,9 @@ class Strategy(fsdp.Strategy):
         share_inputs(body, plan, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
             draw_apart(body, plan, self.world.rank % self.options["tensor"])
+        if self.options["shard"]:
+            for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
+                fully_shard(module, mesh=self.mesh["replicate"])
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, lambda wrapped: parted(make_optimizer(wrapped)))
@@ -69,11 +75,11 @@ class Strategy(fsdp.Strategy):
         return super(fsdp.Strategy, self).autocast()
 
     def averaging(self, last):
-        return contextlib.nullcontext()
+        return super().averaging(last) if self.options["shard"] else contextlib.nullcontext()
 
     def backward(self, loss, last):
         super().backward(loss, last)
-        if last and self.world.replicas > 1:
+        if last and self.world.replicas > 1 and not self.options["shard"]:
             gradients = [parameter.grad for parameter in self.with_gradient()]
             own = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
             _group.average(own, self.mesh.get_group("replicate"))
@@ -85,24 +91,26 @@ class Strategy(fsdp.Strategy):
         """Of divided tensors the norm is that of all their parts; what each rank has whole counts once."""
         norms = [
             torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-            for parameters in by_kind(self.with_gradient())
+            for parameters in by_mesh(self.with_gradient())
         ]
         return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
 
     def step(self):
         if self.clip:
             norm = self.gradient_norm()
-            for parameters in by_kind(self.with_gradient()):
+            for parameters in by_mesh(self.with_gradient()):
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def live(self):
-        divided, _ = by_kind(self.model.parameters())
+        meshes = [weight.device_mesh for weight in self.model.parameters() if isinstance(weight, DTensor)]
+        divided = [mesh["tensor"].size() for mesh in meshes if "tensor" in mesh.mesh_dim_names]
         return {
             "backend": self.world.backend,
-            "tensor": min(parameter.device_mesh.size() for parameter in divided),
+            "tensor": min(divided),
             "divided_tensors": len(divided),
+            "shard": any("replicate" in mesh.mesh_dim_names for mesh in meshes),
         }
 
 
@@ -113,6 +121,11 @@ OPTIONS = {
         "default": 2,
         "description": "how many ranks hold a replica of the model together and divide its layers; what is left of the"
         " ranks is more replicas, which share the batch",
+    },
+    "shard": {
+        "type": "boolean",
+        "default": False,
+        "description": "replicas share weights, gradients and optimizer state, too (FSDP2 over tp)",
     },
 }
 INHERITS = ("launcher",)
@@ -140,20 +153,18 @@ def plan_of(model):
     return plan
 
 
-def by_kind(parameters):
-    """Those that are divided (or made a DTensor beside such ones), and plain ones: PyTorch computes with no list that
-    holds both."""
-    parameters = list(parameters)
-    return [[p for p in parameters if isinstance(p, DTensor) == divided] for divided in (True, False)]
+def by_mesh(parameters):
+    """Lists of parameters of one mesh, and of plain ones: PyTorch computes with no list that holds several kinds."""
+    lists = {}
+    for parameter in parameters:
+        lists.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(lists.values())
 
 
 def parted(optimizer):
-    """An optimizer that has taken no step, with groups of one kind of parameters each."""
+    """An optimizer that has taken no step, whose groups have parameters of one mesh each."""
     optimizer.param_groups[:] = [
-        group | {"params": parameters}
-        for group in optimizer.param_groups
-        for parameters in by_kind(group["params"])
-        if parameters
+        group | {"params": parameters} for group in optimizer.param_groups for parameters in by_mesh(group["params"])
     ]
     return optimizer
 
