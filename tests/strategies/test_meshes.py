@@ -18,6 +18,7 @@ from transformers import BertConfig, BertModel
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
+from lockstep.run import refusals
 from lockstep.strategies import tp
 from tests.conftest import copy_project
 from tests.rank.test_resumption import kill, wait_for_step
@@ -361,9 +362,9 @@ def test_which_heads_can_be_shared(heads, says):
     row.refuse()
     if says:
         with pytest.raises(BadInput, match=re.escape(says)):
-            row.refuse_heads(heads)
+            refusals.refuse_heads(row, heads)
     else:
-        row.refuse_heads(heads)
+        refusals.refuse_heads(row, heads)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,15 @@ class Row:
         """How many replicas of the model share a global batch; a process of several devices has one on each."""
         return self.hardware.devices // self.ranks_per_replica
 
+    def product(self, literal: str) -> tuple[int, str]:
+        """The product of the options that a literal of its strategy names, and what they are."""
+        named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
+        return registry.product(self.strategy, literal, self.options), named
+
     @property
     def ranks_in_multiples_of(self) -> int:
         """The row can have this many ranks, and multiples of it."""
-        return math.lcm(*(self._product(literal)[0] for literal in WITH_RANKS))
+        return math.lcm(*(self.product(literal)[0] for literal in WITH_RANKS))
 
     @property
     def needs_equal_shares(self) -> bool:
@@ -208,7 +213,7 @@ class Row:
         """Raises BadInput where the row's ranks can't hold whole replicas, or its batch can't be shared by those."""
         together, batch, where = self.ranks_per_replica, self.train.global_batch, f"rows.{self.name}"
         for literal, what in WITH_RANKS.items():
-            number, named = self._product(literal)
+            number, named = self.product(literal)
             if self.hardware.processes % number:
                 raise BadInput(
                     f"{where}: {named}: {number} {what}, and there are {self.hardware.processes}. Set processes to a"
@@ -229,23 +234,6 @@ class Row:
                 f"{where}.global_batch: {batch} samples can't be shared evenly by {sharing}{micro}: {reason}{asked}."
                 f" Take a multiple of {parts}."
             )
-
-    def refuse_heads(self, heads: dict[str, int]) -> None:
-        """Raises BadInput where the row's ranks can't divide the model's attention heads.
-
-        heads: how many there are, by the names that the model's configuration has for them; empty where it has none.
-        """
-        parts, named = self._product("DIVIDES_HEADS")
-        if parts == 1:
-            return
-        if not heads:
-            raise BadInput(f"rows.{self.name}.{named}: the model has no attention heads to divide. Leave the row out.")
-        for name, number in heads.items():
-            if number % parts:
-                raise BadInput(
-                    f"rows.{self.name}.{named}: {parts} ranks can't share the model's {number} heads ({name}) evenly."
-                    f" Take a number that divides {math.gcd(*heads.values())}."
-                )
 
     def _refuse_lora(self) -> None:
         """Raises BadInput where the row trains low-rank updates, and that contradicts what else it is."""
@@ -323,11 +311,6 @@ class Row:
         if self.precision != "fp32":
             return f"it trains in {self.precision}"
         return registry.literals(self.strategy)["NO_FP64"]
-
-    def _product(self, literal: str) -> tuple[int, str]:
-        """The product of the options that a literal of its strategy names, and what they are."""
-        named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
-        return registry.product(self.strategy, literal, self.options), named
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """Which pairs of a literal of its strategy hold for this row: what was asked, and why."""
