@@ -231,7 +231,7 @@ def test_a_row_overrides_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: sharded gradients have no gradient scaler"),
         ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
         (
             "{strategy: trainer, precision: fp16}",
@@ -273,7 +273,7 @@ def test_contradictions_are_refused_by_name(row, message):
         ({"best": "f1"}, {}, "train.best: 'f1' is not one of accuracy, macro_f1, perplexity"),
         ({"eval_samples": 0}, {}, "train.eval_samples: 0 is less than the minimum of 1"),
         ({"betas": [0.9]}, {}, "[0.9]"),
-        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd"),
+        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd, muon"),
         ({"gamma": 0}, {}, "train.gamma: 0 is less than or equal to the minimum of 0"),
     ],
 )
@@ -492,8 +492,14 @@ def test_where_the_table_trains_updates_its_rows_are_closed():
 
 
 @pytest.mark.parametrize("strategy", registry.names())
-def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strategy):
+def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divide_layers(monkeypatch, strategy):
     row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
+    if registry.literals(strategy)["DIVIDES_HEADS"]:
+        with pytest.raises(
+            BadInput, match=r"lora: 8: its layers are divided, and peft's updates beside them would not"
+        ):
+            row.refuse()
+        return
     if strategy.startswith("published_"):
         with pytest.raises(BadInput, match=r"lora: 8: those who published it trained all weights\. Set lora to 0"):
             row.refuse()

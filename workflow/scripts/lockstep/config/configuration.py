@@ -156,7 +156,7 @@ class Config(Asked):
 
     @staticmethod
     def _processes_of_trial(row: Row) -> int:
-        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_per_replica
+        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_in_multiples_of
         most = max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
         return max(most - most % together, together)
 

@@ -20,9 +20,11 @@ without importing torch or its framework):
     OTHER_MODEL    the same: such a row trains another model than single, as the proof then finds, which is expected
     EQUAL_SHARES   the same: all ranks of such a row must train as many samples, so that the global batch is a multiple
     WHOLE_BATCH    the same: every rank of such a row trains the whole of each batch, so that its ledger has it so often
+                   of it and no failure; ({}, reason) is true of every row
     RANKS_PER_REPLICA  its options of which the product is how many ranks hold one replica of the model together, and
                    see the same samples; without this, each rank has a replica of its own
-                   of it and no failure; ({}, reason) is true of every row
+    DIVIDES_RANKS  its options of which the product must divide how many ranks there are
+    DIVIDES_HEADS  its options of which the product must divide how many attention heads the model has
     CONFIG_FILE    deepspeed where its option config_file names one for that engine; without this, it is its launcher's
     NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
 
@@ -47,6 +49,8 @@ from lockstep.paths import STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and what is so where a row has them.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
+# Literals that are lists of options of which the product counts.
+PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {name: [] for name in PAIRS} | {"RANKS_PER_REPLICA": []}
+    values |= {name: [] for name in PAIRS + PRODUCTS}
     values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
@@ -104,8 +108,9 @@ def _inherit(values: dict, parent: dict) -> None:
     values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
     values |= {name: parent[name] + values[name] for name in PAIRS}
     values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
-    within = dict.fromkeys([*parent["RANKS_PER_REPLICA"], *values["RANKS_PER_REPLICA"]])
-    values["RANKS_PER_REPLICA"] = [key for key in within if key in values["OPTIONS"]]
+    for name in PRODUCTS:
+        within = dict.fromkeys([*parent[name], *values[name]])
+        values[name] = [key for key in within if key in values["OPTIONS"]]
 
 
 def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
@@ -128,7 +133,12 @@ def _is_one_of(value, allowed: list | dict) -> bool:
 
 def ranks_per_replica(name: str, options: dict) -> int:
     """How many ranks hold one replica of the model together, in a row of a strategy with these options."""
-    return math.prod(options[key] for key in literals(name)["RANKS_PER_REPLICA"])
+    return product(name, "RANKS_PER_REPLICA", options)
+
+
+def product(name: str, literal: str, options: dict) -> int:
+    """The product of the options that a strategy's `literal` (one of PRODUCTS) names, in a row with these options."""
+    return math.prod(options[key] for key in literals(name)[literal])
 
 
 def needs(name: str) -> list[Need]:

@@ -1,5 +1,6 @@
 """A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -40,6 +41,11 @@ RESERVED = (
     "tune",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
+# Literals of a strategy whose options the number of ranks must be a multiple of, and what that many are.
+WITH_RANKS = {
+    "RANKS_PER_REPLICA": "ranks hold one replica of the model together",
+    "DIVIDES_RANKS": "groups are to share the ranks evenly",
+}
 # Keys of `train` that make low-rank updates what is trained, and what they need, with whichever strategy.
 LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
 PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
@@ -107,6 +113,16 @@ class Row:
     def replicas(self) -> int:
         """How many replicas of the model share a global batch; a process of several devices has one on each."""
         return self.hardware.devices // self.ranks_per_replica
+
+    def product(self, literal: str) -> tuple[int, str]:
+        """The product of the options that a literal of its strategy names, and what they are."""
+        named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
+        return registry.product(self.strategy, literal, self.options), named
+
+    @property
+    def ranks_in_multiples_of(self) -> int:
+        """The row can have this many ranks, and multiples of it."""
+        return math.lcm(*(self.product(literal)[0] for literal in WITH_RANKS))
 
     @property
     def needs_equal_shares(self) -> bool:
@@ -196,13 +212,13 @@ class Row:
     def _refuse_batch(self) -> None:
         """Raises BadInput where the row's ranks can't hold whole replicas, or its batch can't be shared by those."""
         together, batch, where = self.ranks_per_replica, self.train.global_batch, f"rows.{self.name}"
-        if self.hardware.processes % together:
-            keys = registry.literals(self.strategy)["RANKS_PER_REPLICA"]
-            named = ", ".join(f"{key}: {self.options[key]}" for key in keys)
-            raise BadInput(
-                f"{where}: {named}: {together} ranks hold one replica of the model together, and there are"
-                f" {self.hardware.processes}. Set processes to a multiple of {together}, or change {named}."
-            )
+        for literal, what in WITH_RANKS.items():
+            number, named = self.product(literal)
+            if self.hardware.processes % number:
+                raise BadInput(
+                    f"{where}: {named}: {number} {what}, and there are {self.hardware.processes}. Set processes to a"
+                    f" multiple of {number}, or change {named}."
+                )
         parts = self.replicas * self.train.accumulation
         sharing = f"{self.replicas} {'devices' if together == 1 else 'replicas'}"
         if batch < parts:

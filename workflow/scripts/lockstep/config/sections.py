@@ -171,9 +171,9 @@ class Train:
     )
     optimizer: str = key(
         "adamw",
-        "PyTorch's AdamW, Adam or SGD, fused. AdamW decays weights beside the update; the others add weight decay to "
-        "the gradient.",
-        one_of=("adamw", "adam", "sgd"),
+        "PyTorch's AdamW, Adam or SGD, fused; or its Muon for the matrices of hidden layers, and AdamW for the rest. "
+        "AdamW and Muon decay weights beside the update; the others add weight decay to the gradient.",
+        one_of=("adamw", "adam", "sgd", "muon"),
     )
     betas: list[float] = key(
         [0.9, 0.999],
@@ -181,7 +181,7 @@ class Train:
         items={"minimum": 0, "exclusiveMaximum": 1},
         minItems=2,
         maxItems=2,
-        of=("optimizer", ("adamw", "adam", "adamw8bit")),
+        of=("optimizer", ("adamw", "adam", "adamw8bit", "muon")),
     )
     momentum: float = key(0.0, "Momentum of SGD.", minimum=0, exclusiveMaximum=1, of=("optimizer", ("sgd",)))
     nesterov: bool = key(False, "Nesterov's momentum, for SGD.", of=("optimizer", ("sgd",)))

@@ -188,6 +188,13 @@ def dropouts(model: torch.nn.Module) -> list[float]:
     return sorted(probabilities)
 
 
+def heads_of_attention(model: torch.nn.Module) -> dict[str, int]:
+    """How many attention heads a model of transformers' has, by its configuration's names for them; else none."""
+    config = getattr(model, "config", None)
+    named = {name: getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")}
+    return {name: number for name, number in named.items() if isinstance(number, int)}
+
+
 def has_batch_statistics(model: torch.nn.Module) -> bool:
     """Whether what the model makes of a sample depends on the others of its batch, as batch normalisation does."""
     return any(batch_norm.depends_on_batch(module) for module in model.modules())

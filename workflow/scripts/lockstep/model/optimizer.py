@@ -7,6 +7,7 @@ import torch
 
 from lockstep.config.fixed import EPS
 from lockstep.config.sections import Train
+from lockstep.model import muon
 from lockstep.model.schedule import lr_factor
 
 
@@ -15,7 +16,7 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
 
     AdamW decays weights beside the update; Adam and SGD add the decay to the gradient, as PyTorch's do. adamw8bit is
     bitsandbytes' AdamW, whose state takes 8 bits a number, not 32, of tensors of 4096 numbers or more (Dettmers et al.
-    2021, arXiv:2110.02861).
+    2021, arXiv:2110.02861). muon trains the matrices of hidden layers by Muon, and the rest by AdamW (model/muon.py).
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -23,6 +24,12 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     own = hyperparameters(train)
+    if train.optimizer == "muon":
+        hidden = {id(parameter) for parameter in muon.hidden_matrices(model)}
+        matrices = [p for p in groups[0]["params"] if id(p) in hidden]
+        groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in hidden]
+        by_muon = [{"params": matrices, "weight_decay": train.weight_decay}]
+        return muon.Muon(by_muon, groups, lr=train.learning_rate, **own, fused=True)
     if train.optimizer == "adamw8bit":
         from bitsandbytes.optim import AdamW8bit  # which takes long, and most rows do without
 
@@ -31,8 +38,10 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
     return kind(groups, lr=train.learning_rate, **own, fused=True)
 
 
-def hyperparameters(train: Train) -> dict:
-    """The optimizer's settings besides rate and weight decay; all of its groups have the same."""
+def hyperparameters(train: Train, group: dict | None = None) -> dict:
+    """The optimizer's settings besides rate and weight decay, for one of its groups; most have the same for all."""
+    if train.optimizer == "muon" and muon.is_of_matrices(group or {}):
+        return muon.SETTINGS
     if train.optimizer == "sgd":
         return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
     return {"betas": tuple(train.betas), "eps": EPS}

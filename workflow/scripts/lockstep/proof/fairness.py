@@ -209,7 +209,7 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     closed = {folder: run for folder, run in records.items() if run["division"] == "closed"}
     for name, of in (
         ("plan", lambda run: run["hashes"]["plan"]),
-        ("optimizer", lambda run: (run["settings"]["optimizer"], [_shape(g) for g in run["settings"]["groups"]])),
+        ("optimizer", lambda run: (run["settings"]["optimizer"], _shapes(run["settings"]["groups"]))),
         ("dropout", lambda run: run["settings"]["dropout"]),
     ):
         for folder, run in closed.items():
@@ -241,9 +241,15 @@ def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
     return {name: pair for name, pair in both.items() if None not in pair and pair[0] != pair[1]}
 
 
-def _shape(group: dict) -> dict:
-    """What a group's optimizer is told besides its rate, as betas or momentum, and its weight decay."""
-    return {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")}
+def _shapes(groups: list[dict]) -> list[dict]:
+    """What each group's optimizer is told besides its rate, as betas or momentum, and its weight decay.
+
+    Each but once: groups that are told the same are one that a strategy has divided.
+    """
+    shapes = [
+        {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")} for group in groups
+    ]
+    return [shape for number, shape in enumerate(shapes) if shape not in shapes[:number]]
 
 
 def _began(run: dict) -> float:

@@ -67,6 +67,8 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refusals.refuse_to_start(row)
     refusals.refuse_unused_parameters(row, about.get("unused_parameters", []))
     refusals.refuse_lora_targets(row, about.get("lora_layers", {}))
+    if "heads" in about:  # data that earlier versions prepared do not say
+        refusals.refuse_heads(row, about["heads"])
     disturbed: list[dict] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
