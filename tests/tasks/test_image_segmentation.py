@@ -399,7 +399,7 @@ class MyModel(nn.Module):
     ("returned", "said"),
     [
         ("both[:, :-1]", r"must return the scores of outlines too, as its boundary: a tensor \[1, 8, 8\]"),
-        ("both", r"returns \[1, 5, 8, 8\] for one sample, and must return the scores of 4 classes for each pixel"),
+        ("both", r"returns \[1, 5, 8, 8\] for one sample, but must return the scores of 4 classes for each pixel"),
         ("Both(both[:, :-1], both[:, -1])", ""),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_documents_logits_do_not_change_with_its_neighbours(tokenizer, make):
             assert begin + len(wanted) <= 32
             batch, _ = tensors(together, [0, 0], 40)  # padded beyond its length
             assert torch.allclose(model(**batch).logits[0, begin : begin + len(wanted)], wanted, atol=1e-5)
-    assert decoders.keeps_apart(model, len(tokenizer))
+    assert decoders.separates_documents(model, len(tokenizer))
 
 
 def test_a_model_that_heeds_no_mask_is_found_out(tokenizer):
@@ -151,7 +151,7 @@ def test_a_model_that_heeds_no_mask_is_found_out(tokenizer):
             return super().forward(**others)
 
     model = Deaf(llama(len(tokenizer)).config).eval()
-    assert not decoders.keeps_apart(model, len(tokenizer))
+    assert not decoders.separates_documents(model, len(tokenizer))
 
 
 def test_padding_has_no_target_and_changes_nothing(tokenizer):
@@ -316,7 +316,7 @@ PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
         (
             lambda file: None,
             ["--set", "model.hidden_size=18", "--set", "model.heads=2"],
-            "2 heads of an even width don't make up a hidden_size of 18",
+            "a hidden_size of 18 can't be divided into 2 heads of an even width",
         ),
         (
             lambda file: (file.parent / "my.py").write_text("class Model: pass"),
@@ -552,7 +552,7 @@ def test_the_head_of_another_size_is_refused(tmp_path, tokenizer):
     config = read_json(tmp_path / "other" / "config.json")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer) + 3}))
     model = reading.parse({"model": {"name": str(tmp_path / "other")}}).model
-    with pytest.raises(BadInput, match="has another shape than its config"):
+    with pytest.raises(BadInput, match="has another shape than in its config"):
         decoders.initialise(model, tokenizer, 24, 0, [])
 
 
