@@ -1,4 +1,4 @@
-"""docs/adding-a-task.md does what it says: a task is one file and one line, and a model may be one's own."""
+"""docs/adding-a-task.md works as written: a task is one file and one line, and the model may be a user's own."""
 
 import hashlib
 import json
@@ -243,7 +243,7 @@ def test_parameters_that_no_step_uses_are_named_where_ranks_would_wait_for_them(
 
 
 def test_a_model_s_file_is_copied_as_it_is(place):
-    """As editors on Windows end lines, and in the encoding that its first line says."""
+    """Its Windows line ends and the encoding that its first line declares are kept."""
     lines = ["# -*- coding: latin-1 -*-", "# caf\xe9", *place.path("my_model.py").read_text().splitlines()]
     code = "\r\n".join([*lines, ""]).encode("latin-1")
     place.path("elsewhere.py").write_bytes(code)
@@ -253,7 +253,7 @@ def test_a_model_s_file_is_copied_as_it_is(place):
 
 
 def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):
-    """A folder that came from elsewhere: all its hashes are right, and nobody here has named its file."""
+    """The folder is somebody else's: all its hashes are right, but its file was never named in this project."""
     assert prepared(place, "my_model.py:MyModel").returncode == 0
     foreign = place.path("foreign")
     shutil.copytree(place.path("own/data/weights"), foreign)
