@@ -292,7 +292,7 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
     write_idx(tmp_path / "own", "t10k", 30)
     code, _, errors = prepared(run_script, *of(path="own"), "--set", f"train.class_weights={numbers}")
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert f"train.class_weights: has {len(numbers) // 3} numbers, and the data has 3 labels; give one for" in errors
+    assert f"train.class_weights: has {len(numbers) // 3} numbers, but the data has 3 labels; give one for" in errors
 
 
 @pytest.mark.parametrize(

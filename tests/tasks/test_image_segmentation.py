@@ -415,7 +415,7 @@ def test_a_model_of_one_s_own_returns_both(run_script, tmp_path, returned, said)
 def test_other_models_are_refused(run_script):
     code, _, errors = prepared(run_script, "--set", "model.name=config")  # a folder, as transformers' models have
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert "model.name: image-segmentation has no config. Take unet, or a model of your own" in errors
+    assert "model.name: image-segmentation has no config. Set it to unet, or to a model of your" in errors
 
 
 # Settings.
