@@ -426,15 +426,15 @@ def test_other_models_are_refused(run_script):
     [
         ({"train": {"loss_weights": {"edges": 1}}}, "has no term edges; it is the sum of cross_entropy"),
         ({"train": {"loss_weights": {"boundry": 1}}}, "Did you mean boundary?"),
-        ({"train": {"loss_weights": dict.fromkeys(TERMS, 0)}}, "all terms count 0, so nothing is trained"),
+        ({"train": {"loss_weights": dict.fromkeys(TERMS, 0)}}, "all weights are 0, so nothing is trained"),
         ({"train": {"best": "macro_f1"}}, "image-segmentation has no macro_f1. Set it to one of: pixel_accuracy, miou"),
         (
             {"task": "text-classification", "train": {"best": "loss", "pos_weight": 2}},
-            "train.pos_weight: text-classification does not take it, image-segmentation does",
+            "train.pos_weight: text-classification does not accept it, only image-segmentation does",
         ),
         (
             {"task": "image-classification", "train": {"best": "loss", "pictures_every": 2}},
-            "train.pictures_every: image-classification does not take it",
+            "train.pictures_every: image-classification does not accept it",
         ),
     ],
 )
