@@ -233,7 +233,7 @@ class Strategy(ddp.Strategy):
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     if hardware.built_for_gpus():
-        pytest.skip("PyTorch is built for real GPUs here, and only its CPU build takes pretended ones")
+        pytest.skip("PyTorch is built for real GPUs here, but only its CPU build takes pretended ones")
     return pretended.libraries(tmp_path_factory.mktemp("libraries"))
 
 
