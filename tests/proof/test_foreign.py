@@ -188,7 +188,7 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "tests"], "--output: tests is there already"),
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "made"], "is not a model folder"),
         (["predict", "--weights", "no.pt", "--text", "x"], "name the folder of the model that they are of by --model"),
-        (["predict", "--model", ".", "--labels", "a", "--text", "x"], "--labels: a: give two different names"),
+        (["predict", "--model", ".", "--labels", "a", "--text", "x"], "--labels: a: give at least two different names"),
     ],
 )
 def test_what_is_missing_is_named(words, reason):
