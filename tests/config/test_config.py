@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -533,8 +534,14 @@ def test_a_trial_has_several_ranks_and_no_more_micro_batches_than_texts(asked, p
 
 def test_a_trial_has_a_sample_in_every_micro_batch():
     checked = reading.parse(CPU | {"rows": {"x": {"strategy": "ddp", "accumulation": 30}}})
-    checked.rows["x"].refuse()
-    checked.trial(checked.rows["x"]).refuse()
+    row = checked.rows["x"]
+    row.refuse()
+    trial = checked.trial(row)
+    trial.refuse()
+    assert trial.train.accumulation == trial.train.global_batch // trial.replicas == 15
+    as_in_the_row = replace(trial, train=replace(trial.train, accumulation=row.train.accumulation))
+    with pytest.raises(BadInput, match=r"31 samples can't be shared by 2 devices in 30 micro-batches each"):
+        as_in_the_row.refuse()
 
 
 def deciding(row: dict, **sections) -> dict:
