@@ -51,7 +51,7 @@ def test_unless_told_otherwise_it_is_the_adamw_that_it_was():
 
 @pytest.mark.parametrize("optimizer", ASKED)
 def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
-    """As zero_redundancy does; both then train the same."""
+    """zero_redundancy does so; both optimizers then train the same model."""
     models = [torch.nn.Linear(5, 5) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     whole, copied = (make_optimizer(model, asked(optimizer)) for model in models)
@@ -78,7 +78,7 @@ def test_in_8_bits_weights_groups_and_settings_are_the_same():
             weight.grad = torch.ones_like(weight)
     small.step()
     matrix, bias = (small.state[group["params"][0]]["state1"].dtype for group in small.param_groups)
-    assert (matrix, bias) == (torch.uint8, torch.float32)  # of fewer than 4096 numbers all bits are kept
+    assert (matrix, bias) == (torch.uint8, torch.float32)  # tensors of fewer than 4096 numbers keep 32 bits
 
 
 def small_bert():
@@ -152,7 +152,7 @@ def test_muon_steps_as_pytorch_s_two_do_and_goes_on_from_its_state():
 
 
 def rates(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
-    """The rate of each step, and what there is after the last."""
+    """The learning rate of each step, and the one after the last step."""
     seen = []
     for _ in range(steps):
         seen.append(schedule.optimizer.param_groups[0]["lr"])
@@ -228,7 +228,7 @@ def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, sched
     warmup=st.floats(0, 80),
 )
 def test_no_schedule_leaves_zero_to_one_or_rises_after_warm_up(schedule, steps, warmup):
-    """Also where warm-up takes all steps or more."""
+    """This holds even if warm-up takes all steps or more."""
     train = replace(TRAIN, schedule=schedule, warmup=warmup)
     epochs = [step // 7 for step in range(steps)]
     shares = list(map(lr_factor(train, steps, epochs), range(steps + 1)))

@@ -370,10 +370,10 @@ def test_which_heads_can_be_shared(heads, says):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"strategy": "tp"}, "tensor: 2: 2 ranks hold one replica of the model together, and there are 3."),
+        ({"strategy": "tp"}, "tensor: 2: 2 ranks hold one replica of the model together, but there are 3 ranks."),
         (
             {"strategy": "fsdp", "replicate": 2},
-            "replicate: 2: 2 groups are to share the ranks evenly, and there are 3.",
+            "replicate: 2: 2 groups are to share the ranks evenly, but there are 3 ranks.",
         ),
         (
             {"strategy": "zero_redundancy", "optimizer": "muon"},
@@ -383,7 +383,7 @@ def test_which_heads_can_be_shared(heads, says):
         ({"strategy": "horovod", "optimizer": "muon"}, "optimizer: muon: Horovod makes its own, of one kind"),
         (
             {"strategy": "pp", "stages": 2},
-            "stages: 2: 2 ranks hold one replica of the model together, and there are 3.",
+            "stages: 2: 2 ranks hold one replica of the model together, but there are 3 ranks.",
         ),
         (
             {"strategy": "pp", "stages": 1, "global_batch": 31},

@@ -1,4 +1,4 @@
-"""Tables in a terminal."""
+"""Print tables in a terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -6,13 +6,13 @@ from rich.text import Text
 
 from lockstep.errors import printable
 
-FOLDED = 24  # characters: longer texts may be folded, and cost no column
+FOLDED = 24  # longer texts (in characters) may be wrapped before a column is dropped
 
 
 def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...] = ()) -> None:
-    """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be.
+    """Print a table on stdout, with numbers right-aligned. In a file or pipe it is as wide as needed.
 
-    A terminal that is too narrow goes without the columns in `spared`, the first before the others.
+    If a terminal is too narrow, the columns in `spared` are dropped, in this order.
     """
     console = Console()
     for name in spared if console.is_terminal else ():
@@ -31,5 +31,5 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
 
 
 def _one_line(cell: str) -> Text:
-    """A cell as Text, because "[泪]" is not markup."""
+    """A cell as Text, since rich would take "[泪]" for markup."""
     return Text(printable(cell).strip())
