@@ -407,7 +407,7 @@ def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
     ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
     assert ddp_amp == ddp | {"rendezvous"}
     assert checked.rows["ddp_amp"].options["launcher"] == "spawn"
-    assert fsdp == {"launcher", "sync_batchnorm", "reshard_after_forward", "mixed_precision"}
+    assert fsdp == {"launcher", "sync_batchnorm", "reshard_after_forward", "mixed_precision", "replicate"}
 
 
 def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkeypatch):
@@ -495,10 +495,9 @@ def test_where_the_table_trains_updates_its_rows_are_closed():
 @pytest.mark.parametrize("strategy", registry.names())
 def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divide_layers(monkeypatch, strategy):
     row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
-    if registry.literals(strategy)["DIVIDES_HEADS"]:
-        with pytest.raises(
-            BadInput, match=r"lora: 8: its layers are divided, and peft's updates beside them would not"
-        ):
+    divided = {"tp": "its layers are divided, and peft's updates", "pp": "its stages are parts of the plain model"}
+    if strategy in divided:
+        with pytest.raises(BadInput, match=f"lora: 8: {divided[strategy]}"):
             row.refuse()
         return
     if strategy.startswith("published_"):
