@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from markupsafe import escape
 
 from tests.conftest import PROJECT
 
@@ -31,6 +32,8 @@ def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int 
     verdict = json.loads((place / "out" / "verdict.json").read_text(encoding="utf-8"))
     expected = {"equal": 0, "different": 1, "not told": 3}[verdict["answer"]] if code is None else code
     assert finished.returncode == expected, said
+    page = (place / "out" / "proof.html").read_text(encoding="utf-8")
+    assert [each["says"] for each in verdict["findings"] if str(escape(each["says"])) not in page] == []
     return verdict | {"said": said, "kinds": {each["kind"]: each for each in verdict["findings"]}}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lockstep import cli, files, paths
 from lockstep.errors import BadInput, RunFailed, RunStopped
-from lockstep.script import findings, pretended, recording
+from lockstep.script import findings, page, pretended, recording
 from lockstep.terminal import print_table
 
 SAYS = {
@@ -26,6 +26,7 @@ SAYS = {
     findings.DIFFERENT: "Another model than it should be.",
     findings.UNTOLD: "Whether it is the same model can't be told",
 }
+PAGE = "proof.html"
 EXIT = {findings.EQUAL: 0, findings.DIFFERENT: 1, findings.UNTOLD: 3}
 
 
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--against", metavar="COMMAND", help="another command, which does its own samples")
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="rehearse on N GPUs that are pretended")
     parser.add_argument("--patience", type=float, default=600, help="seconds without a step that mean it hangs")
-    parser.add_argument("--output", type=Path, help="a folder for the recordings and verdict.json")
+    parser.add_argument("--output", type=Path, help=f"a folder for {PAGE}, verdict.json and the recordings")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and what starts the script")
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -60,8 +61,11 @@ def main() -> int:
             verdict = findings.Verdict(findings.UNTOLD, str(error), [])
         if arguments.output:
             files.write_json(Path(temporary) / paths.VERDICT, asdict(verdict))
+            files.write_text(Path(temporary) / PAGE, page.page(verdict, shlex.join(command), arguments.gpus))
             shutil.copytree(temporary, arguments.output, dirs_exist_ok=True)
     _print(verdict)
+    if arguments.output:
+        print(f"page: {arguments.output / PAGE}")
     if arguments.gpus:
         print(f"{pretended.CANNOT_KNOW}.")
     return EXIT[verdict.answer]

@@ -45,6 +45,10 @@ class Verdict:
     distance: float | None = None
     floor: float | None = None
     table: list[dict] = field(default_factory=list)
+    compared_in: int | None = None  # the step, from 1, that `parameters` is about
+    # Each parameter in the model's order: `name`; `ratio` of its gradient's norm to that on one process; `distance` of
+    # the gradients and what rounding alone makes (`floor`), as shares of the gradient; and whether they differ.
+    parameters: list[dict] = field(default_factory=list)
 
 
 def between_ranks(recorded: Recording) -> list[Finding]:
@@ -103,14 +107,17 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         wrong = wrong_of(found)
         within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
         reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
-        return Verdict(DIFFERENT if wrong else EQUAL, reason, found, distances[-1], floors[-1], table)
+        parameters = _by_parameter(recorded, alone, floor, 0)
+        answer = DIFFERENT if wrong else EQUAL
+        return Verdict(answer, reason, found, distances[-1], floors[-1], table, 1, parameters)
     at = min(step for step in (first, gradient) if step is not None)
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
     elif not wrong_of(found):  # otherwise a finding from the ranks alone explains the difference
         found.insert(0, cause)
-    return Verdict(DIFFERENT, wrong_of(found)[0].says, found, distances[-1], floors[-1], table)
+    reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
+    return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
 
 
 def wrong_of(found: list[Finding]) -> list[Finding]:
@@ -465,7 +472,8 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         do = "drop_last=True, or weigh each rank's loss by its samples."
         return Finding("mean_of_means", DIFFERENT, says, do, **at)
     if of_gradient:
-        name = _first_other_gradient(recorded, alone, floor, step)
+        lines = _by_parameter(recorded, alone, floor, step)
+        name = next((line["name"] for line in lines if line["differs"]), lines[0]["name"])
         says = f"the gradient of {name} is the first to differ from what it is on one process"
         do = "if batches differ in their number of terms (tokens), a mean of means is not the mean."
         return Finding("gradient", DIFFERENT, says, do, **at)
@@ -558,14 +566,20 @@ def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, s
     return _gradient_distance(recorded, alone, step, names) > ABOVE_FLOOR * rounding
 
 
-def _first_other_gradient(recorded: Recording, alone: Recording, floor: Recording, step: int) -> str:
-    """The first parameter, in the model's order, whose gradient differs."""
-    ordered = [name for name in recorded.ranks[0]["initial"]["weights"] if name in _common(recorded, alone, step)]
-    for name in ordered:
-        rounding = max(_gradient_distance(floor, alone, step, {name}), _smallest(recorded))
-        if _gradient_distance(recorded, alone, step, {name}) > ABOVE_FLOOR * rounding:
-            return name
-    return ordered[0]
+def _by_parameter(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[dict]:
+    """Each parameter's gradient beside that on one process, in the model's order (Verdict.parameters)."""
+    common = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
+    lines = []
+    for name in recorded.ranks[0]["initial"]["weights"]:
+        if name not in common:
+            continue
+        mine, its = (float(_gradients(each, step, {name})[0, 0]) for each in (recorded, alone))
+        distance = _gradient_distance(recorded, alone, step, {name})
+        rounding = _gradient_distance(floor, alone, step, {name})
+        differs = distance > ABOVE_FLOOR * max(rounding, _smallest(recorded))
+        ratio = mine / its if its else None
+        lines.append({"name": name, "ratio": ratio, "distance": distance, "floor": rounding, "differs": differs})
+    return lines
 
 
 def _line(recorded: Recording, step: int) -> str:
