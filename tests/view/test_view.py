@@ -23,6 +23,7 @@ from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
 from lockstep import paths
 from lockstep.config import reading
+from lockstep.run.progress import Progress
 from lockstep.view import choice, jobs, live, plain
 from tests.conftest import copy_project
 
@@ -82,14 +83,17 @@ def test_a_log_or_a_pipe_has_plain_lines(terminal, monkeypatch):
     assert choice.choose(["--cores", "all"]) == "plain"
 
 
+ASKED = {"repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}}
+ASKED |= {"rows": {name: {"strategy": name} for name in ("single", "ddp")}}
+
+
 @pytest.fixture
 def handler(tmp_path, monkeypatch):
     """Yields a handler in an empty folder; its configuration has the rows single and ddp, three repetitions each."""
     monkeypatch.chdir(tmp_path)
     made = live.LogHandler(SimpleNamespace(dryrun=False), None)
     made.console = Console(file=io.StringIO(), width=80, height=24)
-    rows = {name: {"strategy": name} for name in ("single", "ddp")}
-    made.config = reading.parse({"rows": rows, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
+    made.config = reading.parse(dict(ASKED))
     yield made
     made.close()
 
@@ -128,6 +132,58 @@ def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
     handler.left.update({"train_single_1": 1, "train_single_2": 1})
     (row,) = handler.rows_now()
     assert (row["row"], row["seconds"], row["runs"]) == ("single", None, "0 of 2")
+
+
+def trained_as_asked(handler, row: str) -> None:
+    """A run and a proof of a row by the handler's settings, and the data that they are of."""
+    config = handler.config
+    data = {"hash": "of the data", "weights": "of the weights", "asked": config.data_settings}
+    paths.data_folder(config.results).mkdir(parents=True)
+    paths.data_file(config.results).write_text(json.dumps(data), encoding="utf-8")
+    asked = config.rows[row].settings().of_row() | {"dropout": config.model.dropout}
+    hashes = {"data": "of the data", "weights": "of the weights"}
+    left(handler, 1, row, clock={"train_seconds": 4.0}, asked=asked, hashes=hashes)
+    trial = config.trial(config.rows[row])
+    proof = config.results / trial.folder(1)
+    proof.mkdir(parents=True)
+    (proof / paths.SETTINGS).write_text(json.dumps(trial.settings().of_row()), encoding="utf-8")
+    (proof / paths.VERDICT).write_text(json.dumps({"proof": "equal"}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, (4.0, "1 of 1", "equal")),
+        ({"train": {"log_every": 5}}, (4.0, "1 of 1", "equal")),
+        ({"train": {"epochs": 9}}, None),
+        ({"data": {"limit": 300}}, None),
+        ({"model": {"layers": 1}}, None),
+    ],
+)
+def test_what_was_trained_by_other_settings_is_not_shown(handler, changed, shown):
+    """As after `lockstep row ddp` with another configuration, which leaves the other rows' results where they are."""
+    trained_as_asked(handler, "single")
+    handler.config = reading.parse(dict(ASKED) | changed)
+    rows = [(row["seconds"], row["runs"], row["proof"]) for row in handler.rows_now()]
+    assert rows == ([shown] if shown else [])
+    assert handler.verdict("single") == ("equal" if shown or "train" in changed else "")
+
+
+def test_the_steps_of_an_earlier_run_are_not_counted(handler):
+    config = handler.config
+    row = config.rows["ddp"]
+    folder = config.results / row.folder(1)
+    folder.mkdir(parents=True)
+    Progress(folder, ranks=2).table[:, 2] = 27
+    os.utime(folder / paths.PROGRESS, (1, 1))
+    plan = paths.plan_summary_file(config.results, row.plan_name)
+    plan.parent.mkdir(parents=True)
+    plan.write_text('{"steps": 3}', encoding="utf-8")
+    handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="", log=[]))
+    (job,) = handler.running()
+    assert handler.steps(job) == (0, 0), "27 of 3"
+    Progress(folder, ranks=2).table[:, 2] = 2
+    assert handler.steps(job) == (2, 3)
 
 
 def record(event: LogEvent | None, **extra) -> logging.LogRecord:
