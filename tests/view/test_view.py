@@ -23,6 +23,7 @@ from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
 from lockstep import paths
 from lockstep.config import reading
+from lockstep.paths import PROJECT
 from lockstep.run.progress import Progress
 from lockstep.view import choice, jobs, live, plain
 from tests.conftest import copy_project
@@ -124,7 +125,12 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
     rows = handler.rows_now()
     assert [row["row"] for row in rows] == ["ddp", "single"]
     assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "2 of 3", "1 disturbed, 1 failed")
-    assert (rows[1]["seconds"], rows[1]["range"], rows[1]["runs"]) == (4.1, "4.00 to 4.20", "3 of 3")
+    assert (rows[1]["seconds"], rows[1]["within"], rows[1]["runs"]) == (4.1, pytest.approx(0.1), "3 of 3")
+    handler.table = rows
+    handler.console.print(handler.drawn_table(10))
+    first, second = handler.console.file.getvalue().splitlines()[1:]
+    assert " 2.50 " in first, "one run has no spread"
+    assert " 4.10 ± 0.10 " in second
 
 
 def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
@@ -311,7 +317,7 @@ def test_a_run_that_failed_says_why_once_and_in_its_own_words(handler, tmp_path,
 
 def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
     handler.table = [
-        {"row": f"row{n}", "seconds": 1.0 + n, "range": "", "runs": "1 of 1", "proof": "equal", "note": ""}
+        {"row": f"row{n}", "seconds": 1.0 + n, "within": None, "runs": "1 of 1", "proof": "equal", "note": ""}
         for n in range(40)
     ]
     console = Console(width=80, file=io.StringIO(), record=True)
@@ -365,6 +371,43 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     (log,) = place.folder.glob(".snakemake/log/*.log")
     assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_target_that_there_is_not_is_answered_with_the_rows_in_whole_words(columns):
+    """And Snakemake's remark on its profile, printed before anybody is asked, is erased again."""
+    command = [str(Path(sys.executable).with_name("snakemake")), "ddpp"]
+    code, shown = in_terminal(command, PROJECT, dict(os.environ), columns)
+    before, _, rest = shown.partition("\x1b[J")
+    assert before.splitlines() == [choice.READS, f"\x1b[{math.ceil(len(choice.READS) / columns)}A"]
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", rest).splitlines()
+    said = " ".join(lines)
+    assert code == 1, shown
+    assert said.startswith("error: ddpp: no such row. The configuration has: single, ")
+    assert said.endswith("Did you mean ddp?")
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= columns
+
+
+def test_what_is_said_in_a_terminal_is_broken_between_words_and_red_where_it_failed(handler):
+    handler.console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system="standard")
+    path = "results/runs/exploding/n1/rep1/a/very/long/path/run.log"
+    handler.say(f"failed: exploding: the loss is nan in step 3; lower train.learning_rate (log: {path})")
+    said = handler.console.file.getvalue()
+    assert said.startswith("\x1b[31m")
+    words = re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines()
+    assert words == [
+        "failed: exploding: the loss is nan in",
+        "step 3; lower train.learning_rate (log:",
+        f"{path})",  # which can be copied
+    ]
+
+
+def test_snakemakes_own_words_on_a_failure_are_left_to_the_job(lines, capsys):
+    for words in jobs.OVER:
+        lines.emit(record(None, msg=f"WorkflowError:\n{words}.", levelno=logging.ERROR))
+    lines.emit(record(None, msg="Complete log(s): x"))
+    assert capsys.readouterr().err == ""
 
 
 def in_terminal(command: list[str], folder: Path, environment: dict, columns: int) -> tuple[int, str]:

@@ -224,7 +224,7 @@ _TABLE = (
         terminal=5,
     ),
     Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
-    Column("repeats", digits=0, shown=AT_ONCE, terminal=0, best="highest"),
+    Column("repeats", digits=0, shown=AT_ONCE, terminal=10, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
     # What only files have.

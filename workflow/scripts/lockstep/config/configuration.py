@@ -213,7 +213,7 @@ class Config(Asked):
         """Raises BadInput if this is not a row's name. The message begins with `where`, and names `besides` too."""
         if name not in self.rows:
             choices = ", ".join([*besides, *self.rows])
-            raise BadInput(f"{where}: no such row. The configuration has: {choices}.")
+            raise BadInput(f"{where}: no such row. The configuration has: {choices}.{schema.hint(name, self.rows)}")
 
     @property
     def shared(self) -> Shared:

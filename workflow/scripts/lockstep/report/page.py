@@ -25,7 +25,8 @@ WORDS = ("proof", "status")  # columns whose values have words of their own
 class Cell:
     """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure.
 
-    share: of the longest bar, from 0 to 1; None where the column has no bars.
+    share: of the longest bar, from 0 to 1; None where the column has no bars. within: how far the ends of the range are
+    from the figure, at most.
     """
 
     column: Column
@@ -33,6 +34,7 @@ class Cell:
     sort: str
     more: str
     share: float | None = None
+    within: str = ""
 
     @property
     def key(self) -> str:
@@ -105,7 +107,8 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
     more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
     shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
     share = value / longest if column.key == "train_seconds" and value else None
-    return Cell(column, same(shown), "" if value is None else repr(value), more, share)
+    within = f"± {max(abs(end - value) for end in ends):.{column.digits}f}" if spread and column.unit else ""
+    return Cell(column, same(shown), "" if value is None else repr(value), more, share, within)
 
 
 def as_csv(rows: list[dict]) -> str:
@@ -119,12 +122,16 @@ def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[l
     shown = [cell.column for cell in cells[0] if cell.column.terminal is not None]
     while width and _width(cells, shown) > width and (spare := [column for column in shown if column.terminal]):
         shown.remove(min(spare, key=lambda column: column.terminal))
+    if width and _width(cells, shown) > width:  # rather than break a cell
+        cells = [[replace(cell, more="", within="") for cell in line] for line in cells]
     lines = [[_plain(cell) for cell in line if cell.column in shown] for line in cells]
     return [say(column.key).en for column in shown], lines
 
 
 def _plain(cell: Cell) -> str:
-    return " ".join(filter(None, (cell.text.en, cell.more)))
+    """A figure and its range in a word: of a measured one how far its ends are at most, of a ratio both ends."""
+    beside = cell.within or (f"({cell.more.replace(' ', '')})" if cell.more else "")
+    return " ".join(filter(None, (cell.text.en, beside)))
 
 
 def _width(cells: list[list[Cell]], shown: list[Column]) -> int:

@@ -26,6 +26,8 @@ LINES = 12  # of a failed job's log
 PREPARED_LINES = 30  # of what prepare says
 # How the rules begin whose runs say themselves why they failed, and where their log is.
 SAY_WHY = ("train_", "profile_")
+# How it says at the end that a job has failed, which is told with the job.
+OVER = ("Exiting because a job execution failed", "At least one job did not complete successfully")
 # What is kept of a run's record.
 OF_A_RECORD = ("asked", "hashes", "status", "watch", "clock")
 # How those remarks of Snakemake's begin that say nothing of this benchmark.
@@ -88,6 +90,9 @@ class Follower(LogHandlerBase):
     def ended_job(self, job: Job) -> None:
         """A job has ended well."""
 
+    def over(self) -> None:
+        """All jobs have ended, and some have failed; what follows, the report, has the terminal."""
+
     def interrupted(self) -> None:
         """Somebody pressed Ctrl-C, and what runs is being ended."""
         self.say("interrupted: what runs is ended, then comes the report over what there is")
@@ -105,6 +110,7 @@ class Follower(LogHandlerBase):
         self.kinds: dict[str, Kind] = {}
         self.done = self.total = 0
         self.ending = False  # as somebody asked for, by Ctrl-C
+        self.failed = False  # a job has
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -132,12 +138,15 @@ class Follower(LogHandlerBase):
                     self._tell_preparation(job)
         elif event == LogEvent.JOB_ERROR:
             if (job := self._end(record.jobid)) and not self.ending:
+                self.failed = True
                 self._tell_failure(job)
         elif event == LogEvent.PROGRESS:
             self.done, self.total = record.done, record.total
         elif str(record.msg).startswith("Terminating processes on user request"):
             self.ending = True
             self.interrupted()
+        elif any(words in str(record.msg) for words in OVER):
+            self.over()
         elif self._worth_saying(record, event):
             self.remark(record)
 
@@ -153,7 +162,9 @@ class Follower(LogHandlerBase):
         remark = str(record.msg)
         if record.levelno >= logging.WARNING:
             return not self.ending and "CalledProcessError in file" not in remark
-        return event is None and (remark.startswith("Complete log") or not (self.total or remark.startswith(USUAL)))
+        if remark.startswith("Complete log"):
+            return self.failed
+        return event is None and not (self.total or remark.startswith(USUAL))
 
     def _end(self, number: int) -> Job | None:
         job = self.jobs.pop(number, None)
