@@ -65,10 +65,35 @@ def test_both_languages_show_the_same_code_and_link_to_the_same_pages(page):
     chinese = page.with_suffix(".zh.md")
     assert FENCE.findall(chinese.read_text(encoding="utf-8")) == FENCE.findall(page.read_text(encoding="utf-8"))
     links = [
-        {link.split("#")[0].replace(".zh.svg", ".svg") for link in re.findall(r"\]\(([^)\s]+)\)", text)}
+        {re.sub(r"\.zh\.(svg|md)$", r".\1", link.split("#")[0]) for link in re.findall(r"\]\(([^)\s]+)\)", text)}
         for text in (page.read_text(encoding="utf-8"), chinese.read_text(encoding="utf-8"))
     ]
     assert links[0] == links[1]
+
+
+LINKED = [*PAGES, *(page.with_suffix(".zh.md") for page in PAGES), PROJECT / "README.md", PROJECT / "README.zh-CN.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_to_pages_of_the_same_language_and_to_headings_that_are_there(page):
+    chinese = ".zh" in page.suffixes or "zh-CN" in page.name
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    for name, anchor in links:
+        target = page if not name else (page.parent / name).resolve()
+        assert target.exists(), name
+        if target.suffix == ".md":
+            there = ".zh" in target.suffixes
+            translated = target.with_suffix(".zh.md").is_file() or there
+            assert not translated or there == chinese or target == page, f"{name} is in the other language"
+            assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
 
 
 @pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: block.name)

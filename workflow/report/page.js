@@ -55,6 +55,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
+// What is folded and belongs on paper is open while it is printed.
+const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
+let opened = [];
+addEventListener("beforeprint", () => { opened = [...folded()]; for (const each of opened) each.open = true; });
+addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
+
 const filter = document.getElementById("filter"); // only the report has one
 if (filter) document.querySelector(".controls").hidden = false;
 // What a row says in the language that is shown.

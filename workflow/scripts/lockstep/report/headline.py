@@ -155,6 +155,16 @@ def warning(summary: Summary) -> Text | None:
     return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
 
 
+def name(summary: Summary) -> str:
+    """The row to use; empty where none is named."""
+    done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
+    return recommended(done)["row"] if done and not too_short(done) else ""
+
+
+def count_warnings(summary: Summary) -> int:
+    return len(_warnings(summary)) if summary.finished_rows else 0
+
+
 def fastest(done: list[dict]) -> dict:
     """The row with the shortest median time of those that may be ranked; where none may, of the closed division's.
 

@@ -13,7 +13,7 @@ from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, paper, pictures, rendering, studies, take_home
+from lockstep.report import charts, headline, paper, pictures, rendering, studies, take_home
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, same, say
@@ -55,6 +55,11 @@ class Cell:
     @property
     def deciding(self) -> bool:
         return self.column.shown == columns.AT_ONCE
+
+    @property
+    def first(self) -> bool:
+        """Whether a phone shows it."""
+        return self.key in ("row", "proof", "train_seconds", "speedup", "status")
 
 
 def test_line(names: tuple[str, ...], test: dict) -> Text:
@@ -174,11 +179,27 @@ def _snapshots(run: dict) -> Text:
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """The settings as they were read back in which rows differ: name -> one value a row."""
+    """The settings as they were read back of which rows have several values: name -> one value a row."""
+    values = _by_setting(tested)
+    return {name: of_rows for name, of_rows in values.items() if len({*of_rows} - {NO_SETTING}) > 1}
+
+
+def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
+    """The settings that some rows have and others have not, alike in all that have them: row -> each with its value."""
+    own = {
+        name: of_rows for name, of_rows in _by_setting(tested).items() if NO_SETTING in of_rows and len({*of_rows}) == 2
+    }
+    told = {
+        row: [f"{name} {of_rows[at]}" for name, of_rows in own.items() if of_rows[at] != NO_SETTING]
+        for at, (row, _) in enumerate(tested)
+    }
+    return {row: lines for row, lines in told.items() if lines}
+
+
+def _by_setting(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
     by_row = [_flat(run["settings"]) for _, run in tested]
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
-    values = {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
-    return {name: of_rows for name, of_rows in values.items() if len(set(of_rows)) > 1}
+    return {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
 
 
 NO_SETTING = "–"
@@ -229,11 +250,14 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     context = vars(summary) | {
         "rows": rows,
         "headline": first,
+        "box": headline.box(summary),
+        "recommended": headline.name(summary),
+        "cautions": headline.count_warnings(summary),
         "figures": headline.figures(summary),
         "mind": headline.warning(summary),
         "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),
-        "pictures": drawn,
+        "pictures": [each for each in drawn if each.name != "ranks" or not charts.ranks_are_usual(summary)],
         "caption": caption,
         "made": _made(summary),
         "predictions": texts,
@@ -243,6 +267,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "test_line": partial(test_line, registry.task_literals(summary.config["task"])["QUALITY"]),
         "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),
         "settings": settings(tested),
+        "own_settings": own_settings(tested),
         "settings_rows": [name for name, _ in tested],
         "reproduced": _reproduced(everything),
         "studies": studies.sections(everything),
