@@ -103,7 +103,7 @@ def test_everything_is_there_and_nothing_overflows(visit, report, width):
         letters = picture.locator("text").evaluate_all(
             "texts => texts.map((text) => text.getBoundingClientRect().height)"
         )
-        assert min(letters) > 9, "it can be read"
+        assert min(letters) >= 9, "it can be read"
         assert page.locator(f"#{name}-title").inner_text()
     assert overflowing(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -126,8 +126,10 @@ def test_the_verdict_and_five_rows_are_on_the_first_screen(visit, report):
 
 def test_a_phone_has_row_time_speed_up_and_verdict_without_scrolling(visit, report):
     page = visit(report, 390)
-    heads = [re.split(r"\s*[?↕]", text)[0].strip() for text in page.locator("#rows thead th:visible").all_inner_texts()]
-    assert [head.replace("\n", " ") for head in heads] == ["row", "same model?", "train s", "speed-up", "status"]
+    heads = page.locator("#rows thead th:visible").all_inner_texts()
+    assert [" ".join(head.split()) for head in heads] == ["row", "same model?", "train s", "speed-up", "status"]
+    box = page.locator(".columns .scroll")
+    assert box.evaluate("element => element.scrollWidth <= element.clientWidth")
     assert page.evaluate("document.documentElement.scrollHeight") < 14_000
 
 
@@ -333,6 +335,7 @@ def test_printing_takes_some_pages_and_folds_nothing_that_is_referred_to(visit, 
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen")
     assert not page.get_by_text("Caution:").is_visible()
+    page.emulate_media(media="print")
     printed = page.pdf(prefer_css_page_size=True)
     assert 2 <= len(re.findall(rb"/Type\s*/Page[^s]", printed)) <= 6
 
