@@ -25,7 +25,10 @@ from tests.conftest import PROJECT, Workplace
 from tests.test_engines import answers
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
-GUIDE = [PROJECT / "docs" / "guide" / f"{page}.md" for page in ("running", "own", "results", "containers", "elsewhere")]
+GUIDE = [
+    PROJECT / "docs" / "guide" / f"{page}.md"
+    for page in ("running", "own", "results", "containers", "elsewhere", "recipes")
+]
 PAGES = [(ENGLISH, CHINESE), *((page, page.with_suffix(".zh.md")) for page in GUIDE)]
 PROGRAMS = ("make", "snakemake", "python", "lockstep", "docker", "source", "export")
 
@@ -93,6 +96,7 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("config/config.yaml").write_text(yaml.safe_dump(asked, allow_unicode=True), encoding="utf-8")
     place.path("mine.yaml").write_text("train: {epochs: 1}\n", encoding="utf-8")
     place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
+    shutil.copy(PROJECT / "docs" / "guide" / "snippets" / "my_text_model.py", place.folder)
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     shutil.copytree(place.path("results"), place.path("other"))
@@ -120,8 +124,8 @@ def run(place: Workplace, words: list[str]) -> None:
             check(finished)
     elif program == "python" and "check.py" in rest[0]:
         check(place.run(*words), 0, 1)  # 1: there are breaches, of which one run a row is one
-    elif program == "python" and "compare.py" in rest[0]:
-        finished = place.run(*words)
+    elif "compare.py" in rest[0] or words[:2] == ["lockstep", "compare"]:
+        finished = place.script("command", *rest) if program == "lockstep" else place.run(*words)
         check(finished, 0, 2)
         assert finished.returncode == 0 or "breaks the rules of a fair run" in finished.stderr  # a row that failed
     elif program in ("snakemake", "python"):

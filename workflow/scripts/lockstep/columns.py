@@ -246,6 +246,19 @@ COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
 BY_KEY = {column.key: column for column in COLUMNS}
 # As files have them: what was asked for comes first.
 KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
+# Columns of files alone that are numbers, and no measurements.
+COUNTS = (
+    "world_size",
+    "nodes",
+    "global_batch",
+    "steps",
+    "processes",
+    "threads",
+    "repetition",
+    "block",
+    "seed",
+    "wall_seconds",
+)
 MEASURED = [column for column in COLUMNS if column.measure]
 
 
