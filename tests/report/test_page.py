@@ -11,6 +11,7 @@ import pytest
 
 from lockstep import files, stats
 from lockstep.config import reading
+from lockstep.paths import PROJECT
 from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
 from tests.report.test_comparison_page import folder
@@ -248,6 +249,16 @@ def test_texts_of_the_data_stay_texts(visit, report):
     page = visit(report)
     assert page.title() == "Lockstep report"
     assert page.locator("td", has_text="stolen").count() == 1
+
+
+def test_a_whole_script_is_copied_by_a_button(visit, report):
+    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#take-home").click()
+    taken = page.locator(".taken", has=page.get_by_text("ddp", exact=True)).first
+    taken.locator("summary").click()
+    taken.get_by_role("button", name="Copy").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == (PROJECT / "docs" / "scripts" / "ddp.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -55,6 +55,14 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
+for (const button of document.querySelectorAll("button.copy")) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.closest("p").nextElementSibling.textContent);
+    button.classList.add("done"); // a mark behind its word
+  });
+}
+
 // What is folded and belongs on paper is open while it is printed.
 const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
 let opened = [];

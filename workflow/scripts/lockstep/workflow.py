@@ -332,7 +332,8 @@ def data_files(checked: Config) -> list[str]:
 def templates() -> list[str]:
     """What the report is written with: editing one makes it again."""
     own = (file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
-    return _of_project([*own, *(file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())])
+    of_studies = (file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())
+    return _of_project([*own, *of_studies, *registry.own_scripts().values()])
 
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
