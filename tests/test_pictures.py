@@ -16,7 +16,7 @@ from tests.conftest import PROJECT
 REPORT, WORDS, TERMINAL = (PROJECT / "docs" / name for name in ("report.png", "report.txt", "terminal.md"))
 # What frameworks, Snakemake and the data say in between, and units.
 OTHERS = {"s", "ms", "MiB", "cpu", "gpu", "CPU", "GPU", "x", "n", "e", "min", "AMD", "EPYC", "Intel", "Xeon", "R"}
-OTHERS |= {"fp16", "fp32", "bf16", "exploding", "all_threads", "log", "nan", "rank"}
+OTHERS |= {"fp16", "fp32", "bf16", "rank", "exploding", "all_threads", "RunFailed", "Processor", "scratch", "text"}
 UNTIL = 3  # letters: shorter words are left to chance
 
 
@@ -30,6 +30,14 @@ def fragments() -> tuple[str, ...]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
                 said.update(line for line in node.value.splitlines())
+    # In what is printed a single word counts, too: between figures it may be all that is said.
+    for file in [*SCRIPTS.glob("*.py"), *(SCRIPTS / "lockstep" / "view").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                templates.update(part.value.strip(" .,;:()") for part in node.values if isinstance(part, ast.Constant))
+    for rule in (PROJECT / "workflow" / "rules").glob("*.smk"):
+        for text in re.findall(r'"([^"\n]*)"', rule.read_text(encoding="utf-8")):
+            templates.update(piece.strip(" .,;:()") for piece in re.split(r"\{[^}]*\}", text))
     several = {piece for line in said if " " in (piece := line.strip(" .,;:()"))}
     return tuple(sorted((several | templates | {*live.COLUMNS}) - {""}, key=len, reverse=True))
 

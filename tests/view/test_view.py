@@ -378,8 +378,8 @@ def test_a_target_that_there_is_not_is_answered_with_the_rows_in_whole_words(col
     """And Snakemake's remark on its profile, printed before anybody is asked, is erased again."""
     command = [str(Path(sys.executable).with_name("snakemake")), "ddpp"]
     code, shown = in_terminal(command, PROJECT, dict(os.environ), columns)
-    before, _, rest = shown.partition("\x1b[J")
-    assert before.splitlines() == [choice.READS, f"\x1b[{math.ceil(len(choice.READS) / columns)}A"]
+    before, _, rest = shown.partition(choice.UP_AND_ERASE * math.ceil(len(choice.READS) / columns))
+    assert before.splitlines() == [choice.READS]
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", rest).splitlines()
     said = " ".join(lines)
     assert code == 1, shown

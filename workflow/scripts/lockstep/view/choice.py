@@ -13,6 +13,7 @@ from lockstep.run.progress import VIEW
 NAME = "lockstep"
 ASKED = "LOCKSTEP_VIEW"
 VIEWS = ("live", "plain", "snakemake")
+UP_AND_ERASE = "\x1b[A\x1b[2K"  # one line
 # What Snakemake (9.27) prints just before it asks: which file it reads by itself.
 READS = "Using workflow specific profile profiles/default for setting default command line arguments."
 # Snakemake's own ways to tell, and the letters that stand for them; --mode is of a job that another Snakemake started.
@@ -53,4 +54,4 @@ def _erase(line: str) -> None:
     """Take back the last line of the terminal, in which `line` stands; a narrow one has folded it."""
     with contextlib.suppress(OSError):
         lines = math.ceil(len(line) / os.get_terminal_size(2).columns)
-        print(f"\x1b[{lines}A\x1b[J", end="", file=sys.stderr, flush=True)  # up so many lines, erase from there
+        print(UP_AND_ERASE * lines, end="", file=sys.stderr, flush=True)
