@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config import launchers, reading, registry, schema
 from lockstep.config.differences import difference, inherited, without_folders
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 
 PAGE = Path(__file__).with_suffix(".md")
 INTRODUCTION = """# The strategies

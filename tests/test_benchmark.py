@@ -414,7 +414,7 @@ def test_ranks_open_their_windows_together(benchmark):
 def test_again_says_where_there_is_nothing(benchmark, tmp_path):
     said = benchmark.script("again", "--results", str(tmp_path))
     assert (said.returncode, said.stderr.count("error: ")) == (2, 1)
-    assert "no run has a record here" in said.stderr
+    assert "holds no run with a record" in said.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def fresh(tmp_path_factory) -> Workplace:
         (["-n", "--config", "hardware={backend: mpi}"], "hardware.backend: 'mpi' is not one of auto, gloo, nccl"),
         (["-n", "--config", "train={learning_rate: nan}"], "train.learning_rate: nan is not a finite number"),
         (["-n", "--config", "model={heads: 3, hidden_size: 65}"], "model.heads: 3 heads can't share"),
-        (["-n", "--directory", "tests"], "tests, where Lockstep's files are not. Start it in their folder: cd /"),
+        (["-n", "--directory", "tests"], "tests, which is not Lockstep's folder. Start it there: cd /"),
         (["--use-singularity"], "or run without containers"),
     ],
 )

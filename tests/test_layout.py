@@ -298,7 +298,9 @@ def test_a_trial_has_whole_replicas(rows, copies, processes, trial):
 
 def test_what_is_no_whole_replica_is_refused(rows):
     _, row = rows(copies=3)
-    with pytest.raises(BadInput, match=r"copies: 3: 3 ranks hold one replica of the model together, and there are 4\."):
+    with pytest.raises(
+        BadInput, match=r"copies: 3: 3 ranks hold one replica of the model together, but there are 4 ranks\."
+    ):
         row.refuse()
 
 

@@ -60,7 +60,7 @@ def test_the_other_workflow_says_what_is_made_where_nothing_is_named(tmp_path):
 def test_a_prefix_is_refused(tmp_path):
     finished = workflow(tmp_path, more='    prefix: "elsewhere"\n').snakemake("-n")
     assert finished.returncode == 2
-    assert "error: module: Lockstep takes no prefix" in finished.stderr
+    assert "error: module: Lockstep accepts no prefix" in finished.stderr
 
 
 def test_a_configuration_without_rows_is_refused(tmp_path):

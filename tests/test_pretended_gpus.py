@@ -233,7 +233,7 @@ class Strategy(ddp.Strategy):
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     if hardware.built_for_gpus():
-        pytest.skip("PyTorch is built for real GPUs here, and only its CPU build takes pretended ones")
+        pytest.skip("PyTorch is built for real GPUs here, but only its CPU build takes pretended ones")
     return pretended.libraries(tmp_path_factory.mktemp("libraries"))
 
 
@@ -748,7 +748,7 @@ def test_make_bench_takes_the_benchmark_for_gpus(two):
     make = ("make", "--assume-old=setup", "bench", f"BIN={Path(sys.executable).parent}", "CORES=1")
     plain = two.place.run(*make, "ARGS=-n", **two.variables)
     assert plain.returncode == 0, plain.stderr
-    assert "so config/gpu.yaml is taken" in plain.stdout + plain.stderr
+    assert "so config/gpu.yaml is used" in plain.stdout + plain.stderr
     assert "plan bucketed-b256-e12-s42" in plain.stdout + plain.stderr
     named = two.place.run(*make, "ARGS=-n --configfile small.yaml", **two.variables)
     assert named.returncode == 0, named.stderr

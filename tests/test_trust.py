@@ -55,7 +55,7 @@ def test_the_default_configuration_can_not_either(tmp_path):
     [
         (["--configfiles=program.yaml"], "program.yaml: __use_yte__ would run Python"),
         (["-n", "--config", "a=1", "--configfile", "fine.yaml", "program.yaml"], "program.yaml: __use_yte__ would run"),
-        (["--config", "data.limit=600"], "takes no dots in a key. Write: --config 'data={limit: 600}'"),
+        (["--config", "data.limit=600"], "accepts no dots in a key. Write: --config 'data={limit: 600}'"),
         (["-C", "data.splits.train=.9", "-n"], "Write: --config 'data={splits: {train: .9}}'"),
         (["--configfile", "missing.yaml"], "missing.yaml: No such file or directory. Name an existing"),
         (["--configfile", "broken.yaml"], "broken.yaml: not valid YAML: "),
@@ -162,4 +162,4 @@ def test_a_target_after_a_configuration_file_is_told_of(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         trust.check_command(["--cores", "all", "--configfile", "config/gpu.yaml", "ddp"])
     said = capsys.readouterr().err
-    assert "there is no file ddp. A target comes before: ddp --configfile config/gpu.yaml" in said
+    assert "there is no file ddp. Put targets first: ddp --configfile config/gpu.yaml" in said

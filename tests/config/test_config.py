@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_so_may_whole_numbers_of_a_list(numbers):
 def test_every_rung_of_the_ladder_can_be_climbed():
     checked = reading.read([DEFAULT, LADDER], ["hardware.device=cpu", "hardware.processes=2"])
     assert [name for name, row in checked.rows.items() if row.division == "closed"] == ["single"]
-    assert (checked.repeats, checked.vary_seed) == (5, True)  # the least that quality is judged by
+    assert (checked.repeats, checked.vary_seed) == (5, True)  # the smallest number of runs by which quality is judged
     for row in checked.rows.values():
         row.refuse()
 
@@ -88,11 +89,11 @@ def test_a_static_graph_and_accumulation_are_refused(strategy, says):
 )
 def test_a_sample_is_trained_by_every_rank_where_a_strategy_says_so(strategy, options, times):
     assert times_trained(strategy, {"no_sampler": options}, 3) == times
-    assert times_trained("ddp", {"no_sampler": options}, 3) == 1  # an option of that name says nothing elsewhere
+    assert times_trained("ddp", {"no_sampler": options}, 3) == 1  # only for strategies that have this option
 
 
 def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
-    """On a login node without a GPU and with two cores; where it trains there must be as much as was said."""
+    """A login node has two cores and no GPU; the machine that trains must have what the configuration says."""
     monkeypatch.setattr(hardware, "cpu_cores", lambda: 2)
     asked = {"device": "auto", "processes": "auto", "node_cores": 32, "node_gpus": 4}
     checked = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}})
@@ -106,7 +107,7 @@ def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
     monkeypatch.setattr(hardware, "visible_gpus", lambda: 4)
     monkeypatch.setattr(hardware, "refuse_misnamed_gpus", lambda: None)
     monkeypatch.setattr(hardware, "gpu_kinds", lambda numbers: ["A", "B"])
-    with pytest.raises(BadInput, match="GPUs of unlike kinds"):
+    with pytest.raises(BadInput, match="GPUs of different models"):
         hardware.refuse_less(checked.rows["x"].asked, there)
 
 
@@ -182,14 +183,14 @@ def test_strings_from_the_command_line_get_the_right_type():
         ),
         ({"rows": {"x": {"strategy": "ddp", "eval_every": 0}}}, "rows.x: checkpoint: best needs eval_every above 0"),
         ({"rows": {"report": {"strategy": "ddp"}}}, "rows.report: a rule of the workflow has this name"),
-        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' is not a name"),
+        ({"rows": {"../x": {"strategy": "ddp"}}}, "'../x' is not a valid name"),
         ({"data": {"splits": {"train": 0.9}}}, "data.splits: train, dev and test must add up to 1, not 1.1."),
         ({"data": {"url": "http://example.org/a.json"}}, "data.url"),
         ({"data": {"url": "https://example.org/a.json"}}, "data.sha256: data.url needs it"),
         ({"data": {"hub": "someone/something"}}, "data.revision: data.hub needs it"),
         (
             {"model": {"name": "someone/something"}},
-            "model.revision: model.name someone/something is not a local folder",
+            "model.revision: model.name someone/something is neither a local folder",
         ),
         ({"__use_yte__": True}, "__use_yte__: unknown key"),
         ({"data": {"text": -3}}, "data.text: -3 is less than the minimum of 0."),
@@ -231,7 +232,7 @@ def test_a_row_overrides_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: FSDP2 has no gradient scaler"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: sharded gradients have no gradient scaler"),
         ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
         (
             "{strategy: trainer, precision: fp16}",
@@ -258,22 +259,22 @@ def test_contradictions_are_refused_by_name(row, message):
         (
             {"momentum": 0.9},
             {},
-            "train.momentum: 0.9 is for optimizer: sgd, and the optimizer is adamw. Leave",
+            "train.momentum: 0.9 is for optimizer: sgd, but the optimizer is adamw. Leave",
         ),
         ({"optimizer": "sgd", "betas": [0.9, 0.95]}, {}, "train.betas: [0.9, 0.95] is for optimizer: adamw or adam"),
         ({"optimizer": "sgd", "nesterov": True}, {}, "train.nesterov: Nesterov's momentum needs a momentum above 0"),
-        ({}, {"nesterov": True}, "rows.x.nesterov: True is for optimizer: sgd, and the optimizer is adamw"),
-        ({"schedule": "cosine"}, {"gamma": 0.5}, "rows.x.gamma: 0.5 is for schedule: step, and the schedule is cosine"),
-        ({"power": 2}, {}, "train.power: 2 is for schedule: polynomial, and the schedule is linear"),
+        ({}, {"nesterov": True}, "rows.x.nesterov: True is for optimizer: sgd, but the optimizer is adamw"),
+        ({"schedule": "cosine"}, {"gamma": 0.5}, "rows.x.gamma: 0.5 is for schedule: step, but the schedule is cosine"),
+        ({"power": 2}, {}, "train.power: 2 is for schedule: polynomial, but the schedule is linear"),
         (
             {},
             {"schedule": "polynomial", "learning_rate": 1e-8},
-            "rows.x.learning_rate: 1e-08 is no more than the",
+            "rows.x.learning_rate: 1e-08 is not above",
         ),
         ({"best": "f1"}, {}, "train.best: 'f1' is not one of accuracy, macro_f1, perplexity"),
         ({"eval_samples": 0}, {}, "train.eval_samples: 0 is less than the minimum of 1"),
         ({"betas": [0.9]}, {}, "[0.9]"),
-        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd"),
+        ({}, {"optimizer": "adamw8bit"}, "rows.x: optimizer: 'adamw8bit' is not one of adamw, adam, sgd, muon"),
         ({"gamma": 0}, {}, "train.gamma: 0 is less than or equal to the minimum of 0"),
     ],
 )
@@ -368,10 +369,10 @@ def test_every_device_has_that_batch_in_every_micro_batch(device_batch, processe
 @pytest.mark.parametrize(
     ("train", "row", "message"),
     [
-        ({"device_batch": 8}, {}, "train.device_batch: 8, and global_batch is 64: one follows from the other. Set"),
-        ({}, {"device_batch": 8, "global_batch": 16}, "rows.x.device_batch: 8, and global_batch is 16: one follows"),
-        ({"global_batch": None}, {}, "train.global_batch: it is null, and device_batch too. Set one of them."),
-        ({}, {"global_batch": None}, "rows.x.global_batch: it is null, and device_batch too. Set one of them."),
+        ({"device_batch": 8}, {}, "train.device_batch: 8, but global_batch is also set, to 64: one follows"),
+        ({}, {"device_batch": 8, "global_batch": 16}, "rows.x.device_batch: 8, but global_batch is also set, to 16"),
+        ({"global_batch": None}, {}, "train.global_batch: it is null, and so is device_batch. Set one of them."),
+        ({}, {"global_batch": None}, "rows.x.global_batch: it is null, and so is device_batch. Set one of them."),
         ({}, {"device_batch": 0}, "rows.x: device_batch: 0 is less than the minimum of 1"),
     ],
 )
@@ -406,7 +407,7 @@ def test_a_strategy_takes_over_the_options_of_the_one_it_extends():
     ddp, ddp_amp, fsdp = (set(row.options) for row in checked.rows.values())
     assert ddp_amp == ddp | {"rendezvous"}
     assert checked.rows["ddp_amp"].options["launcher"] == "spawn"
-    assert fsdp == {"launcher", "sync_batchnorm", "reshard_after_forward", "mixed_precision"}
+    assert fsdp == {"launcher", "sync_batchnorm", "reshard_after_forward", "mixed_precision", "replicate"}
 
 
 def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkeypatch):
@@ -492,10 +493,15 @@ def test_where_the_table_trains_updates_its_rows_are_closed():
 
 
 @pytest.mark.parametrize("strategy", registry.names())
-def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strategy):
+def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divide_layers(monkeypatch, strategy):
     row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
+    divided = {"tp": "its layers are divided, and peft's updates", "pp": "its stages are parts of the plain model"}
+    if strategy in divided:
+        with pytest.raises(BadInput, match=f"lora: 8: {divided[strategy]}"):
+            row.refuse()
+        return
     if strategy.startswith("published_"):
-        with pytest.raises(BadInput, match=r"lora: 8: those who published it trained all weights\. Set lora to 0"):
+        with pytest.raises(BadInput, match=r"lora: 8: the published code trained all weights\. Set lora to 0"):
             row.refuse()
         return
     row.refuse()
@@ -508,7 +514,7 @@ def test_every_strategy_has_lora_but_those_of_others_scripts(monkeypatch, strate
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"lora_alpha": 8}, "rows.x.lora_alpha: 8 is for LoRA, and lora is 0. Leave lora_alpha out, or set lora."),
+        ({"lora_alpha": 8}, "rows.x.lora_alpha: 8 is for LoRA, but lora is 0. Leave lora_alpha out, or set lora."),
         ({"lora": -1}, "lora: -1 is less than the minimum of 0."),
         ({"lora": 4, "lora_targets": []}, "lora_targets: [] should be non-empty"),
         (
@@ -533,8 +539,14 @@ def test_a_trial_has_several_ranks_and_no_more_micro_batches_than_texts(asked, p
 
 def test_a_trial_has_a_sample_in_every_micro_batch():
     checked = reading.parse(CPU | {"rows": {"x": {"strategy": "ddp", "accumulation": 30}}})
-    checked.rows["x"].refuse()
-    checked.trial(checked.rows["x"]).refuse()
+    row = checked.rows["x"]
+    row.refuse()
+    trial = checked.trial(row)
+    trial.refuse()
+    assert trial.train.accumulation == trial.train.global_batch // trial.replicas == 15
+    as_in_the_row = replace(trial, train=replace(trial.train, accumulation=row.train.accumulation))
+    with pytest.raises(BadInput, match=r"31 samples can't be shared by 2 devices in 30 micro-batches each"):
+        as_in_the_row.refuse()
 
 
 def deciding(row: dict, **sections) -> dict:
@@ -542,7 +554,7 @@ def deciding(row: dict, **sections) -> dict:
 
 
 def test_what_decides_no_result_is_no_setting_that_does():
-    """A change of these trains nothing again, and makes no result stale."""
+    """A change of these keys neither trains anything again nor makes a result stale."""
     assert deciding({}) == deciding({"timeout": 5.0, "port": 29600})
     assert deciding({"clip": 2.0}) == deciding({}, train={"clip": 2.0})  # in the closed or the open division
     for different in ({"clip": 2.0}, {"bucket_mb": 50}, {"launcher": "launch"}, {"precision": "bf16"}):
@@ -664,15 +676,15 @@ def test_a_deepspeed_file_that_contradicts_its_row_is_refused(tmp_path, said, re
     [
         (
             {"learning_rate": 5e-5},
-            "arguments.learning_rate: 5e-05, and the row's is 0.0015. Leave it out, or set it to",
+            "arguments.learning_rate: 5e-05, but the row's is 0.0015. Leave it out, or set it to",
         ),
         (
             {"per_device_train_batch_size": 8},
-            "arguments.per_device_train_batch_size: 8, and each of the row's micro-batches has 32 samples",
+            "arguments.per_device_train_batch_size: 8, but each of the row's micro-batches has 32 samples",
         ),
-        ({"bf16": True}, "arguments.bf16: True, and the row trains in fp32"),
-        ({"lr_scheduler_type": "cosine"}, "arguments.lr_scheduler_type: 'cosine', and the row's schedule is linear"),
-        ({"group_by_length": True}, "arguments.group_by_length: has no effect on a row, or none that a row may have"),
+        ({"bf16": True}, "arguments.bf16: True, but the row trains in fp32"),
+        ({"lr_scheduler_type": "cosine"}, "arguments.lr_scheduler_type: 'cosine', but the row's schedule is linear"),
+        ({"group_by_length": True}, "arguments.group_by_length: has no effect on a row, or one that is not allowed"),
         ({"learning_rat": 5e-5}, "arguments.learning_rat: has no effect on a row"),
         ({"deepspeed": "ds.json"}, "arguments.deepspeed: has no effect on a row"),
     ],
@@ -770,7 +782,7 @@ def test_a_row_may_have_all_cores_in_one_process(monkeypatch):
     assert not checked.rows["every"].unavailable
     monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 2)
     on_gpus = reading.parse({"rows": rows}).rows
-    assert on_gpus["every"].unavailable == "threads: all gives a row all cores of a CPU, and here GPUs train"
+    assert on_gpus["every"].unavailable == "threads: all gives a row all cores of a CPU, but here GPUs train"
     assert not on_gpus["single"].unavailable
 
 
@@ -804,8 +816,8 @@ def test_labels_may_be_numbers(labels):
         ("__use_yte__: true", "c.yaml: __use_yte__ would run Python from this file. Remove that line."),
         ("[" * 10_000, "c.yaml: not valid YAML"),
         (f"repeats: {'9' * 5000}", "c.yaml: not valid YAML: Exceeds the limit"),
-        ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: data is there twice"),
-        ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: strategy is there twice"),
+        ("data: {limit: 8}\nrepeats: 2\ndata: {limit: 9}", "c.yaml: not valid YAML: the key data occurs twice"),
+        ("rows: {single: {strategy: single, strategy: ddp}}", "c.yaml: not valid YAML: the key strategy occurs twice"),
         ("rows: {1: {strategy: single}}", "c.yaml: rows.1: YAML does not read this name as text. Put it in quotes."),
         ("rows: {2026-01-01: {strategy: single}}", "rows.2026-01-01: YAML does not read this name as text."),
     ],
@@ -848,7 +860,7 @@ def test_where_gpus_are_their_configuration_is_taken(monkeypatch, capsys, device
     monkeypatch.delenv(reading.DECIDED, raising=False)
     monkeypatch.setattr(reading, "visible_gpus", lambda: gpus)
     assert reading.for_gpus(device) == ["config/gpu.yaml"] * taken
-    assert ("so config/gpu.yaml is taken" in capsys.readouterr().err) == taken
+    assert ("so config/gpu.yaml is used" in capsys.readouterr().err) == taken
     monkeypatch.setenv(reading.DECIDED, "no" if taken else "yes")  # as on the machine that sent this job
     assert reading.for_gpus(device) == ["config/gpu.yaml"] * (not taken)
 
@@ -856,10 +868,10 @@ def test_where_gpus_are_their_configuration_is_taken(monkeypatch, capsys, device
 @pytest.mark.parametrize(
     ("visible", "asked", "message"),
     [
-        (None, {"gpus": [3, 7]}, r"hardware\.gpus: \[7\] can't be used here, where the GPUs are 0, 1, 2, 3"),
-        ("2,3", {"gpus": [1]}, r"\[1\] can't be used here, where the GPUs are 2, 3"),
+        (None, {"gpus": [3, 7]}, r"hardware\.gpus: \[7\] can't be used here; the GPUs here are 0, 1, 2, 3"),
+        ("2,3", {"gpus": [1]}, r"\[1\] can't be used here; the GPUs here are 2, 3"),
         (None, {"gpus": [1, 2], "processes": 3}, r"processes: 3, but there are 2 GPUs here"),
-        (None, {"gpus": [1], "device": "cpu"}, r"gpus: \[1\] are asked for, and this runs on the CPU"),
+        (None, {"gpus": [1], "device": "cpu"}, r"gpus: \[1\] are asked for, but this runs on the CPU"),
         (None, {"gpus": [1, 1]}, r"gpus"),
         (None, {"gpus": []}, r"gpus"),
     ],
@@ -883,7 +895,7 @@ def test_gpus_of_unlike_kinds_train_together_only_where_that_is_asked_for(monkey
     def used(**asked) -> int:
         return reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware.devices
 
-    with pytest.raises(BadInput, match=r"GPUs of unlike kinds would train together \(A100, T4\)"):
+    with pytest.raises(BadInput, match=r"GPUs of different models would train together \(A100, T4\)"):
         used()
     assert used(gpus=[1, 2]) == 2
     assert used(processes=1) == 1

@@ -1,4 +1,4 @@
-"""What goes into a container, which image a row takes, and what is refused before anything is trained."""
+"""What is passed into a container, which image a row uses, and what is refused before anything is trained."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ def config(*overrides: str):
 
 @pytest.fixture
 def apptainer(tmp_path, monkeypatch):
-    """A folder to work in, with a program of that name on PATH: only its being there is asked for."""
+    """A working folder, with a program of that name on PATH, which is looked up and never run."""
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -91,7 +91,7 @@ def test_an_image_that_is_not_the_one_that_was_built_is_refused(apptainer):
 def test_what_is_no_image_is_refused(apptainer):
     make_images(apptainer, *containers.FAMILIES)
     (apptainer / containers.SIF / "torch-cpu.sif").write_text("hello")
-    with pytest.raises(BadInput, match=r"containers\.torch: .* is no \.sif file"):
+    with pytest.raises(BadInput, match=r"containers\.torch: .* is not a \.sif file"):
         containers.check(config())
 
 
@@ -104,9 +104,9 @@ def test_a_damaged_list_of_digests_is_named(apptainer):
 
 def test_a_registry_needs_a_digest(apptainer):
     make_images(apptainer, *containers.FAMILIES)
-    with pytest.raises(BadInput, match="names no digest"):
+    with pytest.raises(BadInput, match="has no digest"):
         containers.check(config("containers.torch=docker://ghcr.io/me/torch:latest"))
-    with pytest.raises(BadInput, match="names no digest"):
+    with pytest.raises(BadInput, match="has no digest"):
         containers.check(config("containers.torch=docker://ghcr.io/me/torch@sha256:abc"))
     containers.check(config(f"containers.torch=docker://ghcr.io/me/torch@sha256:{64 * '0'}"))
 
@@ -142,7 +142,7 @@ def test_a_folder_that_apptainer_cannot_bind_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_workflow_elsewhere_sees_the_project_and_its_images(apptainer, tmp_path, monkeypatch):
-    """As where another workflow takes Lockstep as a module."""
+    """This is the case if another workflow uses Lockstep as a module."""
     make_images(apptainer, *containers.FAMILIES)
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
@@ -174,7 +174,7 @@ def test_an_image_is_known_by_its_own_digest_wherever_it_is(apptainer, monkeypat
 
 
 def test_docker_hands_in_what_apptainer_does():
-    """Proxies, the hub's mirror and a token only where there is a network."""
+    """Proxies, the hub's mirror and a token are passed only to services with a network."""
     speed = {*VARIABLES} - {containers.FOREIGN}
     for service, expected in (("bench", speed), ("fetch", speed | {*containers.PROXIES, *containers.HUB})):
         handed = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"][service]["environment"]
@@ -299,7 +299,7 @@ def test_all_builds_and_versions_are_listed():
     ("seen", "mixed"), [(["H100"], []), (["H100", "H100"], []), (["A100"], ["gpus"]), (["H100", "A100"], ["gpus"])]
 )
 def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
-    """As `single` does: the table is of all GPUs that any row sees."""
+    """`single` is such a row; the table lists all GPUs that any row sees."""
     both = environments({"gpus": seen}, {"gpus": ["H100", "H100"]})
     assert headline.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
     if not mixed:
@@ -334,7 +334,7 @@ def test_each_family_can_be_given_an_image():
 
 @pytest.fixture
 def engines(tmp_path):
-    """A copy of what makes images, with a docker and an apptainer that note what they are asked for, and do nothing."""
+    """A copy of what builds images, with a docker and an apptainer that only record their arguments."""
     shutil.copytree(PROJECT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("wheels", "sif", "locks"))
     shutil.copy(PROJECT / "pyproject.toml", tmp_path)
     programs = tmp_path / "bin"

@@ -1,7 +1,7 @@
-"""Devices are not processes: nn.DataParallel drives all GPUs from one. Held for every strategy, wherever ranks count.
+"""Devices are not processes: nn.DataParallel drives all GPUs from one process. Every strategy is checked.
 
-No two GPUs are needed: `visible_gpus` says so, real launchers start the ranks, and a program stands for each rank that
-trains its share on paper. tests/strategies/test_strategies.py trains with one process over two shares of a CPU.
+No GPUs are needed: `visible_gpus` is replaced, real launchers start the ranks, and each rank is a program that
+only records its share. tests/strategies/test_strategies.py trains with one process over two shares of a CPU.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ DEFAULT = PROJECT / "config" / "config.yaml"
 KEYS = ["train.global_batch=31", "train.max_steps=9", "train.epochs=1", "data.limit=700"]
 KEYS += ["model.hidden_size=32", "model.layers=1"]
 TESTED = {"accuracy": 0.5, "macro_f1": 0.5, "support": 2, "labels": ["a", "b"], "confusion_matrix": [[1, 0], [1, 0]]}
-# Takes the place of lockstep/rank/main.py, which every launcher calls in the end.
+# Replaces lockstep/rank/main.py, which every launcher finally calls.
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -97,14 +97,14 @@ def two_gpus(monkeypatch):
 
 
 def parse(**rows) -> Config:
-    """The configuration that the data are prepared with, with these rows alone."""
+    """The configuration that the data are prepared with, with only these rows."""
     source = reading.read([DEFAULT], [*KEYS, "repeats=1", "retries=0"]).source
     return reading.parse(source | {"rows": rows})
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
-    """Data, and a plan of nine steps of 31."""
+    """Prepared data, and a plan of nine steps of 31 samples."""
     folder, keys = tmp_path_factory.mktemp("prepared"), [part for key in KEYS for part in ("--set", key)]
     for script in ("prepare", "plan"):
         command = [sys.executable, str(SCRIPTS / f"{script}.py"), "--results", str(folder), *keys]
@@ -117,7 +117,7 @@ def results(prepared, tmp_path) -> Path:
     return Path(shutil.copytree(prepared, tmp_path / "results"))
 
 
-# Of each strategy on two GPUs: devices, processes.
+# The devices and processes of each strategy on two GPUs.
 EXPECTED = dict.fromkeys(registry.names(), (2, 2)) | {
     **dict.fromkeys(("single", "published_single"), (1, 1)),
     **dict.fromkeys(("dataparallel", "published_dataparallel", "published_trainer"), (2, 1)),
@@ -176,19 +176,19 @@ def test_several_ranks_on_a_gpu_are_for_who_asks(two_gpus, name):
     assert row.hardware.gpu_count == min(devices, 2)
     assert row.hardware.backend == "gloo"  # NCCL refuses two ranks on one GPU
     if name in ("deepspeed", "published_deepspeed"):
-        assert "take launcher: torchrun" in row.unavailable
+        assert "set launcher: torchrun" in row.unavailable
         row = parse(x={"strategy": name, "processes": 4, "oversubscribe": True, "launcher": "torchrun"}).rows["x"]
     assert "launcher" not in row.unavailable
 
 
 def test_nccl_for_ranks_that_share_a_gpu_is_refused_before_they_start(two_gpus):
     row = parse(x={"strategy": "ddp", "processes": 3, "oversubscribe": True, "backend": "nccl"}).rows["x"]
-    with pytest.raises(BadInput, match="NCCL refuses two ranks on one GPU, and 3 are to share 2"):
+    with pytest.raises(BadInput, match="NCCL refuses two ranks on one GPU, but 3 would share 2"):
         _ = row.hardware
 
 
 def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, monkeypatch):
-    """Efficiency is speed-up per device, and the peak that of all devices, whatever the number of processes."""
+    """Efficiency is speed-up per device, and the peak is that of all devices, with any number of processes."""
     monkeypatch.setattr(paths, "TRAIN", scripts / "train.py")
     monkeypatch.setattr(node, "SCRIPTS", scripts)
     monkeypatch.setattr(columns.metrics, "device_peak", lambda name, kind: 1e12)
@@ -225,7 +225,7 @@ def test_a_batch_must_have_a_sample_for_every_device(two_gpus):
         refusals.refuse_to_start(row)
 
 
-# What a process finds on another machine, before the script that it names is run.
+# Makes a process see another machine, before it runs the named script.
 ELSEWHERE = """
 import runpy, sys
 from pathlib import Path
@@ -252,7 +252,7 @@ hardware.KFD = Path("/nowhere")
 
 
 def elsewhere(changes: str, results: Path, *keys: str) -> subprocess.CompletedProcess:
-    """`launch.py --row x`, a row of `single`, on a machine where `changes` were made."""
+    """Run `launch.py --row x`, a row of `single`, on a machine with these `changes`."""
     config = results / "x.yaml"
     config.write_text("rows: {x: {strategy: single}}")
     settings = [part for key in (*KEYS, *keys) for part in ("--set", key)]
@@ -267,7 +267,7 @@ def elsewhere(changes: str, results: Path, *keys: str) -> subprocess.CompletedPr
     ("changes", "key", "said"),
     [
         (APPLE, "hardware.device=mps", "hardware.device: 'mps' is not one of auto, cpu, cuda."),
-        (APPLE, "hardware.device=mps", "Apple's (mps) are not measured."),
+        (APPLE, "hardware.device=mps", "Apple's GPUs (mps) are not supported."),
         (A_MAC, "hardware.device=auto", "error: Lockstep runs on Linux, and this is darwin."),
         (NO_NVML, "hardware.device=cuda", "device: cuda is asked for, but no GPU can be used here"),
     ],
@@ -307,13 +307,13 @@ def test_gpus_that_are_named_by_their_uuid_are_known_by_their_number(monkeypatch
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ("7", "'7' is no GPU here, where the GPUs are 0, 1, 2"),
-        ("0,3", "'3' is no GPU here"),  # CUDA would leave GPU 0
-        ("0,-1,1", "'-1' is no GPU here"),
-        ("0,", "'' is no GPU here"),
-        ("GPU-else", "'GPU-else' is no GPU here"),
-        ("GPU-", "'GPU-' is no GPU here"),  # it could be any
-        ("0,1,0", "'0' is named twice"),  # CUDA would leave none
+        ("7", "'7' is not a GPU of this machine, which has 0, 1, 2"),
+        ("0,3", "'3' is not a GPU of this machine"),  # CUDA would silently use GPU 0 only
+        ("0,-1,1", "'-1' is not a GPU of this machine"),
+        ("0,", "'' is not a GPU of this machine"),
+        ("GPU-else", "'GPU-else' is not a GPU of this machine"),
+        ("GPU-", "'GPU-' is not a GPU of this machine"),  # ambiguous
+        ("0,1,0", "'0' is named twice"),  # CUDA would silently use none
         ("GPU-aaaa,GPU-aaaa-1", "'GPU-aaaa-1' is named twice"),
     ],
 )
@@ -334,7 +334,7 @@ def test_of_parts_of_gpus_a_process_has_one_and_deepspeed_s_launcher_can_t_choos
     own, torchrun = {"strategy": "deepspeed"}, {"strategy": "deepspeed", "launcher": "torchrun"}
     rows = parse(own=own, torchrun=torchrun).rows
     assert [row.hardware.devices for row in rows.values()] == [1, 1]
-    assert rows["own"].unavailable == "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+    assert rows["own"].unavailable == "DeepSpeed's launcher can't choose a part of a GPU (MIG); set launcher: torchrun"
     assert rows["torchrun"].unavailable == ""
 
 
@@ -392,7 +392,7 @@ def test_an_environment_without_gpus_leaves_the_cpu(monkeypatch):
 
 
 def named_by_environment(monkeypatch, chosen: str) -> None:
-    """A machine of three GPUs, and what CUDA_VISIBLE_DEVICES says."""
+    """A machine with three GPUs and this value of CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(hardware, "built_for_gpus", lambda: True)
     answers = {
         "nvmlDeviceGetCount": lambda: 3,

@@ -1,4 +1,4 @@
-"""A key of the configuration is declared once: what it decides, and who leaves it out, follow from its field."""
+"""A key of the configuration is declared once; the schema, and the comparisons that ignore it, are derived from it."""
 
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ def test_a_value_that_no_key_takes_is_refused_with_what_it_means():
         reading.parse({"train": {"schedule": "linaer"}})
 
 
-# Whoever adds a key that stands in none of these says so here, too: what decides a model is not forgotten by mistake.
+# A new key must be added here, so that nobody forgets to say what it decides.
 def test_what_each_key_decides():
     nothing = {"device_batch", "checkpoint_every", "keep", "log_every", "log_to", "pictures_every"}
     speed = {"accumulation", "precision", "attention", "eval_every", "eval_samples", "checkpoint", "best"}

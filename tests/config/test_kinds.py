@@ -1,4 +1,4 @@
-"""What each kind of run carries: dropout, what its ledger may hold, and how its steps are timed."""
+"""The properties of each kind of run: its dropout, the ledgers that it accepts, and how its steps are timed."""
 
 import json
 from dataclasses import asdict, replace

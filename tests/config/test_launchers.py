@@ -1,4 +1,4 @@
-"""What each launcher needs and refuses, as its class says it."""
+"""What each launcher requires and refuses."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def test_ranks_by_hand_are_on_one_machine_and_trials_of_such_a_row_start_by_them
     by_hand.refuse()
     assert by_hand.launcher.by_hand
     assert not by_hand.unattended.launcher.by_hand
-    with pytest.raises(BadInput, match=r"rows\.x\.launcher: hand: .* hardware\.nodes is 2\. Take another launcher"):
+    with pytest.raises(BadInput, match=r"rows\.x\.launcher: hand: .* hardware\.nodes is 2\. Choose another launcher"):
         row(strategy="ddp", launcher="hand", nodes=2).refuse()
     row(strategy="ddp", nodes=2).refuse()
 

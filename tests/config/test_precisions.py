@@ -1,4 +1,4 @@
-"""A precision is one entry, and one that has none is refused wherever it is asked for."""
+"""A precision is one entry, and an unknown precision is refused everywhere."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_autocast_is_that_of_the_precision_and_an_unknown_one_is_never_full_prec
     computed = {name: computed_in(name) for name in ("fp32", "bf16", "fp16")}
     assert computed == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     for ask in (computed_in, metrics.measure_cpu_peak, precisions.of):
-        with pytest.raises(BadInput, match=r"precision: 'fp8' is none\. Take one of fp64, fp32, bf16, fp16\."):
+        with pytest.raises(BadInput, match=r"precision: 'fp8' is unknown\. Choose one of fp64, fp32, bf16, fp16\."):
             ask("fp8")
 
 

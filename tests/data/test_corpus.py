@@ -1,4 +1,4 @@
-"""The embedded corpus is neither trivial nor noise, and looks like micro-blogs in its lengths."""
+"""The embedded corpus is neither trivial nor noise, and its texts are as long as those of micro-blogs."""
 
 from collections import Counter
 

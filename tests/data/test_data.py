@@ -1,4 +1,4 @@
-"""Splits: no text in two of them, every label in each, what was removed is counted. Tokens: batches."""
+"""Splits: no text is in two, each has every label, removed texts are counted. Tokens: batches."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_labels_are_taken_from_the_data_where_none_are_given(tmp_path):
 
 
 def test_the_embedded_corpus_has_its_own_labels_in_their_order(tmp_path):
-    """They are no default of other data."""
+    """They are not a default for other data."""
     data = reading.parse({"data": {"limit": 300}}).data
     assert data.labels is None
     _, summary = prepare.split(data, tmp_path, tmp_path)
@@ -84,7 +84,7 @@ def test_texts_that_differ_in_blanks_alone_are_one(tmp_path):
 
 
 def test_where_names_are_numbers_numbers_are_names(tmp_path):
-    """Not positions: 0 would be taken for the first name, and mixed with its texts."""
+    """They are not taken for positions: 0 would be the first name, and mixed with its texts."""
     rows = [[f"文{number}", number % 3] for number in range(60)]
     with pytest.raises(BadInput, match=r"row 1: label '0' is not one of 1, 2\. Fix the row"):
         split(tmp_path, rows, labels=["1", "2"])
@@ -113,7 +113,7 @@ def test_duplicates_under_another_label_are_counted(tmp_path):
         ([["文", -1]], "rows.json, row 1: label '-1' is not one of"),
         ([["文", True]], "rows.json, row 1: label 'True' is not one of"),
         ([[f"文{n}", int(n == 0)] for n in range(50)], "too few texts with the label b"),
-        ([[f"文{n}", n % 2] for n in range(8)], "8 texts (a: 4, b: 4) can't be split as data.splits says"),
+        ([[f"文{n}", n % 2] for n in range(8)], "8 texts (a: 4, b: 4) can't be divided by data.splits"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(tmp_path, rows, message):
@@ -192,7 +192,7 @@ def test_the_hash_is_that_of_the_content(stored, tmp_path):
 
 
 def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
-    """Texts are stored in parts, whose tokens lie here and there in the file; cut anywhere, they are the same."""
+    """Texts are stored in parts, with their tokens anywhere in the file; the size of parts does not matter."""
     texts = [f"文{'字' * (number % 7)}{number}" for number in range(40)]
     tokenizer = encoders.make_tokenizer(scratch(), texts, 12)
     splits = {
@@ -211,7 +211,7 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_texts(tmp_path, monkeypatch):
-    """A hundred megabytes of texts go through a few."""
+    """A hundred megabytes of texts need a few megabytes of memory."""
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
     length, counts, peaks = 2000, (1500, 20000), []
     for count in counts:

@@ -1,6 +1,6 @@
-"""What is fetched from the hub: the pinned revision, whole, with the hash that the hub names, or one clear message.
+"""Fetching from the hub gives the pinned revision, complete and with the hub's hash, or one clear message.
 
-The hub's own libraries ask a small hub on the loopback interface, in processes of their own, as they read their
+The hub's libraries request files of a small hub on the loopback interface, each in a new process, since they read their
 settings when they are imported.
 """
 
@@ -79,7 +79,7 @@ def fetcher():
 
 @pytest.fixture
 def fetch(tmp_path, hub, fetcher):
-    """Fetches in a process and an empty cache of its own: exit code, what came, what was said."""
+    """Fetch in a new process with an empty cache. Returns the exit code, the files, and the output."""
 
     def run(*arguments: str, revision: str = REVISION, **variables: str) -> tuple[int, list[str], str]:
         kind, name, *patterns = arguments or ("model", NAME, "*.json", "model.safetensors")
@@ -93,7 +93,7 @@ def fetch(tmp_path, hub, fetcher):
 
 
 def refused(answer: tuple[int, list[str], str]) -> str:
-    """The one line that was said."""
+    """The only line of the error output."""
     code, came, said = answer
     assert (code, came, said.count("\n")) == (2, [], 1), answer
     assert said.startswith("error: ")
@@ -105,7 +105,7 @@ def blobs(tmp_path) -> list[bytes]:
 
 
 def test_the_files_that_are_asked_for_come_at_the_pinned_revision(tmp_path, hub, fetch):
-    """And once only; what the repository's head is by now does not matter, until it is asked for."""
+    """They are fetched once, and the repository's newer head does not matter unless it is named."""
     expected = ["config.json=b'{}'", "model.safetensors=b'the weightsthe weigh'"]
     assert fetch() == (0, expected, "")
     asked = [path for _, path, _ in hub.requests]
@@ -118,7 +118,7 @@ def test_the_files_that_are_asked_for_come_at_the_pinned_revision(tmp_path, hub,
 
 @pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
 def test_a_cut_connection_is_taken_up_where_it_was_cut(tmp_path, hub, fetch, resets):
-    """But for what is less than the 10 MiB that the hub's library reads at a time, or was lost on the way."""
+    """Only what is less than the 10 MiB that the hub's library reads at a time is fetched twice."""
     hub.cuts["model.safetensors"] = [21_900_000, 0, 300_000]
     hub.resets = resets
     code, _, said = fetch()
@@ -138,7 +138,7 @@ def test_a_hub_that_can_only_begin_anew_is_let_do_so(tmp_path, hub, fetch):
 
 
 def test_a_connection_that_is_cut_again_and_again_is_one_message(tmp_path, hub, fetch):
-    """Nothing half-written is left, and the next attempt is a whole one."""
+    """No incomplete file is left, and the next attempt succeeds."""
     hub.cuts["model.safetensors"] = [0] * 50
     assert "can't be reached, or ended the connection" in refused(fetch())
     assert blobs(tmp_path) == [FILES["config.json"]]
@@ -149,7 +149,7 @@ def test_a_connection_that_is_cut_again_and_again_is_one_message(tmp_path, hub, 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_with_another_hash_is_refused_and_removed(tmp_path, hub, fetch, name):
-    """Of the right size, which is all that the hub's library looks at."""
+    """It has the right size, which is all that the hub's library checks."""
     hub.spoilt[name] = bytes(len(FILES[name]))
     said = refused(fetch())
     assert f"model.name: {NAME} at revision {REVISION} can't be loaded: {name} has the " in said
@@ -183,7 +183,7 @@ def test_an_unknown_revision_or_name_is_one_message(hub, fetch):
     said = refused(fetch("model", "someone/else", "*.json"))
     assert f"model.name: someone/else at revision {REVISION} can't be loaded: {hub.url} refuses it (401)" in said
     said = refused(fetch("model", "someone/else", "*.json", HF_TOKEN="hf_mine"))
-    assert f"{hub.url} has none of that name (404). Check the name." in said
+    assert f"{hub.url} has no repository of that name (404). Check the name." in said
     assert "it is neither a folder here nor a possible name on the hub" in refused(
         fetch("model", "/no/such/folder", "*.json")
     )
@@ -191,8 +191,8 @@ def test_an_unknown_revision_or_name_is_one_message(hub, fetch):
 
 def test_a_gated_model_needs_a_token(tmp_path, hub, fetch):
     hub.gated = "hf_mine"
-    assert "refuses it (401): it is private or gated, or is not there. Check" in refused(fetch())
-    assert "refuses it (403): the token in HF_TOKEN does not open it" in refused(fetch(HF_TOKEN="hf_other"))
+    assert "refuses it (401): it is private or gated, or does not exist. Check" in refused(fetch())
+    assert "refuses it (403): the token in HF_TOKEN has no access" in refused(fetch(HF_TOKEN="hf_other"))
     hub.requests.clear()
     code, came, said = fetch(HF_TOKEN="hf_mine")
     assert (code, len(came), said) == (0, 2, "")
@@ -220,12 +220,12 @@ def test_a_hub_that_is_not_there_is_one_message(hub, fetch):
     assert "http://127.0.0.1:9 can't be reached" in said
     assert "name a mirror of the hub: HF_ENDPOINT" in said
     said = refused(fetch(HF_HUB_OFFLINE="1"))
-    assert "HF_HUB_OFFLINE forbids to fetch it" in said
+    assert "HF_HUB_OFFLINE forbids fetching it" in said
     assert hub.requests == []
 
 
 def test_a_proxy_is_used_where_one_is_named(hub, fetch):
-    """For the hub's own name, which nobody knows here, the proxy is asked."""
+    """The hub's real name can't be resolved here, so the request must have gone to the proxy."""
     assert "can't be reached" in refused(fetch(HF_ENDPOINT="http://hub.test"))
     assert fetch(HF_ENDPOINT="http://hub.test", http_proxy=hub.url)[0] == 0
     assert hub.asked("model.safetensors")[0]["Host"] == "hub.test"
@@ -240,7 +240,7 @@ def some_rows(*texts: str) -> dict[str, bytes]:
 
 
 def test_a_data_set_comes_at_its_pinned_revision_with_its_hash(tmp_path, hub, fetch):
-    """Also once it lies in the cache at another one: datasets takes that where the hub does not answer."""
+    """This holds even if another revision is in the cache, which datasets would use if the hub does not answer."""
     first = hub.data_set(NAME).add(some_rows("今天", "明天"))
     head = hub.data_set(NAME).add(some_rows("后天"))
     hub.spoilt["train.jsonl"] = some_rows("今夭", "明天")["train.jsonl"]
@@ -251,7 +251,7 @@ def test_a_data_set_comes_at_its_pinned_revision_with_its_hash(tmp_path, hub, fe
     assert fetch("rows", NAME, revision=first) == (0, ["今天", "明天"], "")
     hub.status = 503
     assert fetch("rows", NAME, revision=first) == (0, ["今天", "明天"], "")
-    assert f"what was fetched before is revision {first}" in refused(fetch("rows", NAME, revision=head))
+    assert f"the cache holds revision {first}" in refused(fetch("rows", NAME, revision=head))
     hub.status = 0
     assert fetch("rows", NAME, revision=head) == (0, ["后天"], "")
 
@@ -262,7 +262,7 @@ def test_a_data_set_that_cannot_be_had_is_one_message(hub, fetch):
     assert f"data.hub: someone/else at revision {revision} can't be read: {hub.url} refuses it (401)" in refused(
         fetch("rows", "someone/else", revision=revision)
     )
-    assert "HF_HUB_OFFLINE forbids to fetch it" in refused(fetch("rows", NAME, revision=revision, HF_HUB_OFFLINE="1"))
+    assert "HF_HUB_OFFLINE forbids fetching it" in refused(fetch("rows", NAME, revision=revision, HF_HUB_OFFLINE="1"))
     hub.status = 503
     assert f"{hub.url} is out of order (503)" in refused(fetch("rows", NAME, revision=revision))
     assert "can't be reached" in refused(fetch("rows", NAME, revision=revision, HF_ENDPOINT="http://127.0.0.1:9"))

@@ -1,4 +1,4 @@
-"""One rule for labels, whatever file they come from."""
+"""Labels are normalised by one rule, in whatever file format they are."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.data.test_sources import read
 
 
 def names(values, expected=None) -> list[str]:
-    """The name that each value gets."""
+    """The label that each value is normalised to."""
     known = Labels(expected)
     numbers = [known.number(value, "here") for value in values]
     return [known.names[number] for number in numbers]
@@ -49,7 +49,7 @@ def names(values, expected=None) -> list[str]:
     ],
 )
 def test_words_for_no_label_are_refused(word):
-    with pytest.raises(BadInput, match=r"here: (the label is .* which means that there is none|has no label)"):
+    with pytest.raises(BadInput, match=r"here: (the label is .* which means a missing value|has no label)"):
         names(["a", word])
 
 
@@ -75,7 +75,7 @@ def test_every_format_gives_a_number_the_same_name(number):
 
 
 def test_numbers_in_files_of_all_formats_are_the_same_classes(tmp_path):
-    """With names they were refused in CSV and taken in Parquet and JSON."""
+    """With data.labels they were once refused in CSV, and accepted in Parquet and JSON."""
     rows = [(f"text {n}", float(n % 2)) for n in range(8)]
     table = pd.DataFrame(rows, columns=["text", "label"])
     table.to_csv(tmp_path / "a.csv", index=False)
@@ -127,7 +127,7 @@ def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):
         assert notes == []
     else:
         assert len(notes) == 1
-        assert notes[0].startswith("labels that differ in how they are written alone are classes of their own: ")
+        assert notes[0].startswith("labels that differ only in spelling are separate classes: ")
 
 
 def test_labels_that_differ_otherwise_are_not_told():
@@ -141,7 +141,7 @@ def test_several_ways_of_writing_one_label_are_told():
     known = Labels()
     for value in ("1", "1.0", 0, "0"):
         known.number(value, "here")
-    assert known.notes(Counter(), "text") == ["labels that are written in several ways are one: '1' and '1.0' are '1'"]
+    assert known.notes(Counter(), "text") == ["labels in several spellings are taken for one: '1' and '1.0' are '1'"]
 
 
 def test_numbers_are_in_the_order_of_numbers():
@@ -151,7 +151,9 @@ def test_numbers_are_in_the_order_of_numbers():
 
 def test_a_label_that_a_name_is_meant_by_is_named(tmp_path):
     rows = [[f"\u6587{n}", ("good", "Bad")[n % 2]] for n in range(60)]
-    with pytest.raises(BadInput, match=r"label 'Bad' is not one of good, bad or .* It differs from bad only in how"):
+    with pytest.raises(
+        BadInput, match=r"label 'Bad' is not one of good, bad or .* It differs from bad only in spelling"
+    ):
         split(tmp_path, rows, labels=["good", "bad"])
 
 

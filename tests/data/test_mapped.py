@@ -1,4 +1,4 @@
-"""Mapped files: a small one is read at once, of a large one only what is asked for."""
+"""Memory-mapped files: a small one is read at once, a large one on demand."""
 
 import os
 
@@ -12,7 +12,7 @@ ROWS, WIDTH = 4096, 4096  # 16 MiB
 
 @pytest.fixture
 def file(tmp_path):
-    """An array that the page cache does not hold."""
+    """An array in a file that is not in the page cache."""
     file = tmp_path / "rows.npy"
     np.save(file, np.random.default_rng(0).integers(0, 255, (ROWS, WIDTH), dtype=np.uint8))
     with file.open("rb") as stream:

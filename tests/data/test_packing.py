@@ -1,4 +1,4 @@
-"""Packed rows hold every token once, and a model makes the same of them as of padded ones."""
+"""Packed rows contain every token once, and a model's outputs equal those for padded batches."""
 
 import numpy as np
 import pytest
@@ -66,14 +66,14 @@ def test_a_model_sees_the_same_texts(model):
     both = packing.Packed(model)
     assert len(packed["input_ids"]) < 8
     torch.testing.assert_close(both(**packed).logits, both(**padded).logits, atol=1e-5, rtol=1e-5)
-    # The negative control: texts that see each other are no longer the same.
+    # Negative control: texts that attend to each other have other outputs.
     mixed = packed | {"text": torch.zeros_like(packed["text"])}
     with pytest.raises(AssertionError):
         torch.testing.assert_close(both(**mixed).logits, both(**padded).logits, atol=1e-5, rtol=1e-5)
 
 
 def by_formula(query, key, value, starts, _, longest, __, scale):
-    """What varlen_attn computes, which has no kernel on a CPU: attention of each text by itself."""
+    """varlen_attn by its definition, attention within each text, as it has no kernel on a CPU."""
     texts = zip(*(tensor.split(starts.diff().tolist()) for tensor in (query, key, value)), strict=True)
     attend = torch.nn.functional.scaled_dot_product_attention
     parts = [attend(*(part.transpose(0, 1) for part in text), scale=scale).transpose(0, 1) for text in texts]
@@ -104,7 +104,7 @@ def test_a_model_sees_the_same_texts_in_one_row(model, monkeypatch):
     both = packing.Packed(model)
     torch.testing.assert_close(both(**row, longest=40).logits, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(both(**padded).logits, expected, atol=1e-5, rtol=1e-5)
-    # The negative control: a text that sees one token of its neighbour.
+    # Negative control: a text attends to one token of its neighbour.
     row["starts"][1] += 1
     with pytest.raises(AssertionError):
         torch.testing.assert_close(both(**row, longest=40).logits, expected, atol=1e-5, rtol=1e-5)

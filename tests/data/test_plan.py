@@ -1,4 +1,4 @@
-"""The plan and the shares of it: whatever the data, every sample is trained at most once an epoch, and by one rank."""
+"""The plan and its shares: whatever the data, every sample is trained at most once an epoch, by one rank."""
 
 import numpy as np
 import pytest
@@ -81,12 +81,12 @@ def test_ranks_get_like_many_tokens(lengths, world_size, accumulation, seed):
         mean, spread = texts.mean(), texts.max() - texts.min()
         for rank in range(world_size):
             for part in made.micro_batches(step, rank, world_size, accumulation):
-                # Of texts drawn at random the mean would stray by the whole spread.
+                # With texts drawn at random the mean would vary by the whole spread.
                 assert abs(lengths[part].mean() - mean) <= 0.51 * spread
 
 
 def test_buckets_do_not_order_labels():
-    """Where labels go with length, any stretch of training still sees them in like shares."""
+    """If labels correlate with length, every part of training still has them in about equal shares."""
     random = np.random.default_rng(1)
     labels = random.integers(0, 6, 12_800)
     lengths = np.clip(random.lognormal(2.2 + 0.2 * labels, 0.6), 3, 128).astype(int)
@@ -104,7 +104,7 @@ def test_a_plan_is_the_same_after_saving(tmp_path):
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_an_excerpt_stands_for_the_whole_plan(batches, count, seed):
-    """Twice the same steps, whose widths are spread as those of all steps are, after as many as warm up."""
+    """After the warm-up, it has the same steps twice, with widths distributed like those of all steps."""
     lengths = np.random.default_rng(seed).integers(3, 100, batches * 4)
     whole = plan.make(lengths, global_batch=4, epochs=1, seed=seed, batching="bucketed")
     part = whole.excerpt(3, count)

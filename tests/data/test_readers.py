@@ -1,4 +1,4 @@
-"""What a file is, its content tells."""
+"""A file's format is recognised by its content."""
 
 import gzip
 import json
@@ -25,9 +25,9 @@ def test_a_file_of_another_format_than_its_name_says_is_read(tmp_path, kind, nam
     file, notes = tmp_path / f"data.{named}", []
     file.write_bytes(content)
     assert read(tmp_path, notes, path=str(file)) == CLEAN
-    said = [f"{file} holds {NAMES[kind]}, whatever its name says, and is read as such"]
+    said = [f"{file} is read as {NAMES[kind]}, by its content and not by its name"]
     alike = named in (kind, "txt") or (kind, named) == ("csv", "tsv")
-    assert [note for note in notes if "whatever" in note] == ([] if alike else said)
+    assert [note for note in notes if "by its content" in note] == ([] if alike else said)
 
 
 def test_json_over_several_lines(tmp_path):
@@ -38,7 +38,7 @@ def test_json_over_several_lines(tmp_path):
 
 
 def test_long_lines_are_told_apart_too(tmp_path):
-    """Whose end is not in the part of a file that is looked at."""
+    """Their ends are beyond the part of a file by which its format is recognised."""
     rows = [["x" * 100_000, 1], ["y" * 100_000, 0]]
     (tmp_path / "list.json").write_text(json.dumps(rows))
     (tmp_path / "lines.json").write_text("\n".join(json.dumps({"text": t, "label": n}) for t, n in rows))
@@ -59,7 +59,7 @@ def test_the_row_of_a_fault_in_json_lines_is_its_line(tmp_path):
         ("a.csv", b"{\\rtf1 text,label}", "is RTF, as word processors save it. Save it as plain text"),
         ("a.txt", b"\xef\xbb\xbf\n<!DOCTYPE html><p>", "is a web page or XML"),
         ("a.csv", "text,label\nja,1\n".encode("utf-16"), "is UTF-16. Convert it to UTF-8"),
-        ("a.csv", "text,label\nja,1\n".encode("utf-16-le"), "is not UTF-8 text, but UTF-16 or something else"),
+        ("a.csv", "text,label\nja,1\n".encode("utf-16-le"), "is not UTF-8 text, but UTF-16 or not text at all"),
         ("a.csv", b"%PDF-1.7", "is a PDF"),
         ("a.pkl", b"\x80\x05\x95", "is a pickle, which may run anything"),
         ("a.parquet", b"a.csv".ljust(257, b"\0") + b"ustar\x0000", "is a tar archive. Unpack it"),
@@ -117,10 +117,10 @@ def test_texts_and_labels_that_are_lists_are_named(tmp_path):
 
 
 def test_columns_of_one_name_in_parquet_and_folders_are_refused(tmp_path):
-    """Of two columns of one name pyarrow's rows keep the last one, and positions count one less."""
+    """pyarrow's rows keep only the last of two columns with one name, which would shift positions."""
     columns = [pa.array(["a", "b"]), pa.array(["c", "d"]), pa.array([0, 1])]
     pq.write_table(pa.Table.from_arrays(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match=r"a\.parquet: two columns have one name, 'text'"):
+    with pytest.raises(BadInput, match=r"a\.parquet: two columns have the same name, 'text'"):
         read(tmp_path, path=str(tmp_path / "a.parquet"))
     with pytest.raises(BadInput, match=r"is a folder\. Name the file in it"):
         read(tmp_path, path=str(tmp_path))
@@ -180,8 +180,8 @@ def test_blanks_go_where_they_stand_between_chinese_characters(tmp_path, texts, 
     assert kept == [text.replace(" ", "") if joined else text for text in texts]
     assert [note for note in notes if note.startswith("blanks")] == (
         [
-            "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between"
-            " words of alphabets stay"
+            "blanks beside Chinese and Japanese characters are removed, since most blanks are between such"
+            " characters; blanks between alphabetic words stay"
         ]
         * joined
     )
@@ -199,7 +199,9 @@ def test_objects_by_position_must_have_one_order_or_numbers_for_names(tmp_path):
     (tmp_path / "a.json").write_text('[{"1": "title", "0": "text", "2": "x"}, {"0": "b", "1": "c", "2": "y"}]')
     assert read(tmp_path, [], path=str(tmp_path / "a.json"), text=0, label=2) == [("text", "x"), ("b", "y")]
     (tmp_path / "b.json").write_text('[{"text": "a", "label": "x"}, {"label": "y", "text": "b"}]')
-    with pytest.raises(BadInput, match=r"row 2: begins with 'label', 'text', and row 1 with 'text', 'label'"):
+    with pytest.raises(
+        BadInput, match=r"row 2: its first keys are 'label', 'text', but those of row 1 are 'text', 'label'"
+    ):
         read(tmp_path, [], path=str(tmp_path / "b.json"), text=0, label=1)
 
 
@@ -207,11 +209,11 @@ def test_latin_texts_that_lose_their_blanks_are_told(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([["a fine day", 0]]))
     notes = []
     assert read(tmp_path, notes, path=str(tmp_path / "a.json"), join_blanks=True)[0][0] == "afineday"
-    assert notes == ["blanks between words are removed (data.join_blanks), and most stand between letters of alphabets"]
+    assert notes == ["blanks between words are removed (data.join_blanks), though most are between alphabetic words"]
 
 
 def test_labels_of_a_data_set_that_names_them_are_its_names(tmp_path):
-    """The hub stores numbers beside names; -1 is a label that it keeps secret."""
+    """The hub stores numbers with names; -1 is a withheld label."""
     from datasets import ClassLabel, Dataset, Features, Value
 
     features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})

@@ -1,4 +1,4 @@
-"""Batches that are put together on a device are those that the host puts together."""
+"""Batches assembled on a device equal those assembled on the host."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ texts = st.lists(st.integers(1, 40), min_size=1, max_size=30).map(np.array)
 
 
 def tokens_of(lengths: np.ndarray, between: int) -> Tokens:
-    """Texts of these lengths, with `between` other numbers before each, as in a file."""
+    """Texts of these lengths, with `between` other numbers before each, like in a file."""
     random, starts = np.random.default_rng(0), np.cumsum(lengths + between) - lengths
     numbers = random.integers(5, 50, starts[-1] + lengths[-1]).astype(np.int32)
     return Tokens(numbers, lengths, random.integers(0, 3, len(lengths)), pad_id=1, starts=starts)

@@ -79,7 +79,7 @@ def test_columns_by_name_and_by_position(tmp_path):
         ("a.json", '[["好", 1],\n ["坏", 2]', "a.json, row 3 (line 2, column 10): broken JSON"),
         ("a.json", '{"text": "好"}', "a.json: expected a JSON list of rows, not dict"),
         ("a.json", '[["好", 1], "坏"]', 'a.json, row 2: is "坏"; expected a list or an object'),
-        ("a.json", '[["好", 1], ["坏"]]', "a.json, row 2: has 1 columns; data.label wants the one at position 1"),
+        ("a.json", '[["好", 1], ["坏"]]', "a.json, row 2: has 1 columns, but data.label needs the one at position 1"),
         ("a.json", '[["好", 1], [" ", 1]]', "a.json, row 2: the text is empty"),
         ("a.json", r'[["好", 1], ["好\ud83d", 1]]', "a.json, row 2: the text holds half a character"),
         ("a.json", '[["好", 1], [7, 1]]', "a.json, row 2: the text is 7; expected a string"),
@@ -87,11 +87,11 @@ def test_columns_by_name_and_by_position(tmp_path):
         ("a.jsonl", '{"text": "好", "label": 1}\n{"text": ', "a.jsonl, row 2, column 10: broken JSON"),
         ("a.jsonl", '{"txt": "好", "label": 1}\n', "a.jsonl, row 1: has no column 'text' (it has 'txt', 'label')"),
         ("a.csv", "text,label\n好,1\n坏\n", "a.csv, row 3: has 1 columns; the first has 2"),
-        ("a.csv", "text,text,label\n好,好,1\n", "a.csv, row 1: two columns have one name"),
+        ("a.csv", "text,text,label\n好,好,1\n", "a.csv, row 1: two columns have the same name"),
         ("a.csv", 'text,label\n"好","1"\n"坏"x,"1"\n', "a.csv, row 3: broken CSV"),
         ("a.csv", "inhalt,label\n好,1\n", "a.csv, row 2: has no column 'text'"),
         ("a.parquet", "no parquet", "a.parquet: is not a Parquet file"),
-        ("a.bin", "x", "data.format: can't tell it from a.bin"),
+        ("a.bin", "x", "data.format: can't be recognised from a.bin"),
     ],
 )
 def test_a_broken_row_is_named(tmp_path, name, content, message):
@@ -129,7 +129,7 @@ def test_an_unknown_hub_dataset_is_one_message(tmp_path, monkeypatch):
 
 @pytest.fixture
 def line():
-    """The line to the server: after how many bytes it is cut, whether a rest can be had, and which were asked for."""
+    """The server: after how many bytes it breaks a connection, whether it serves ranges, the requested ranges."""
     return SimpleNamespace(cuts=[], resumes=True, ranges=[])
 
 
@@ -151,7 +151,7 @@ def https_server(tmp_path, monkeypatch, line):
             pass
 
         def do_GET(self):
-            """A range too, as servers of files have it, and a connection that is cut where a test says so."""
+            """Serve a file or a range of it, and break the connection where a test says so."""
             line.ranges.append(self.headers.get("Range"))
             if not self.headers.get("Range") or not line.resumes:
                 return super().do_GET()
@@ -204,7 +204,7 @@ def test_a_download_that_fails_is_one_message(tmp_path, https_server):
 
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_download_that_is_cut_goes_on(tmp_path, https_server, line, resumes):
-    """From where it was cut, or from its beginning where the server knows no ranges."""
+    """It resumes where it was cut, or from the beginning if the server serves no ranges."""
     keys = {"url": f"{https_server}/rows.json", "sha256": long_file(tmp_path / "www")}
     line.resumes, line.cuts[:] = resumes, [99_000, 80_000 if resumes else 150_000]
     assert len(read(tmp_path / "kept", **keys)) == 9000
@@ -212,7 +212,7 @@ def test_a_download_that_is_cut_goes_on(tmp_path, https_server, line, resumes):
 
 
 def long_file(folder) -> str:
-    """Writes rows.json, of some blocks; its sha256."""
+    """Write rows.json, several blocks long. Returns its sha256."""
     content = json.dumps([[f"今天{number}", 5] for number in range(9000)]).encode()
     (folder / "rows.json").write_bytes(content)
     return hashlib.sha256(content).hexdigest()
@@ -287,13 +287,13 @@ def test_the_home_folder_may_be_written_as_people_do(tmp_path, monkeypatch):
     ],
 )
 def test_a_header_above_columns_by_position(tmp_path, labels, rows, header):
-    """It is left out, and said so; what may be data stays."""
+    """It is left out, with a note; a first row that may be data stays."""
     lines = ["text,label", *(f"text {n},{label}" for n, label in enumerate(rows))]
     (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
     notes, path = [], str(tmp_path / "rows.csv")
     labels_read = [label for _, label in read(tmp_path, notes, path=path, text=0, label=1, labels=labels)]
     assert labels_read == (rows if header else ["label", *rows])
-    assert notes == [f"row 1 of {path} (text, label) is taken for its header, and not for data"] * header
+    assert notes == [f"row 1 of {path} (text, label) is taken for the header, not for data"] * header
 
 
 def test_a_column_by_position_in_rows_that_have_names(tmp_path):
@@ -306,8 +306,8 @@ def test_a_column_by_position_in_rows_that_have_names(tmp_path):
     [
         ("a.json", "[" * 100_000, "a.json: its lists or objects are nested too deeply"),
         ("a.jsonl", "[" * 100_000, "a.jsonl, row 1: its lists or objects are nested too deeply"),
-        ("a.json", f'[["好", {"9" * 5000}]]', "a.json: holds a number of too many digits"),
-        ("a.jsonl", f'["好", {"9" * 5000}]', "a.jsonl, row 1: holds a number of too many digits"),
+        ("a.json", f'[["好", {"9" * 5000}]]', "a.json: a number has too many digits"),
+        ("a.jsonl", f'["好", {"9" * 5000}]', "a.jsonl, row 1: a number has too many digits"),
     ],
     ids=["json, deep", "jsonl, deep", "json, long", "jsonl, long"],
 )

@@ -1,4 +1,4 @@
-"""What quotation marks mean in CSV and TSV files, and that no row is lost by them."""
+"""The meaning of quotation marks in CSV and TSV files; no row is lost to them."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def read_file(folder, name: str, content: str, notes=None, **data):
 
 
 def many(count: int, every: int) -> list[tuple[str, str]]:
-    """Rows of which one in `every` begins with a quotation mark, and another ends with one."""
+    """Rows in which one in `every` begins with a quotation mark, and another ends with one."""
     begins, ends = ('"', ""), ("", '"')
     marks = [begins if n % every == 1 else ends if n % every == every - 1 else ("", "") for n in range(count)]
     return [(f"{a}visit number {n}{b}", ("bad", "good")[n % 2]) for n, (a, b) in enumerate(marks)]
@@ -42,12 +42,12 @@ def test_of_two_separators_that_divide_each_row_the_one_with_fewer_labels_is_tak
     content = "".join(f"{text};{label}\n" for text, label in rows)
     assert read_file(tmp_path, "a.csv", content, notes, text=0, label=1) == rows
     assert notes[0] == (
-        f"{tmp_path / 'a.csv'}: ';' is taken for what separates its columns; ',' would divide each row, too"
+        f"{tmp_path / 'a.csv'}: ';' is taken for the separator of columns; ',' would divide each row, too"
     )
 
 
 def test_marks_after_backslashes_are_refused_by_their_line(tmp_path):
-    """As Spark writes them; to RFC 4180 such a field ends there, or the backslash is a letter."""
+    """Spark writes them; by RFC 4180 such a field ends there, or the backslash is part of the text."""
     content = 'text,label\n"fine day",good\n"he said \\"no\\" twice",bad\n' * 3
     with pytest.raises(BadInput, match=r"a\.csv, row 3: .* has a backslash before it"):
         read_file(tmp_path, "a.csv", content)
@@ -57,17 +57,17 @@ def test_marks_after_backslashes_are_refused_by_their_line(tmp_path):
 
 @pytest.mark.parametrize(("name", "separator"), [("a.tsv", "\t"), ("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t")])
 def test_marks_at_the_ends_of_texts_join_no_rows(tmp_path, name, separator):
-    """By RFC 4180 a mark that opens a text swallows all rows up to the next that ends with one."""
+    """By RFC 4180 a mark that opens a text would swallow all rows up to the next text that ends with one."""
     rows, notes = many(60, 7), []
     assert read_file(tmp_path, name, as_letters(rows, separator), notes) == rows
     assert notes == [
-        f"{tmp_path / name}: each line is a row, and quotation marks are letters, as they enclose no fields"
+        f"{tmp_path / name}: each line is a row, and quotation marks are part of the text, as they enclose no fields"
     ]
 
 
 @given(st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(["bad", "good"])), min_size=1, max_size=30))
 def test_every_line_of_a_tsv_file_is_a_row_and_none_is_changed(tmp_path_factory, rows):
-    """Whatever marks its texts hold, which are letters there."""
+    """Quotation marks are part of the text there."""
     folder = tmp_path_factory.mktemp("tables")
     kept = read_file(folder, "a.tsv", as_letters(rows, "\t"))
     assert [label for _, label in kept] == [label for _, label in rows]
@@ -92,7 +92,7 @@ def test_what_a_program_wrote_is_read_as_it_was(tmp_path_factory, rows, quoting,
 
 @pytest.mark.parametrize("count", range(2, 40, 3))
 def test_no_row_is_lost_without_a_word(tmp_path, count):
-    """In a file where some texts are enclosed as they must be, and others begin or end with a mark of their own."""
+    """Some texts of the file are quoted as needed, and others begin or end with a mark of their own."""
     rows = [(f"wind, and rain {n}" if n % 5 == 0 else text, label) for n, (text, label) in enumerate(many(count, 6))]
     lines = [f'"{text}",{label}' if ", and" in text else f"{text},{label}" for text, label in rows]
     content = "\n".join(["text,label", *lines, ""])
@@ -106,7 +106,7 @@ def test_no_row_is_lost_without_a_word(tmp_path, count):
 
 def test_rows_that_a_field_swallows_are_refused_by_their_line(tmp_path):
     lines = ["text,label", "a,x", '"b, and c",y', '"d,x', "e,y", 'f",x', "g,y", ""]
-    with pytest.raises(BadInput, match=r"row 4: a quotation mark opens a field that goes on to row 6"):
+    with pytest.raises(BadInput, match=r"row 4: a quotation mark opens a field that ends in row 6"):
         read_file(tmp_path, "a.csv", "\n".join(lines))
 
 
@@ -114,19 +114,19 @@ def test_texts_over_several_lines_stay_whole_and_are_noted(tmp_path):
     rows, notes = [("good, day\nand, night\nand, morning", "x"), ("b", "y")], []
     assert read_file(tmp_path, "a.csv", written(rows), notes) == rows
     assert notes == [
-        f"{tmp_path / 'a.csv'}: rows 2 hold line ends within quotation marks, up to 3 lines; each is taken for one row"
+        f"{tmp_path / 'a.csv'}: rows 2 contain line ends in quotation marks, up to 3 lines; each is taken for one row"
     ]
 
 
 def test_a_short_file_with_a_text_of_two_lines_is_not_taken_line_by_line(tmp_path):
-    """Though each of its lines has as many separators as the header."""
+    """Each of its lines has as many separators as the header."""
     assert read_file(tmp_path, "a.csv", 'text,label\n"Hello, you\nand bye",x\n') == [("Hello, you\nand bye", "x")]
     assert read_file(tmp_path, "b.csv", 'label,text\nx,"one, two\nthree, four"\n') == [("one, two\nthree, four", "x")]
 
 
 def test_a_mark_that_none_closes_is_named(tmp_path):
     with pytest.raises(
-        BadInput, match=r"row 3: broken CSV: a field begins with a quotation mark \(\"\) that none closes"
+        BadInput, match=r"row 3: broken CSV: a field begins with a quotation mark \(\"\) that is never closed"
     ):
         read_file(tmp_path, "a.csv", 'text,label\n"a, b",x\n"c,y\nd,x\n')
 
@@ -139,7 +139,7 @@ def test_the_positions_that_pandas_writes_above_columns_are_a_header(tmp_path):
 
 @pytest.mark.parametrize("rows_with_that_label", [1, 2])
 def test_a_first_row_is_no_header_where_its_label_comes_again_later(tmp_path, rows_with_that_label):
-    """It was lost as one where its label stood in none of the first hundred others."""
+    """It was once dropped if its label was in none of the next hundred rows."""
     rows = [("first", "rare"), *[(f"t{n}", ("a", "b")[n % 2]) for n in range(150)]]
     rows += [("last", "rare")] * (rows_with_that_label - 1)
     (tmp_path / "a.csv").write_text("".join(f"{text},{label}\n" for text, label in rows))
@@ -150,12 +150,12 @@ def test_a_first_row_is_no_header_where_its_label_comes_again_later(tmp_path, ro
 
 
 def test_columns_without_a_name_and_others_that_share_one(tmp_path):
-    """As spreadsheets leave them behind a table."""
+    """Spreadsheets leave such columns behind a table."""
     content = 'v1,v2,,,\nham,see you,,,\nspam,"win, now",,,\n'
     (tmp_path / "a.csv").write_text(content)
     keys = {"path": str(tmp_path / "a.csv"), "join_blanks": False}
     assert read(tmp_path, text="v2", label="v1", **keys) == [("see you", "ham"), ("win, now", "spam")]
     (tmp_path / "a.csv").write_text("id,text,id,label\n1,a,2,x\n3,b,4,y\n")
     assert read(tmp_path, **keys) == [("a", "x"), ("b", "y")]
-    with pytest.raises(BadInput, match=r"row 1: two columns have one name, 'id'\. Rename one, or set data\.label"):
+    with pytest.raises(BadInput, match=r"row 1: two columns have the same name, 'id'\. Rename one, or set data\.label"):
         read(tmp_path, label="id", **keys)

@@ -1,4 +1,4 @@
-"""Texts that hold a tokenizer's own marks, and tokens that it does not know."""
+"""Texts that contain names of special tokens, and text that a tokenizer does not know."""
 
 import pytest
 
@@ -10,7 +10,7 @@ MARKED = ["a [SEP] b", "<s>old price</s> now less", "[PAD] [CLS] [UNK]", "⟨s�
 
 
 def test_to_lockstep_s_own_tokenizers_a_text_is_letters():
-    """A document ended in its midst, and padding stood inside of texts."""
+    """Otherwise a document could end early, and a text could contain padding."""
     characters = encoders.character_tokenizer(["".join(MARKED)] * 2, 64)
     for text in MARKED:
         ids = characters(text)["input_ids"]
@@ -24,7 +24,7 @@ def test_to_lockstep_s_own_tokenizers_a_text_is_letters():
 
 
 def test_no_mark_is_learnt_from_texts_that_are_full_of_it():
-    """A token that joins letters to a mark's name would be the mark."""
+    """A token learnt from the letters of a special token's name would be that special token."""
     pairs = decoders.byte_pairs([mark * 9 for mark in ("<s>", "</s>", "<pad>", "⟨s⟩", "⟨/s⟩", "⟨pad⟩")] * 50, 64)
     marks = pairs.convert_tokens_to_ids([decoders.PAD, decoders.BEGIN, decoders.END])
     assert marks == [0, 1, 2]
@@ -47,7 +47,7 @@ def test_texts_that_are_cut_are_counted(tmp_path):
     texts = ["bad day", "good bad day", "good bad day good", "day " * 50]
     remarks = vocabulary.Remarks(tokenizer)
     remarks.add_cut(texts, tokenizer(texts, truncation=True)["input_ids"])
-    assert remarks.notes() == ["2 of 4 texts have more than 5 tokens (data.max_length), and what is beyond is left out"]
+    assert remarks.notes() == ["2 of 4 texts have more than 5 tokens (data.max_length), and are truncated"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_texts_that_are_cut_are_counted(tmp_path):
         (TEXTS, None),
         (
             [*TEXTS, "bad [SEP] day", "good [PAD]", "[SEP] [SEP]"],
-            "3 texts hold [SEP], [PAD], which the tokenizer takes",
+            "3 texts contain [SEP], [PAD], which the tokenizer reads",
         ),
-        ([*TEXTS, "xx yy zz bad"], "% of all tokens are [UNK], for what the tokenizer does not know"),
+        ([*TEXTS, "xx yy zz bad"], "% of all tokens are [UNK], which stands for what the tokenizer does not know"),
     ],
 )
 def test_what_a_pretrained_tokenizer_makes_of_texts_is_told(tmp_path, texts, note):

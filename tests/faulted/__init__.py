@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ASK = {
     "rank/replay.py": "Replay.step_done = inside.step_done(Replay.step_done)",
-    "run/coordination.py": "free_port = inside.port(free_port)",
+    "run/addresses.py": "free_port = inside.port(free_port)",
 }
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over all ranks: what it computes by itself, and which models can't be synchronised."""
+"""Batch normalisation over all ranks: what one rank computes, and which models can't be synchronised."""
 
 import copy
 

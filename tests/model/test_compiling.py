@@ -1,4 +1,4 @@
-"""One program for each of a few widths: so few that each is compiled, and none that a model can't take."""
+"""Padded widths are so few that PyTorch compiles a program for each, and none exceeds the model's limit."""
 
 from lockstep.model import compiling
 

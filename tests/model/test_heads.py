@@ -1,4 +1,4 @@
-"""The head and the padding of pretrained classifiers as people have saved them."""
+"""Heads and padding tokens of pretrained classifiers, in the variants that users save."""
 
 import numpy as np
 import pytest
@@ -83,11 +83,11 @@ def scores(model, tokenizer) -> torch.Tensor:
 
 @pytest.mark.parametrize("own", [("good", "bad", "so so"), ("GOOD", " bad", "So So")])
 def test_a_head_for_the_same_labels_is_put_into_their_order(tmp_path, own):
-    """It began by calling every bad text good."""
+    """Otherwise the classifier would start with the labels swapped."""
     saved, notes = a_bert(tmp_path, id2label=dict(enumerate(own)), label2id={n: i for i, n in enumerate(own)}), []
     model, tokenizer = loaded(tmp_path, ["bad", "good", "so so"], notes)
     assert torch.equal(scores(model, tokenizer), scores(saved, tokenizer)[:, [1, 0, 2]])
-    assert notes == [f"the head of {tmp_path} is put from the order {', '.join(own)} into bad, good, so so"]
+    assert notes == [f"the head of {tmp_path} is reordered from {', '.join(own)} to bad, good, so so"]
     assert model.config.id2label == {0: "bad", 1: "good", 2: "so so"}
 
 
@@ -120,11 +120,11 @@ def test_a_head_for_other_labels_of_the_same_number_is_replaced(tmp_path, own, h
 
 @pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
 def test_a_model_for_another_kind_of_answer_says_afterwards_what_it_was_trained_for(tmp_path, kind):
-    """transformers' pipeline goes by config.json: it took the sigmoid of each score."""
+    """transformers' pipeline follows config.json, which made it apply a sigmoid to each score."""
     notes = []
     a_bert(tmp_path / "own", problem_type=kind, num_labels=1 if kind == "regression" else 2)
     model, tokenizer = loaded(tmp_path / "own", ["bad", "good"], notes)
-    assert f"own was made for {kind.replace('_', ' ')}, and is trained to tell one label" in notes[0]
+    assert f"own was made for {kind.replace('_', ' ')}; here it is trained to give each sample one label" in notes[0]
     model.save_pretrained(tmp_path / "new"), tokenizer.save_pretrained(tmp_path / "new")
     answer = pipeline("text-classification", str(tmp_path / "new"), top_k=None)([TEXTS[0]])[0]
     expected = dict(zip(["bad", "good"], scores(model, tokenizer)[0].softmax(dim=0).tolist(), strict=True))
@@ -145,16 +145,16 @@ def gpt2(folder, of_model, of_tokenizer):
 @pytest.mark.parametrize(
     ("of_model", "of_tokenizer", "pads", "said"),
     [
-        (2, None, "<|pad|>", "pads by '<|pad|>', as its config.json says; its tokenizer named none"),
+        (2, None, "<|pad|>", "pads with '<|pad|>', as its config.json says; its tokenizer named none"),
         (None, "<|pad|>", "<|pad|>", None),
-        (None, None, "<|end|>", "and its tokenizer name no padding token: '<|end|>' pads"),
-        (2, "<|unk|>", "<|pad|>", "pads by '<|pad|>', as its config.json says; its tokenizer named '<|unk|>'"),
+        (None, None, "<|end|>", "and its tokenizer name no padding token, so '<|end|>' is used"),
+        (2, "<|unk|>", "<|pad|>", "pads with '<|pad|>', as its config.json says; its tokenizer named '<|unk|>'"),
         (-1, "<|pad|>", "<|pad|>", None),
         (2, "<|pad|>", "<|pad|>", None),
     ],
 )
 def test_a_model_and_its_tokenizer_pad_alike(tmp_path, of_model, of_tokenizer, pads, said):
-    """Else a classifier that looks for the last token which is no padding takes one of the padding."""
+    """A classifier that reads the last token before the padding would otherwise read a padding token."""
     gpt2(tmp_path, of_model, of_tokenizer)
     notes = []
     model, tokenizer = loaded(tmp_path, ["bad", "good"], notes)
@@ -173,13 +173,13 @@ def test_without_any_token_to_pad_with_it_is_said(tmp_path):
         def __len__(self):
             return 9
 
-    with pytest.raises(BadInput, match=r"neither its config\.json \(pad_token_id\) nor its tokenizer names a padding"):
+    with pytest.raises(BadInput, match=r"neither its config\.json \(pad_token_id\) nor its tokenizer has a padding"):
         padding.agree(GPT2Config(pad_token_id=None), Nothing(), "mine", [])
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5", "roberta"])
 def test_models_that_look_for_marks_of_real_texts_are_taken(tmp_path, kind):
-    """BART and T5 score the token that ends a text; RoBERTa counts positions from its padding token."""
+    """BART and T5 classify by the end-of-text token; RoBERTa counts positions from its padding token."""
     size = len(tokenizer_of(tmp_path, **BARTS))
     tokens = {"vocab_size": size, "pad_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(3)
@@ -199,7 +199,7 @@ def test_models_that_look_for_marks_of_real_texts_are_taken(tmp_path, kind):
 
 
 def test_padding_that_shows_is_found(tmp_path):
-    """Whatever its cause: XLNet wants it on the left; and here a mask is not taken, or the wrong token pads."""
+    """There are several causes: XLNet pads on the left; here a mask is ignored, or the wrong token pads."""
     tokenizer = tokenizer_of(tmp_path, **BERTS)
     torch.manual_seed(3)
     xlnet = XLNetForSequenceClassification(

@@ -1,4 +1,4 @@
-"""What a start leaves out of transformers, in processes of their own: a package is imported once in each."""
+"""What is left out when transformers is imported; each check runs in a new process."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from lockstep.paths import SCRIPTS
 
 
 def imported(program: str) -> set[str]:
-    """The packages that a program leaves imported."""
+    """The packages that are imported when a program has ended."""
     told = f"{program}\nimport sys; print(*(name for name in sys.modules if sys.modules[name]))"
     finished = subprocess.run([sys.executable, "-c", told], cwd=SCRIPTS, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
@@ -25,7 +25,7 @@ with lean.imports():
 
 @pytest.mark.parametrize(("before", "spared"), [("", True), ("import transformers", False)])
 def test_a_model_is_imported_without_what_it_does_not_call(before, spared):
-    """Also where a strategy or model of one's own has imported transformers before."""
+    """This holds even if a user's own strategy or model has imported transformers before."""
     packages = imported(before + MODEL)
     assert ("scipy" in packages) == (not spared)
     assert not {"peft", "bitsandbytes"} & packages

@@ -1,4 +1,4 @@
-"""LoRA's updates: where peft puts them, how they begin, and what they come to in a plain model and in an adapter."""
+"""LoRA: which layers get an adapter, how it is initialised, and what the merged model and the adapter compute."""
 
 from dataclasses import replace
 
@@ -31,13 +31,13 @@ def train(rank: int = 4, **asked) -> Train:
 
 
 def model() -> BertForSequenceClassification:
-    """A small one, with the same weights each time."""
+    """A small BERT with the same weights each time."""
     torch.manual_seed(0)
     return BertForSequenceClassification(BertConfig(vocab_size=200, num_labels=3, **SIZE))
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """One whose output layer is its embedding."""
+    """A model whose output layer is tied to its embedding."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=2, n_positions=32))
 
@@ -65,7 +65,7 @@ MODELS = {
 
 
 class Encoder(torch.nn.Module):
-    """PyTorch's own encoder layers, which in evaluation read the weights of their layers and call none of them."""
+    """PyTorch's encoder layers, which read their weights directly in evaluation, without calling their modules."""
 
     def __init__(self, head: str):
         super().__init__()
@@ -93,7 +93,7 @@ def test_data_json_knows_the_layers_that_lora_can_update():
 
 @pytest.mark.parametrize("head", ["classifier", "last"])
 def test_pytorch_s_own_encoder_layers_heed_updates_in_evaluation_too(head):
-    """PyTorch has a path of its own through them, past whatever stands beside their weights."""
+    """PyTorch's fast path through them would skip the adapter."""
     torch.backends.mha.set_fastpath_enabled(True)
     live = trained(lora.put_into(Encoder(head), train(lora_alpha=64, lora_targets=["linear1", "linear2"])), PIXELS)
     said = scores(live, PIXELS)
@@ -113,7 +113,7 @@ def scores(network: torch.nn.Module, inputs: dict) -> torch.Tensor:
 
 
 def trained(network: torch.nn.Module, inputs: dict) -> torch.nn.Module:
-    """After some steps, with dropout and statistics of batches."""
+    """This holds after some steps with dropout and batch statistics."""
     optimizer = torch.optim.AdamW([p for p in network.train().parameters() if p.requires_grad], lr=0.05)
     for _ in range(3):
         outputs = network(**inputs)
@@ -147,8 +147,8 @@ def test_merged_weights_and_the_adapter_say_what_the_trained_model_says(tmp_path
 def test_an_adapter_that_does_not_come_to_the_live_weights_is_refused(tmp_path):
     live = lora.put_into(model(), train())
     with torch.no_grad():
-        live.bert.embeddings.word_embeddings.weight.add_(1e-6)  # which LoRA leaves as it is
-    with pytest.raises(RunFailed, match=r"word_embeddings\.weight is another"):
+        live.bert.embeddings.word_embeddings.weight.add_(1e-6)  # which LoRA freezes
+    with pytest.raises(RunFailed, match=r"word_embeddings\.weight differs"):
         lora.take_out(model(), live.state_dict(), train(), tmp_path / "adapter")
 
 
@@ -199,9 +199,9 @@ REFUSED = {
         ["query", "qeury"],
         "lora_targets: qeury names no layer of the model. There are: dense, key, position_embeddings, query,",
     ),
-    "the head": (model, ["classifier"], "lora_targets: classifier is the head, which is trained whole. There are: "),
+    "the head": (model, ["classifier"], "lora_targets: classifier is the head, which is trained in full. There are: "),
     "a part of it": (model, ["pooler.dense"], "lora_targets: pooler.dense names no layer"),
-    "tied weights": (gpt2, ["wte"], "lora_targets: wte: the weight of transformer.wte is another layer's too (tied)"),
+    "tied weights": (gpt2, ["wte"], "lora_targets: wte: the weight of transformer.wte is tied to another layer's"),
     "what peft does not know": (
         lambda: FNetForSequenceClassification(FNetConfig(hidden_size=8, num_hidden_layers=1)),
         None,

@@ -1,4 +1,4 @@
-"""An optimizer of fp32 weights for a model that computes in bf16: what it keeps, clips and rounds."""
+"""Master weights: an optimizer of fp32 weights for a model that computes in bf16."""
 
 import copy
 
@@ -33,7 +33,7 @@ def test_it_is_the_optimizer_by_itself_on_gradients_of_bf16(clip):
         for weight, computed in zip(alone.parameters(), working.parameters(), strict=True):
             weight.grad = computed.grad.float()
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in alone.parameters()])
-        assert norm > CLIP  # else clipping would do nothing
+        assert norm > CLIP  # otherwise this would not test clipping
         if clip:
             torch.nn.utils.clip_grad_norm_(alone.parameters(), clip)
         plain.step()
@@ -54,7 +54,7 @@ def test_updates_too_small_for_bf16_add_up():
     (_, without), before = models(), working[0].weight.detach().float()
     kept, rounded = AdamW(master.parameters(), lr=1e-5), AdamW(without.parameters(), lr=1e-5, weight_decay=0)
     optimizer = MasterWeights(kept, master, working, 0.0)
-    large = before.abs() > 0.1  # of which bf16 has steps of 1e-4 and more
+    large = before.abs() > 0.1  # there neighbouring numbers of bf16 differ by at least 1e-4
     for _ in range(300):
         for model, stepped in ((working, optimizer), (without, rounded)):
             backward(model, 0)

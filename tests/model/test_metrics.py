@@ -15,7 +15,7 @@ SHAPE = metrics.Shape(encoder=1000, head=30, layers=2, width=8)
 def test_the_operations_of_two_sequences():
     # 6 * 1000 * (3 + 5) + 12 * 2 * 8 * (9 + 25) + 6 * 30 * 2
     assert metrics.training_flops(SHAPE, np.array([3, 5])) == 48000 + 6528 + 360
-    # Weights that stay have no gradient of their own; the head's has.
+    # Frozen weights need no gradient; the head's weights do.
     assert metrics.training_flops(SHAPE, np.array([3, 5]), frozen=True) == 32000 + 6528 + 360
 
 

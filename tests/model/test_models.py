@@ -42,7 +42,7 @@ def test_a_folder_loads_as_it_was_written(tmp_path):
 
 
 def test_every_dropout_is_turned_off_whatever_its_name(tmp_path):
-    """ALBERT's `classifier_dropout_prob` once stayed at .1 in a trial that said it was without dropout."""
+    """ALBERT's `classifier_dropout_prob` once stayed at 0.1 in a trial without dropout."""
     size = {"hidden_size": 8, "embedding_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
     settings = transformers.AutoConfig.for_model("albert", intermediate_size=8, classifier_dropout_prob=0.1, **size)
     model = transformers.AutoModelForSequenceClassification.from_config(settings)
@@ -64,7 +64,7 @@ def test_a_local_pretrained_folder_gets_a_new_head(tmp_path):
 
 @pytest.mark.parametrize("weights", ["pytorch_model.bin", "model.safetensors"])
 def test_the_whole_body_of_a_pretrained_checkpoint_is_taken(tmp_path, weights):
-    """With the names that a checkpoint has which was converted from TensorFlow's long ago."""
+    """The names are those of an old checkpoint that was converted from TensorFlow."""
     write(tmp_path, bert(TEXTS, weights))
     wanted, notes = scratch(name=str(tmp_path)), []
     tokenizer = encoders.make_tokenizer(wanted, ["别的"], 16)
@@ -78,14 +78,14 @@ def test_the_whole_body_of_a_pretrained_checkpoint_is_taken(tmp_path, weights):
 
 
 def test_what_a_weights_file_lacks_is_said(tmp_path):
-    """transformers draws it at random without a word, as the pooler of a model for masked words alone."""
+    """transformers initialises it at random; a masked language model, for example, has no pooler."""
     write(tmp_path, bert(TEXTS, "model.safetensors"))
     held = load_file(tmp_path / "model.safetensors")
     save_file({name: value for name, value in held.items() if "pooler" not in name}, tmp_path / "model.safetensors")
     wanted, notes = scratch(name=str(tmp_path)), []
     encoders.initialise(wanted, encoders.make_tokenizer(wanted, TEXTS, 16), LABELS, 16, 0, notes)
     assert notes == [
-        f"{tmp_path} holds no bert.pooler.dense.weight and 1 more of 39 weights: new ones take their place"
+        f"{tmp_path} holds no bert.pooler.dense.weight and 1 more of 39 weights: they are initialised at random"
     ]
 
 
@@ -93,7 +93,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     write(tmp_path, bert(TEXTS, "model.safetensors"))
     held = load_file(tmp_path / "model.safetensors")
     save_file({f"other.{name}": value for name, value in held.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(BadInput, match=r"its weights file holds no bert\.embeddings\.word_embeddings\.weight, nor any"):
+    with pytest.raises(BadInput, match=r"holds neither bert\.embeddings\.word_embeddings\.weight nor any"):
         encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
@@ -103,7 +103,7 @@ def write(folder, files: dict[str, bytes]) -> None:
 
 
 def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
-    """As any model has that somebody fine-tuned before."""
+    """Any model that was fine-tuned before has such a head."""
     pretrained = built()  # for three labels
     pretrained.save_pretrained(tmp_path)
     wanted, notes = scratch(name=str(tmp_path)), []
@@ -117,25 +117,25 @@ def test_a_head_of_another_size_is_replaced_and_said_so(tmp_path):
 
 
 def test_a_model_that_does_not_fit_its_tokenizer_or_the_texts_is_refused(tmp_path):
-    """Before any row fails on it, on a GPU without a word that helps."""
+    """Otherwise every row would fail, on a GPU with a message that does not help."""
     built().save_pretrained(tmp_path)
     wanted = scratch(name=str(tmp_path))
     large = encoders.character_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00))) * 2], 16)
-    with pytest.raises(BadInput, match=r"has embeddings for \d+ tokens, and its tokenizer has 261"):
+    with pytest.raises(BadInput, match=r"has embeddings for \d+ tokens, but its tokenizer has 261"):
         encoders.initialise(wanted, large, LABELS, 16, 0)
     with pytest.raises(BadInput, match=r"can't take a text of 99 tokens .*Lower data\.max_length"):
         encoders.initialise(wanted, encoders.make_tokenizer(scratch(), TEXTS, 99), LABELS, 99, 0)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    """transformers makes one up, to which every word is unknown."""
+    """transformers would create one without a vocabulary, to which every word is unknown."""
     built().save_pretrained(tmp_path)
     with pytest.raises(BadInput, match=r"holds no tokenizer|can't be loaded"):
         encoders.make_tokenizer(scratch(name=str(tmp_path)), TEXTS, 16)
 
 
 def test_code_that_comes_with_a_model_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
-    """Whatever stands at the terminal: transformers would ask, and take a y."""
+    """transformers would ask at the terminal whether to run it."""
     built().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     classes = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Model"}
@@ -159,7 +159,7 @@ def test_a_body_of_another_size_is_refused(tmp_path):
     built().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
-    with pytest.raises(BadInput, match=r"has another shape than its config\.json says"):
+    with pytest.raises(BadInput, match=r"has another shape than in its config\.json"):
         encoders.initialise(scratch(name=str(tmp_path)), None, LABELS, 16, 0)
 
 
@@ -172,7 +172,7 @@ def test_a_cut_pretrained_model_is_one_message(tmp_path):
 
 
 def test_a_hub_model_is_loaded_at_its_revision(tmp_path, monkeypatch):
-    """As a real hub cache holds it, so that the hub's own library finds it without a network."""
+    """Lay out the files like a real cache of the hub, so that its library finds them without a network."""
     revision = "2a995a880017c60e4683869e817130d8af548486"
     snapshot = tmp_path / "models--someone--something" / "snapshots" / revision
     pretrained = built()
@@ -194,7 +194,7 @@ def test_a_folder_without_weights_is_named(tmp_path):
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(BadInput, match=r"model\.heads: 3 heads do not divide a hidden_size of 8"):
+    with pytest.raises(BadInput, match=r"model\.heads: a hidden_size of 8 can.t be divided into 3 heads"):
         built(heads=3)
 
 

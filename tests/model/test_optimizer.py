@@ -1,5 +1,6 @@
 """The optimizers and schedules that every strategy gets."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -7,14 +8,17 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import get_scheduler
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, get_scheduler
 from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
+from lockstep.model import muon
 from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, rewrapped
 from lockstep.model.schedule import lr_factor
 
 TRAIN = reading.parse({}).train
+LLAMA = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+KINDS = ((True, True), (False, True), (False, False))  # of weights: whether Muon takes it, whether it is decayed
 SCHEDULES = ["constant", "linear", "cosine", "polynomial", "step", "constant_then_linear"]
 ASKED = {
     "adamw": {"betas": [0.8, 0.99]},
@@ -47,7 +51,7 @@ def test_unless_told_otherwise_it_is_the_adamw_that_it_was():
 
 @pytest.mark.parametrize("optimizer", ASKED)
 def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
-    """As zero_redundancy does; both then train the same."""
+    """zero_redundancy does so; both optimizers then train the same model."""
     models = [torch.nn.Linear(5, 5) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     whole, copied = (make_optimizer(model, asked(optimizer)) for model in models)
@@ -74,11 +78,81 @@ def test_in_8_bits_weights_groups_and_settings_are_the_same():
             weight.grad = torch.ones_like(weight)
     small.step()
     matrix, bias = (small.state[group["params"][0]]["state1"].dtype for group in small.param_groups)
-    assert (matrix, bias) == (torch.uint8, torch.float32)  # of fewer than 4096 numbers all bits are kept
+    assert (matrix, bias) == (torch.uint8, torch.float32)  # tensors of fewer than 4096 numbers keep 32 bits
+
+
+def small_bert():
+    torch.manual_seed(0)
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=3, **size)).eval()
+
+
+def test_muon_takes_the_matrices_of_hidden_layers_and_adamw_the_rest():
+    model = small_bert()
+    made = make_optimizer(model, replace(TRAIN, optimizer="muon", betas=[0.8, 0.99]))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    matrices, others, undecayed = ([names[id(weight)] for weight in group["params"]] for group in made.param_groups)
+    layer = "bert.encoder.layer.0"
+    assert matrices == [
+        *(f"{layer}.attention.self.{name}.weight" for name in ("query", "key", "value")),
+        f"{layer}.attention.output.dense.weight",
+        f"{layer}.intermediate.dense.weight",
+        f"{layer}.output.dense.weight",
+        "bert.pooler.dense.weight",
+    ]
+    kinds = ("word", "position", "token_type")
+    assert others == [*(f"bert.embeddings.{kind}_embeddings.weight" for kind in kinds), "classifier.weight"]
+    assert len(matrices) + len(others) + len(undecayed) == len(names)
+    assert [group["weight_decay"] for group in made.param_groups] == [0.01, 0.01, 0.0]
+    for group in made.param_groups:
+        assert group.items() >= hyperparameters(replace(TRAIN, optimizer="muon", betas=[0.8, 0.99]), group).items()
+    assert made.param_groups[0]["momentum"] == 0.95
+    assert made.param_groups[1]["betas"] == (0.8, 0.99)
+
+
+def test_the_output_layer_of_a_language_model_is_none_of_muon_s():
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=9, **size))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    matrices = {names[id(weight)] for weight in muon.hidden_matrices(model)}
+    assert matrices == {f"model.layers.0.{name}.weight" for name in LLAMA}
+
+
+def test_muon_steps_as_pytorch_s_two_do_and_goes_on_from_its_state():
+    """By rates that a schedule sets, in groups that a strategy has divided, and from a state that was saved."""
+    ours, theirs = small_bert(), small_bert()
+    train = replace(TRAIN, optimizer="muon")
+    made = make_optimizer(ours, train)
+    made.param_groups[:] = [group | {"params": [weight]} for group in made.param_groups for weight in group["params"]]
+    hidden = {id(weight) for weight in muon.hidden_matrices(theirs)}
+    parts = [[w for w in theirs.parameters() if (id(w) in hidden, w.ndim > 1) == kind] for kind in KINDS]
+    settings = {"lr": train.learning_rate, "betas": tuple(train.betas), "fused": True}
+    pair = [
+        torch.optim.Muon(parts[0], lr=train.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([{"params": parts[1]}, {"params": parts[2], "weight_decay": 0.0}], **settings),
+    ]
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in (made, *pair)]
+    for step in range(6):
+        if step == 3:
+            state = copy.deepcopy(made.state_dict())
+            made = make_optimizer(ours, train)
+            made.param_groups[:] = [
+                group | {"params": [weight]} for group in made.param_groups for weight in group["params"]
+            ]
+            made.load_state_dict(state)
+            schedules[0].optimizer = made
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(torch.arange(6)[None] % 9, labels=torch.tensor([1])).loss.backward()
+        for each in (made, *pair):
+            each.step()
+        for schedule in schedules:
+            schedule.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
 def rates(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
-    """The rate of each step, and what there is after the last."""
+    """The learning rate of each step, and the one after the last step."""
     seen = []
     for _ in range(steps):
         seen.append(schedule.optimizer.param_groups[0]["lr"])
@@ -154,7 +228,7 @@ def test_warm_up_rises_in_a_line_from_its_start_to_the_rate(start, warmup, sched
     warmup=st.floats(0, 80),
 )
 def test_no_schedule_leaves_zero_to_one_or_rises_after_warm_up(schedule, steps, warmup):
-    """Also where warm-up takes all steps or more."""
+    """This holds even if warm-up takes all steps or more."""
     train = replace(TRAIN, schedule=schedule, warmup=warmup)
     epochs = [step // 7 for step in range(steps)]
     shares = list(map(lr_factor(train, steps, epochs), range(steps + 1)))

@@ -1,4 +1,4 @@
-"""Models of one's own: what they keep where PyTorch does not look is refused."""
+"""A user's own model is refused if it keeps modules or parameters where PyTorch does not register them."""
 
 import pytest
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
     ],
 )
 def test_modules_in_a_plain_list_are_refused(tmp_path, layers, kind):
-    """They are in no state dict: each rank would draw its own, and none of them is trained or stored."""
+    """They are in no state dict: each rank would draw its own, and they would be neither trained nor stored."""
     file = tmp_path / "mine.py"
     file.write_text(HIDDEN.replace("{layers}", layers))
     with pytest.raises(BadInput, match=f"layers is a plain {kind} of modules or parameters"):

@@ -1,4 +1,4 @@
-"""`lockstep accept`: what a machine can do, in a few minutes; and that it says what is wrong."""
+"""`lockstep accept` finds out in a few minutes what works on a machine, and says what is wrong."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def test_a_machine_is_accepted_but_for_what_is_wrong(place):
     log = place.path("results/accept/proofs/parity/ddp_spawn/n2/rep1") / paths.LOG
     assert log.read_text().startswith("$ ")
     left = sum(file.stat().st_size for file in place.path("results/accept").rglob("*") if file.is_file())
-    assert left < 2e6, "it is to hand on"
+    assert left < 2e6, "the folder is small enough to pass on"
 
 
 def test_what_was_not_reached_is_named_and_nothing_is_left_running(place):
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_found(place):
 
 
 def running_in(place) -> list[str]:
-    """The processes that work in the copy."""
+    """The processes whose working folder is the copy."""
     inside = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

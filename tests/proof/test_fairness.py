@@ -1,4 +1,4 @@
-"""The rules of a fair run: a folder that keeps them has no breach, and each way to break one is told."""
+"""The rules of a fair comparison: a folder that keeps them has no breach, and every violation is reported."""
 
 import json
 import shutil
@@ -33,12 +33,14 @@ def results(benchmark, tmp_path) -> Path:
             environment = files.read_json(copy / "env.json")
             files.write_json(copy / "env.json", environment | {"changed": False})
     write_journal(folder)
-    shutil.copy(whole / "config.yaml", tmp_path / "config.yaml")  # not in the folder, where rows would be held to it
+    shutil.copy(
+        whole / "config.yaml", tmp_path / "config.yaml"
+    )  # not in the folder, where rows would be checked against it
     return folder
 
 
 def write_journal(results: Path) -> None:
-    """Say of all that lies in `results` that it was made as it is now."""
+    """Write a journal by which all files in `results` are unchanged."""
     paths.journal_file(results).unlink(missing_ok=True)
     journal.note(results, "request", rows=list(ROWS))
     journal.note(results, "preparation", results / "data", ("data.json",))
@@ -63,7 +65,7 @@ def test_a_fair_comparison_has_no_breach(results):
 
 
 def test_an_empty_folder_is_told(tmp_path):
-    with pytest.raises(BadInput, match="no run has a record here"):
+    with pytest.raises(BadInput, match="holds no run with a record"):
         fairness.check(tmp_path)
 
 
@@ -108,7 +110,7 @@ def prove_by_another_torch(folder):
 
 
 def publish(folder, **values):
-    """A report that says something else of ddp than the records, and whose hash was noted all the same."""
+    """Write a report that contradicts ddp's records, with its hash in the journal."""
     results = folder.parents[3]
     made = summary.gather(read([results.parent / "config.yaml"], ["repeats=3"]), results)
     rows = [row | (values if row["row"] == "ddp" else {}) for row in made.rows]
@@ -117,7 +119,7 @@ def publish(folder, **values):
 
 
 def watched_others(folder):
-    """What the watcher wrote down says so, and the record was edited not to."""
+    """The watcher's file has the disturbance, but the record was edited."""
     sample = {"begin": 0, "end": 1e9, "others_cores": 1.5, "cpu_mhz": None, "cpu_celsius": None}
     (folder / "watch.jsonl").write_text(json.dumps(sample | {"gpus": [], "others_on_gpus": []}) + "\n")
 
@@ -135,21 +137,24 @@ def change_hash(folder, name):
     [
         (disturb, "it was disturbed: other processes used 1.00 of 2 CPU cores"),
         (flip_a_byte, "its model is not as it was written: "),
-        (lose_a_sample, "its ledger does not hold: the ledger differs from the plan in step 9"),
-        (lambda folder: (folder / "ledger.npz").unlink(), "its ledger does not hold"),
-        (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, and 2 was live"),
-        (lambda folder: change_setting(folder, "dropout", [0.5]), "another dropout than the rest"),
+        (lose_a_sample, "its ledger is wrong: the ledger differs from the plan in step 9"),
+        (lambda folder: (folder / "ledger.npz").unlink(), "its ledger is wrong"),
+        (lambda folder: change_setting(folder, "threads", 2), "threads: 1 was asked for, but 2 was used"),
+        (lambda folder: change_setting(folder, "dropout", [0.5]), "its dropout differs from the rest"),
         (lambda folder: change_environment(folder, "cpu", "Z80"), "cpu is Z80"),
-        (lambda folder: change_environment(folder, "packages", {"torch": "1.0", "horovod": None}), "torch is 1.0, and"),
+        (lambda folder: change_environment(folder, "packages", {"torch": "1.0", "horovod": None}), "torch is 1.0, but"),
         (lambda folder: change_environment(folder, "changed", True), "files that differ from their commit"),
-        (lambda folder: change_hash(folder, "weights"), "other weights than those that are there now"),
+        (lambda folder: change_hash(folder, "weights"), "other weights than those that exist now"),
         (lambda folder: change_hash(folder, "plan"), "it trained another plan"),
-        (lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99), "it ran beside"),
+        (
+            lambda folder: change(folder, started="2026-01-01T00:20:00+00:00", wall_seconds=99),
+            "it ran at the same time as",
+        ),
         (lambda folder: change(folder, losses="none"), "is not a valid record: $.losses"),
         (lambda folder: (folder / "record.json").write_text('{"row": '), "is damaged"),
         (lambda folder: (folder / "env.json").unlink(), "not all of it can be checked"),
         (lambda folder: (folder / "ledger.npz").write_bytes(b"PK"), "not all of it can be checked"),
-        (lambda folder: change_clock(folder, train_seconds=0.5), "not its work over its training time"),
+        (lambda folder: change_clock(folder, train_seconds=0.5), "not its work divided by its training time"),
         (lambda folder: change_clock(folder, train_seconds=0.5), "not that of its slowest rank"),
         (lambda folder: change_clock(folder, train_seconds=1e300), "do not fit into"),
         (lambda folder: change(folder, row="fsdp"), "its record is that of fsdp"),
@@ -167,26 +172,29 @@ def change_hash(folder, name):
             "test/report.json was changed after the test that left it",
         ),
         (lambda folder: change_environment(folder, "variables", {"OMP_NUM_THREADS": "7"}), "OMP_NUM_THREADS was 7, "),
-        (watched_others, "its record tells of 0 samples of the machine, and 1 are there"),
+        (watched_others, "its record counts 0 samples of the machine, but there are 1"),
         (
             lambda folder: change_verdict(folder, distances={"losses": 0.5, "norm": 0, "update": 0}),
             "losses say otherwise",
         ),
         (
             lambda folder: change_verdict(folder, fp64={"weights": 1e-6}),
-            "its verdict is equal, and its weights in fp64",
+            "its verdict is equal, but its weights in fp64",
         ),
-        (prove_by_another_torch, "ddp: it was proven with torch 1.0, and timed with "),
-        (lambda folder: shutil.rmtree(folder.parents[1]), "ddp: it was asked for, and no run of it has a record"),
-        (lambda folder: (folder.parents[3] / "journal.jsonl").unlink(), "is not there, so nothing tells"),
+        (prove_by_another_torch, "ddp: it was proven with torch 1.0, but timed with "),
+        (lambda folder: shutil.rmtree(folder.parents[1]), "ddp: it was asked for, but no run of it has a record"),
+        (
+            lambda folder: (folder.parents[3] / "journal.jsonl").unlink(),
+            "does not exist, so changes to files can't be found",
+        ),
         (
             lambda folder: publish(folder, train_seconds=0.001),
-            "ddp: the report has train_seconds 0.001, and its records",
+            "ddp: the report has train_seconds 0.001, but its records",
         ),
-        (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, and its records"),
-        (lambda folder: publish(folder, startup_seconds=0.5), "ddp: the report has startup_seconds 0.5, and its"),
+        (lambda folder: publish(folder, macro_f1=0.99), "ddp: the report has macro_f1 0.99, but its records"),
+        (lambda folder: publish(folder, startup_seconds=0.5), "ddp: the report has startup_seconds 0.5, but its"),
         (lambda folder: publish(folder, accuracy=1.2), "ddp: the report has accuracy 1.2, which is not from 0 to 1"),
-        (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are not whole"),
+        (shutil.rmtree, "ddp: repetition 2 is missing, so its blocks are incomplete"),
         (lambda folder: shutil.rmtree(folder.parents[3] / "parity" / "ddp"), "it was not compared with the reference"),
     ],
 )
@@ -206,7 +214,7 @@ def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
 
 
 def test_records_of_other_settings_are_told(results, benchmark):
-    """As report.py has them. What the configuration leaves to the machine may be another number on another one."""
+    """They are those of report.py. Values that the configuration leaves to the machine may differ between machines."""
     asked = read([benchmark.path("results/config.yaml")]).source
     for hardware, told in (({"threads": "auto", "timeout": 5}, False), ({"threads": 7}, True)):
         files.write_text(results / "config.yaml", json.dumps(asked | {"hardware": asked["hardware"] | hardware}))
@@ -246,19 +254,19 @@ def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
     assert "not distinguishable" in said
     written = Path("compared.html").read_text(encoding="utf-8")
     assert "1 of 3 rows take another time in" in written
-    assert "0 of 3 rows take another time in" in written  # a folder beside itself
+    assert "0 of 3 rows take another time in" in written  # a folder compared with itself
     assert "not what differs between two" in said
 
 
 def test_a_folder_that_breaks_the_rules_is_not_compared(results, benchmark, run_script, tmp_path):
-    """As where one run of a row, not its first, was made on another machine: all are looked at."""
+    """All runs are checked, not only the first: here a later run of a row is of another machine."""
     other = Path(shutil.copytree(results, tmp_path / "other"))
     for folder in (results, other):
         report(benchmark, folder)
     code, said, wrong = run_script("compare", str(results), str(other))
     assert (code, wrong) == (0, "")
     assert "differs" not in said.replace("what differs between two", "")
-    disturb(run(other, "single", 3))  # it is left out, which the interval counts
+    disturb(run(other, "single", 3))  # the run is left out, and the interval widens
     write_journal(other)
     code, _, wrong = run_script("compare", str(results), str(other))
     assert (code, wrong) == (0, "")
@@ -284,7 +292,7 @@ def test_what_is_not_comparable_is_refused_by_name(two, benchmark, run_script, k
             change(folder, precision="bf16")
         else:
             change_hash(folder, kind)
-    if kind == "plan":  # and the data that it was trained on, or the report would say that it is stale
+    if kind == "plan":  # and its data, or the report would call it stale
         (file,) = (two[1] / "data" / "plan").glob(f"{record(run(two[1]))['asked']['plan']}.json")
         files.write_json(file, files.read_json(file) | {"hash": 64 * "0"})
     elif kind == "weights":

@@ -1,4 +1,4 @@
-"""Somebody else's checkpoint is read as values, whatever it lies in, and must be all of the model that is named."""
+"""Somebody else's checkpoint is read as values only, in any nesting, and must have all tensors of the given model."""
 
 import io
 import pickle
@@ -21,7 +21,7 @@ TEXTS = "text,label\nab,good\nba,bad\nabab,good\nbb,bad\n"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A classifier's folder, whose texts are of a and b, and whose head answers by the first token that is one."""
+    """A classifier's folder, for texts of the letters a and b."""
     folder = tmp_path_factory.mktemp("model")
     labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
     torch.manual_seed(1)
@@ -38,7 +38,7 @@ def theirs(model):
 
 
 def written(kind: str, state: dict, folder):
-    """A checkpoint of this kind, as somebody's script leaves it."""
+    """A checkpoint of this kind, as a user's script saves it."""
     file = folder / "theirs.pt"
     match kind:
         case "state dict":
@@ -81,7 +81,7 @@ def test_every_tensor_becomes_the_models(kind, model, theirs, tmp_path):
 
 def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, tmp_path):
     notes = foreign.convert(written("half, older", theirs, tmp_path), model, tmp_path / "made", None)
-    assert notes == ["weights in float16 are float32 from here on"]
+    assert notes == ["weights in float16 are converted to float32"]
     made = load_file(tmp_path / "made" / "model.safetensors")
     assert all(torch.equal(made[name], theirs[name].half().float()) for name in theirs)
 
@@ -90,20 +90,20 @@ def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, t
     ("change", "reason"),
     [
         (lambda state: {name: state[name] for name in state if "classifier" not in name}, "lacks classifier.weight"),
-        (lambda state: state | {"classifier.bias": torch.ones(3)}, r"classifier.bias is \[3\], and \[2\] in the model"),
+        (lambda state: state | {"classifier.bias": torch.ones(3)}, r"classifier.bias is \[3\], but \[2\] in the model"),
         (lambda state: {"model": state, "ema": state}, "holds such a model 2 times, under ema., model."),
         (
             lambda state: state | {f"module.{name}": tensor + 1 for name, tensor in state.items()},
-            "holds such a model twice, as .* which are not the same",
+            "holds two such models that differ, as ",
         ),
         (
             lambda state: state | {"classifier.weight": (100 * state["classifier.weight"]).to(torch.int8)},
-            "classifier.weight is int8, .* Turn quantised weights back",
+            "classifier.weight is int8, .* Dequantise the weights",
         ),
         (lambda state: state | {"classifier.bias": torch.tensor([0.0, torch.nan])}, "holds nan or infinity"),
         (
             lambda state: state | {"classifier.weight": state["classifier.weight"].to_sparse()},
-            r"theirs.pt: classifier.weight is a tensor sparse or quantised\. Save it as a dense one",
+            r"theirs.pt: classifier.weight is a tensor sparse or quantised\. Save it as a dense tensor",
         ),
         (
             lambda state: state | {"classifier.weight": torch.empty(2, 8, device="meta")},
@@ -111,7 +111,7 @@ def test_half_precision_and_what_older_versions_stored_are_told(model, theirs, t
         ),
         (lambda state: {"encoder.weight": torch.ones(2)}, "holds no tensor called bert"),
         (lambda state: {}, "holds no tensor called bert"),
-        (lambda state: torch.nn.Linear(2, 2), "can't be read as tensors alone"),
+        (lambda state: torch.nn.Linear(2, 2), "can't be read as tensors only"),
     ],
 )
 def test_what_is_not_that_model_is_refused_and_nothing_is_made(change, reason, model, theirs, tmp_path):
@@ -136,7 +136,7 @@ def test_nothing_that_stands_in_a_checkpoint_is_run(model, theirs, tmp_path, mon
     pickle.dump(index, stream)
     (folder / ".metadata").write_bytes(stream.getvalue())
     for file in (tmp_path / "theirs.pt", folder):
-        with pytest.raises(BadInput, match="can't be read as tensors alone"):
+        with pytest.raises(BadInput, match="can't be read as tensors only"):
             foreign.convert(file, model, tmp_path / "made", None)
     assert not (tmp_path / "ran").exists()
 
@@ -147,7 +147,7 @@ def script(name: str, *words) -> subprocess.CompletedProcess:
 
 
 def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
-    """The report is of these weights: a head that always says "good" is right twice in four."""
+    """The report is about these weights: a head that always says "good" is right for two of four texts."""
     always = {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}
     always["classifier.bias"] = torch.tensor([0.0, 5.0])
     weights = written("compiled, in an epoch's dict", always, tmp_path)
@@ -165,7 +165,7 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
     assert said.returncode == 0, said.stderr
     assert "good" in said.stdout
     assert "0.993" in said.stdout
-    # Numbers for names, and the model's classes named anew: the same report, and what was taken for what is said.
+    # With numbers as labels, and new names for the classes: the same report, and a note on which is which.
     (tmp_path / "numbers.csv").write_text(TEXTS.replace("good", "1").replace("bad", "0"))
     numbered = script("test", *asked, "--data", tmp_path / "numbers.csv", *columns)
     assert "labels that are numbers are taken for the model's classes: 0 is bad, 1 is good" in numbered.stderr
@@ -188,7 +188,7 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "tests"], "--output: tests is there already"),
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "made"], "is not a model folder"),
         (["predict", "--weights", "no.pt", "--text", "x"], "name the folder of the model that they are of by --model"),
-        (["predict", "--model", ".", "--labels", "a", "--text", "x"], "--labels: a: give two different names"),
+        (["predict", "--model", ".", "--labels", "a", "--text", "x"], "--labels: a: give at least two different names"),
     ],
 )
 def test_what_is_missing_is_named(words, reason):

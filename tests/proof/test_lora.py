@@ -1,4 +1,4 @@
-"""LoRA by every strategy: equal to LoRA on one device, and told apart where it is not; the adapter beside the model."""
+"""LoRA by every strategy equals LoRA on one device, mistakes are caught, and the adapter is stored beside the model."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.conftest import HOROVOD, copy_project
 from tests.model.test_lora import model, train
 
 peft = pytest.importorskip("peft", reason="needs peft: make setup")
-# Each strategy once with what it has of its own; and with targets, dropout and a scale, which the trainings have too.
+# Each strategy once with its own options, and with the targets, dropout and scale of the trained rows.
 NAMED = "lora: 4, lora_alpha: 16, lora_targets: [query, key, dense], lora_dropout: 0.1"
 HONEST = {
     "single": f"{{strategy: single, {NAMED}}}",
@@ -36,7 +36,7 @@ HONEST = {
 }
 REDUCED = {"fsdp_bf16": "{strategy: fsdp, precision: bf16, lora: 4}"}
 WRONG = {
-    # Each rank's updates begin with other numbers. DDP sends rank 0's to all, FSDP leaves each rank its own.
+    # Each rank initialises its adapter differently. DDP broadcasts rank 0's; FSDP leaves each rank its own.
     "other_start": """
 import torch
 from lockstep.strategies import ddp
@@ -48,7 +48,7 @@ class Strategy(ddp.Strategy):
                 torch.nn.init.kaiming_uniform_(weight, a=5**0.5)
         super().prepare(model, make_optimizer)
 """,
-    # The updates count twice, after the live model was looked at.
+    # The updates are scaled by two after the settings were read back.
     "other_scale": """
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
@@ -58,7 +58,7 @@ class Strategy(ddp.Strategy):
             if hasattr(module, "lora_A"):
                 module.scaling["default"] *= 2
 """,
-    # The head stays as it is.
+    # The head is not trained.
     "frozen_head": """
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
@@ -102,7 +102,7 @@ def succeeds(place, script: str, *arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def references(place):
-    """Trained once, of all rows."""
+    """The references of all rows, trained once."""
     succeeds(place, "parity", "--row=reference")
 
 
@@ -149,9 +149,9 @@ def test_what_is_not_is_told_apart(place, references, mistake):
 
 def test_a_reference_of_another_rank_is_no_measure():
     ours, theirs = (parity.Trained([1.0], 1.0, lora.put_into(model(), train(rank)).state_dict()) for rank in (4, 8))
-    with pytest.raises(OtherWork, match=r"it trained other tensors: .*lora_A.* is \[8, 32\], and \[4, 32\] in the ref"):
+    with pytest.raises(OtherWork, match=r"it trained other tensors: .*lora_A.* is \[8, 32\], but \[4, 32\] in the ref"):
         ours.distances(theirs, {})
-    with pytest.raises(OtherWork, match=r"it trained other tensors: .* is not there, and "):
+    with pytest.raises(OtherWork, match=r"it trained other tensors: .* is missing, but "):
         ours.distances(parity.Trained([1.0], 1.0, model().state_dict()), {})
 
 

@@ -1,4 +1,4 @@
-"""The proof, and that it can fail: every mistake below is a strategy file of its own, which it must catch."""
+"""The proof, and that it can fail: every mistake below is a strategy of its own, which the proof must catch."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from tests.conftest import HOROVOD, Workplace
 
-# Each is ddp, or single, with one mistake of the kind that published comparisons have made.
+# Each is ddp or single with one mistake of a kind that is found in published comparisons.
 MISTAKES = {
     "no_zero_grad": """
 from lockstep.strategies import ddp
@@ -91,7 +91,7 @@ class Strategy(ddp.Strategy):
                 group["lr"] *= 1.1
 """,
 }
-# Seen by the ledger, by the distances of either kind, and before the first step.
+# How each mistake is caught: by the ledger, by the distances, or before the first step.
 IN_CI = ("padded", "summed", "other_weights", "other_learning_rate")
 HONEST = {
     "fsdp_accumulation": "{strategy: fsdp, accumulation: 2}",
@@ -121,7 +121,7 @@ FILES = ("config/config.yaml", "small.yaml", "proof.yaml")
 
 @pytest.fixture(scope="module")
 def prove(benchmark: Workplace):
-    """Proves one row of HONEST or MISTAKES in the benchmark's folder; returns the verdict."""
+    """Prove one row of HONEST or MISTAKES in the benchmark's folder. Returns the verdict."""
     for name, code in MISTAKES.items():
         benchmark.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py").write_text(code)
     rows = (
@@ -176,7 +176,7 @@ def test_every_row_of_the_table_is_proven(benchmark):
         else:
             assert verdict["no_fp64"]
         assert verdict["above_floor"] < (30 if verdict["kind"] == "fp32" else 3), row
-        # A mistake shows by far: honest rows are thousands of times nearer, in bf16 twice at least.
+        # Mistakes are far away: honest rows are thousands of times nearer, in bf16 at least twice.
         assert verdict["below_mistake"] > (1000 if verdict["kind"] == "fp32" else 2), row
     assert verdicts["ddp_amp"]["distances"]["losses"] > 1e-5
     floor = verdicts["reference_bf16"]["floor"]
@@ -226,7 +226,7 @@ def test_every_mistake_is_caught(prove, mistake):
     if mistake == "summed":
         assert verdict["distances"]["norm"] == pytest.approx(1, abs=1e-3)
     if not by_ledger:
-        # Far beyond what an honest row differs by, in float64 and in the row's own precision.
+        # Far beyond the distances of honest rows, in float64 and in the row's own precision.
         assert max(verdict["fp64"].values()) > 1e-4
         assert verdict["above_floor"] > 30 * 10
 
@@ -249,7 +249,7 @@ class Strategy(ddp.Strategy):
     [("sgd", "momentum", "0.9", "0"), ("adam", "betas", "[0.8,0.9]", "(0.9, 0.999)")],
 )
 def test_a_strategy_that_forgets_what_its_optimizer_was_told_is_caught(prove, benchmark, optimizer, key, asked, live):
-    """Before its first step, and by name."""
+    """It is refused before its first step, with the name of the setting."""
     benchmark.path("workflow/scripts/lockstep/strategies/wrong_forgotten.py").write_text(FORGOTTEN)
     benchmark.path("forgotten.yaml").write_text("rows: {wrong_forgotten: {strategy: wrong_forgotten}}")
     files = [f"--config={file}" for file in ("config/config.yaml", "small.yaml", "forgotten.yaml")]
@@ -260,7 +260,7 @@ def test_a_strategy_that_forgets_what_its_optimizer_was_told_is_caught(prove, be
     assert f"and wrong_forgotten uses {live}" in finished.stderr
 
 
-# Shapes that name their dropouts, share their layers, or mix their tokens in another way than BERT does.
+# Architectures with other names of dropout than BERT's, with shared layers, or without attention.
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SHAPES = {
     "roberta": SIZE,
@@ -281,7 +281,7 @@ rows:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_criterion_holds_for_other_models(prove, benchmark, tmp_path, shape):
-    """Honest rows are equal on two and on three ranks, and the mildest mistake is caught, by far."""
+    """Honest rows are equal on two and on three ranks, and the mildest mistake is clearly caught."""
     tokenizer = AutoTokenizer.from_pretrained(benchmark.path("results/data/tokenizer"))
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
     special |= {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
@@ -324,7 +324,7 @@ FAILING = {
 
 @pytest.mark.parametrize("row", ["raising", pytest.param("unreadable", marks=pytest.mark.slow)])
 def test_a_row_whose_trial_fails_is_failed_and_not_unequal(benchmark, row):
-    """With the reason, to a script's caller and in the table of verdicts."""
+    """The reason is given to the script's caller, and in the table of verdicts."""
     code, expected = FAILING[row]
     strategy = benchmark.path(f"workflow/scripts/lockstep/strategies/{row}.py")
     strategy.write_text("from lockstep.strategies import ddp\n" + code)

@@ -1,4 +1,4 @@
-"""The converted model is sealed as the checkpoint is; what is cut, changed or does not fit is told in one line."""
+"""The converted model is sealed like the checkpoint; a truncated or changed file gives a one-line message."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ MODEL = RUN / "model" / "model.safetensors"
 
 @pytest.fixture
 def script(run_script):
-    """Runs a script beside a run of `single` that ended with the initial weights, and is converted."""
+    """Run a script in a folder with a converted run of `single`, whose weights are the initial ones."""
     assert run_script("prepare", *(word for value in SMALL for word in ("--set", value)))[0] == 0
     (RUN / "native").mkdir(parents=True)
     state = models.load(Path("results/data/weights")).state_dict()
@@ -77,7 +77,7 @@ def test_every_command_notices_a_model_that_changed(script, command, spoil):
 
 
 def test_a_model_that_changed_is_a_breach(script):
-    """What check.py says of it, among all else that a run must be."""
+    """check.py reports it."""
     assert list(fairness.sealed(RUN, {}, Path("results"))) == []
     flip(MODEL)
     (breach,) = fairness.sealed(RUN, {}, Path("results"))
@@ -105,7 +105,7 @@ def test_a_place_that_can_not_be_written_is_named(run_script):
 
 @pytest.mark.parametrize("name", ["convert", "prepare"])
 def test_without_room_on_the_disk_the_file_is_named(script, name):
-    """In a process of its own, whose files may grow to 2,000 bytes, and no further."""
+    """The script runs in a new process, whose files may not exceed 2,000 bytes."""
     before = sorted(Path("results").rglob("*"))
     command = [sys.executable, str(PROJECT / "workflow" / "scripts" / f"{name}.py")]
     finished = subprocess.run(
@@ -120,4 +120,4 @@ def test_without_room_on_the_disk_the_file_is_named(script, name):
     assert said.startswith(f"failed: {RUN / 'model' if name == 'convert' else 'results/data'}: can't be written: ")
     assert said.endswith(f"{os.strerror(errno.EFBIG)}. Make room, and start again.\n")
     if name == "convert":
-        assert sorted(Path("results").rglob("*")) == before  # nothing half-written, nothing lost
+        assert sorted(Path("results").rglob("*")) == before  # no incomplete file, and none lost

@@ -1,4 +1,4 @@
-"""Rows that another launcher starts, or another file tells how, are proven to train the same model, or refused."""
+"""Rows with another launcher or a framework's configuration file are proven to train the same model, or refused."""
 
 import json
 import shutil
@@ -27,13 +27,13 @@ rows:
   own_ds: {strategy: deepspeed, launcher: torchrun, stage: 2, config_file: ds.json}
   horovod_mpi: {strategy: horovod, controller: mpi}
 """
-# The optimizer is DeepSpeed's own then; torch_adam spares it the compiling of one.
+# DeepSpeed then creates the optimizer itself; torch_adam avoids compiling its own.
 DEEPSPEED = {
     "train_batch_size": 31,  # the row's, in a trial too
     "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": "auto"}},
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 20_000},
 }
-# As `accelerate config` writes it for two GPUs, with a setting that costs time only.
+# A file of `accelerate config` for two GPUs, with a setting that only costs time.
 OWN = """
 compute_environment: LOCAL_MACHINE
 debug: true
@@ -111,7 +111,7 @@ def test_a_row_that_is_started_otherwise_is_proven(place, row, command):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["deepspeed", "fsdp"])
 def test_the_checkpoint_of_a_framework_is_read_as_anybodys(place, row):
-    """By its files alone, without the run that they are of, and its weights are the live ones."""
+    """Its files are enough, without the run's folder, and they have the live weights."""
     finished = place.script("launch", *CONFIGS, "--row", row)
     assert finished.returncode == 0, finished.stderr
     native = place.path(f"results/runs/{row}/n2/rep1/native")
@@ -127,7 +127,7 @@ def test_the_checkpoint_of_a_framework_is_read_as_anybodys(place, row):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        # The file says nothing of it, which is fp32.
+        # The file does not set it, which means fp32.
         ({"mixed_precision": None}, "mixed_precision: the row needs bf16, and Accelerate has no, by"),
         (
             {"dynamo_config": {"dynamo_backend": "EAGER"}},

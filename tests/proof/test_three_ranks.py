@@ -1,4 +1,4 @@
-"""The proof in 16 bits over three ranks. They multiply their losses by 3, which rounds; a factor of 2 or 4 does not."""
+"""The proof in 16 bits with three ranks, whose losses are multiplied by 3. This rounds; a factor of 2 or 4 does not."""
 
 import json
 
@@ -22,7 +22,7 @@ CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A copy of the project with prepared data, every mistake as a strategy, and references that are trained."""
+    """A copy of the project with prepared data, every mistake as a strategy, and trained references."""
     copy = copy_project(tmp_path_factory.mktemp("three"))
     for name, code in MISTAKES.items():
         copy.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py").write_text(code, encoding="utf-8")

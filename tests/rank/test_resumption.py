@@ -23,7 +23,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
 from lockstep.model.optimizer import make_optimizer
 from lockstep.run import saved
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 from tests.conftest import HOROVOD, PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"

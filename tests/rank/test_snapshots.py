@@ -101,7 +101,7 @@ def test_a_snapshot_is_converted_tested_and_asked(prepared):
     assert "single" in told[1]
     said = run(results, "test", str(folder), "--snapshot", "3", code=2)
     assert "--snapshot 3" in said
-    assert "there are those of 1, 2" in said
+    assert "it kept 1, 2" in said
     # A damaged one is refused.
     checkpoint = paths.snapshot(folder, 1) / paths.CHECKPOINT / "checkpoint.pt"
     data = bytearray(checkpoint.read_bytes())

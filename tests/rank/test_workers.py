@@ -146,8 +146,8 @@ def test_memory_counts_workers():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        (["hardware.pin_memory=true"], "hardware.pin_memory: it is for the way from the host to a GPU"),
-        (["rows.x={strategy: ddp, pin_memory: true}"], "rows.x.pin_memory: it is for the way"),
+        (["hardware.pin_memory=true"], "hardware.pin_memory: it is for copies from the host to a GPU"),
+        (["rows.x={strategy: ddp, pin_memory: true}"], "rows.x.pin_memory: it is for copies"),
         (
             ["hardware.device=cuda", "hardware.node_gpus=2", "rows.x={strategy: recipe, resident: true, workers: 1}"],
             "rows.x: resident: True, workers: 1: batches are put together on the GPU",

@@ -195,7 +195,7 @@ def test_a_decision_that_the_records_do_not_bear_out_is_found(results):
     for changed in ({}, {"width": 0.001}, {"contending": ["ddp"]}):
         files.write_json(decision_file(results, 2), decided | changed)
         breaches = [what for where, what in fairness.check(results).breaches if where.endswith("blocks/2.json")]
-        assert breaches == (["is not what follows from the records"] if changed else [])
+        assert breaches == (["does not follow from the records"] if changed else [])
 
 
 @pytest.mark.parametrize(

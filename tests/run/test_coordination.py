@@ -24,7 +24,7 @@ from lockstep import paths
 from lockstep.config import launchers, reading, registry
 from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.run import coordination
+from lockstep.run import addresses, peers
 from tests.conftest import PROJECT, copy_project
 
 HOSTS = PROJECT.parent / "shared" / "tools" / "two-hosts.sh"
@@ -406,52 +406,52 @@ ABOUT = {
     ],
 )
 def test_what_is_not_the_same_is_named(changes, apart, message):
-    assert coordination.difference(ABOUT, ABOUT, "node 1", 0) == ""
-    assert message in coordination.difference(ABOUT, ABOUT | changes, "node 1", apart)
+    assert peers.difference(ABOUT, ABOUT, "node 1", 0) == ""
+    assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", apart)
 
 
 def test_a_scheduler_says_which_node_this_is(monkeypatch):
     for name in ("SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert coordination.node_rank(None, 1) == 0
+    assert addresses.node_rank(None, 1) == 0
     with pytest.raises(BadInput, match="which of the 2 nodes is this"):
-        coordination.node_rank(None, 2)
+        addresses.node_rank(None, 2)
     with pytest.raises(BadInput, match="2 nodes are numbered from 0 to 1"):
-        coordination.node_rank(2, 2)
+        addresses.node_rank(2, 2)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert coordination.node_rank(None, 2) == 1
+    assert addresses.node_rank(None, 2) == 1
     monkeypatch.setenv("SLURM_NODEID", "0")
-    assert coordination.node_rank(None, 2) == 0
-    assert coordination.node_rank(1, 2) == 1
-    assert coordination.environment_endpoint() is None
+    assert addresses.node_rank(None, 2) == 0
+    assert addresses.node_rank(1, 2) == 1
+    assert addresses.environment_endpoint() is None
     monkeypatch.setenv("MASTER_ADDR", "h1")
-    assert coordination.environment_endpoint() == "h1"
+    assert addresses.environment_endpoint() == "h1"
     monkeypatch.setenv("MASTER_PORT", "29400")
-    assert coordination.endpoint(coordination.environment_endpoint()) == ("h1", 29400)
+    assert addresses.endpoint(addresses.environment_endpoint()) == ("h1", 29400)
 
 
 def test_hosts_are_a_list_or_a_hostfile(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# mine\nh1 slots=2\n\nh2  slots=2 # the second\nh3\n")
-    assert coordination.read_hosts(str(file), 2) == coordination.read_hosts(["h1", "h2"], 2) == ["h1", "h2"]
+    assert addresses.read_hosts(str(file), 2) == addresses.read_hosts(["h1", "h2"], 2) == ["h1", "h2"]
     for wrong in (["h1"], ["h1", "h1"]):
         with pytest.raises(BadInput, match="2 nodes need as many hosts, each named once"):
-            coordination.read_hosts(wrong, 2)
+            addresses.read_hosts(wrong, 2)
     for content, message in ((None, "can't be read"), (b"\xff\xfe\x00", "can't be read"), (b"", "none: 2 nodes need")):
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(BadInput, match=message):
-            coordination.read_hosts(str(tmp_path / "no" if content is None else file), 2)
+            addresses.read_hosts(str(tmp_path / "no" if content is None else file), 2)
 
 
 def test_a_wrong_endpoint_is_refused(monkeypatch):
     for wrong in ("h1:0", "h1:99999"):
         with pytest.raises(BadInput, match="from 1 to 65535"):
-            coordination.endpoint(wrong)
+            addresses.endpoint(wrong)
     monkeypatch.setenv("MASTER_ADDR", "::1")
     with pytest.raises(BadInput, match="MASTER_ADDR=::1: give a name, or an IPv4 address"):
-        coordination.environment_endpoint()
+        addresses.environment_endpoint()
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if not registry.literals(name)["ONE_DEVICE_ON"]])
@@ -462,7 +462,7 @@ def test_the_world_is_nodes_times_processes_and_the_plan_stays(name):
     assert (row.hardware.devices, row.hardware.processes, row.hardware.processes_per_node) == (6, 6, 2)
     assert row.plan_name == alone.plan_name
     assert row.folder(1) == "runs/x/n6/rep1"
-    rendezvous = coordination.Rendezvous(29400, "10.0.0.1", 2, "10.0.0.3", "eth0", ("a", "b", "c"), "run")
+    rendezvous = addresses.Rendezvous(29400, "10.0.0.1", 2, "10.0.0.3", "eth0", ("a", "b", "c"), "run")
     folder = Path("somewhere")
     if row.options.get("launcher") not in ("accelerate", "deepspeed"):  # which write a file
         said = launchers.command(row.settings(), Path("train.py"), folder, rendezvous)
@@ -473,7 +473,7 @@ def test_deepspeed_trains_on_the_chosen_gpus_of_each_machine(monkeypatch, tmp_pa
     """It takes the first ones unless it is told, and knows of no more than the slots that its file of hosts has."""
     monkeypatch.setattr(launchers, "training_gpus", lambda hardware: [6, 7])
     row = reading.parse({"rows": {"x": {"strategy": "deepspeed", "device": "cpu", "nodes": 2, "oversubscribe": True}}})
-    rendezvous = coordination.Rendezvous(29400, "10.0.0.1", 1, "10.0.0.2", "eth0", ("a", "b"), "run")
+    rendezvous = addresses.Rendezvous(29400, "10.0.0.1", 1, "10.0.0.2", "eth0", ("a", "b"), "run")
     file = paths.node_folder(tmp_path, 1)
     file.mkdir(parents=True, exist_ok=True)
     command = launchers.command(row.rows["x"].settings(), Path("train.py"), tmp_path, rendezvous)

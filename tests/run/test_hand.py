@@ -20,7 +20,7 @@ from lockstep.config import launchers, reading
 from lockstep.config.hardware import free_port
 from lockstep.errors import BadInput
 from lockstep.run import hand
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 from tests.conftest import copy_project
 
 BARE = {"PATH": "/usr/bin:/bin", "PYTHONWARNINGS": "ignore"}  # of a terminal in which nothing is activated
@@ -31,7 +31,7 @@ from pathlib import Path
 from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.run import hand
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 folder, port, timeout = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 asked = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True, "timeout": timeout}
 row = reading.parse({"rows": {"x": {"strategy": "ddp", "launcher": "hand"}}, "hardware": asked}).rows["x"]

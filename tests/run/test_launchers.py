@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.config import reading
 from lockstep.run import node
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 from tests.conftest import PROJECT
 
 FRAMEWORKS = {"deepspeed", "lightning_fabric", "horovod", "peft", "bitsandbytes", "matplotlib", "sklearn"}

@@ -122,7 +122,7 @@ def test_a_tracker_that_can_not_be_reached_costs_no_more_than_a_warning(tmp_path
 
 def test_what_is_not_there_is_refused_before_the_run(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(BadInput, match=r"rows.x.log_to: mlflow needs to know where to. Set MLFLOW_TRACKING_URI"):
+    with pytest.raises(BadInput, match=r"rows.x.log_to: mlflow needs a server. Set MLFLOW_TRACKING_URI"):
         tracking.refuse(["mlflow"], "rows.x.log_to")
     need = Need("no-such-package", "1.0", "pip install no-such-package==1.0", only={})
     monkeypatch.setattr(tracking, "NEEDS", {"tensorboard": need})

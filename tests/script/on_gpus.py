@@ -1,4 +1,4 @@
-"""A script that is written for CUDA alone, with two GPUs by torchrun."""
+"""A script for CUDA only, with two GPUs, started by torchrun."""
 
 import argparse
 import os

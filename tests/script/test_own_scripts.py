@@ -1,4 +1,4 @@
-"""Each strategy's whole script (docs/scripts) starts as it says, and trains the model that it would on one device."""
+"""Each strategy's whole script (docs/scripts) starts as its docstring says, and trains the same model as one device."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ ALONE = ("single", "dataparallel")  # one process
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem)
 def command(request, tmp_path) -> list[str]:
-    """How a script says that it is started; it lies in the test's folder."""
+    """The command in a script's docstring, for the script in the test's folder."""
     if request.param.stem == "with_horovod" and not HOROVOD:
         pytest.skip("needs: make horovod")
     shutil.copy(request.param, tmp_path)

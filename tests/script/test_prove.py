@@ -1,4 +1,4 @@
-"""Scripts as people write them, right and wrong: `lockstep prove` says of each what is so, and nothing else."""
+"""`lockstep prove` on scripts as users write them, right and wrong: it reports each mistake, and nothing else."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SPAWN = ("python", "train.py", "--spawn", "2")
 
 
 def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int | None = None) -> dict:
-    """The verdict on a command, whose script lies beside this test; `code` is the exit code that is expected."""
+    """The verdict on a command whose script is beside this test; `code` is the expected exit code."""
     place.mkdir(exist_ok=True)
     finished = prove(*command, options=("--output", str(place / "out"), *options))
     said = finished.stdout + finished.stderr
@@ -35,7 +35,7 @@ def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int 
 
 
 def started(words: list[str], folder: Path) -> subprocess.CompletedProcess:
-    """A command in a shell of somebody's, in which no variable of a test's own process is set."""
+    """A command in a user's shell, without the variables of the test's own process."""
     environment = {name: os.environ[name] for name in ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR") if name in os.environ}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside the scripts, which are this project's
     environment["PATH"] = f"{BIN}:{os.environ['PATH']}"

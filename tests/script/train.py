@@ -1,4 +1,4 @@
-"""A training script as people write them, knowing nothing of Lockstep; with a mistake where one is asked for."""
+"""A training script as users write them, which knows nothing of Lockstep, with a mistake if one is named."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ class Points(Dataset):
 
 
 class Own:
-    """A sampler as people write them, which names samples by NumPy's integers."""
+    """A user's sampler, which yields NumPy integers."""
 
     def __init__(self, count, rank, world):
         self.count, self.rank, self.world = count, rank, world

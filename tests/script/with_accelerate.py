@@ -1,4 +1,4 @@
-"""A script of Accelerate's users, as its documentation has them."""
+"""A script for Accelerate, as in its documentation."""
 
 import argparse
 

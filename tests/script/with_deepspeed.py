@@ -1,4 +1,4 @@
-"""A script of DeepSpeed's users: its engine computes gradients, and steps."""
+"""A script for DeepSpeed, whose engine computes gradients and steps."""
 
 import argparse
 

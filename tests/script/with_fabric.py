@@ -1,4 +1,4 @@
-"""A script of Lightning Fabric's users; it starts its own ranks."""
+"""A script for Lightning Fabric, which starts its own ranks."""
 
 import argparse
 

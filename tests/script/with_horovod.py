@@ -1,4 +1,4 @@
-"""A script of Horovod's users, as its examples are."""
+"""A script for Horovod, like its examples."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A script of transformers' Trainer: a classifier of made-up texts, of unlike lengths."""
+"""A script for transformers' Trainer: a classifier of generated texts of different lengths."""
 
 import argparse
 import tempfile

@@ -294,7 +294,7 @@ def test_samples_that_even_batches_repeats_are_seen_in_the_ledger(place, verdict
         "tails trains another model, by its nature: Accelerate fills up the last batch" in shown.stdout + shown.stderr
     )
     checked = place.script("check", "results")
-    assert "its ledger does not hold: the ledger differs from the plan in step 19" in checked.stdout
+    assert "its ledger is wrong: the ledger differs from the plan in step 19" in checked.stdout
 
 
 @pytest.mark.slow

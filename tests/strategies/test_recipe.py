@@ -190,7 +190,7 @@ def test_lora_and_state_in_8_bits_each_but_not_both():
     for options in ({"lora": 4}, {"optimizer": "adamw8bit"}):
         row(**options).refuse()
         assert bool(row(**options).lossy) == ("optimizer" in options)
-    with pytest.raises(BadInput, match="lora: 4, optimizer: adamw8bit: take one of them"):
+    with pytest.raises(BadInput, match="lora: 4, optimizer: adamw8bit: use one of them"):
         row(lora=4, optimizer="adamw8bit").refuse()
 
 

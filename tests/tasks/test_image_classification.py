@@ -59,7 +59,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_idx(folder, prefix, count, seed=0, classes=3, packed=True):
-    """Images whose brightness tells their class, and their labels."""
+    """Write images whose brightness is a sign of their class, and their labels."""
     random = np.random.default_rng(seed)
     labels = np.arange(count, dtype=np.uint8) % classes
     pixels = (random.integers(0, 60, (count, 8, 8)) + 60 * labels[:, None, None]).astype(np.uint8)
@@ -119,7 +119,7 @@ def test_a_folder_of_idx_files_becomes_splits(run_script, tmp_path, packed):
 
 
 def test_a_test_set_stays_one(run_script, tmp_path):
-    """As MNIST comes: what its makers keep for the test is not trained on, whatever the shares of data.splits."""
+    """MNIST has a test set of its own; it is never trained on, whatever data.splits says."""
     folder = tmp_path / "own"
     folder.mkdir()
     write_idx(folder, "train", 90)
@@ -178,14 +178,14 @@ def damage(kind, folder):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("truncated", "says that it holds 30 x 8 x 8 bytes, which are 1,920, and has 1,915. It is truncated"),
+        ("truncated", "its header says 30 x 8 x 8 = 1,920 bytes, but 1,915 follow. It is truncated"),
         ("other type", "is not an idx file of bytes (dimensions: 3): it begins with 00 00 0d 03, not 00 00 08 03"),
         ("empty", "is not an idx file of bytes (dimensions: 3): it begins with nothing"),
-        ("only its beginning", "ends within its first 16 bytes, which say what it holds"),
+        ("only its beginning", "ends within its header of 16 bytes"),
         ("no pixels", "its images have no pixels: 8 x 0"),
         ("half packed", "is not a whole gzip file"),
-        ("no labels", "t10k-labels-idx1-ubyte: is not a file. Labels stand beside images"),
-        ("fewer labels", "holds 30 images, and t10k-labels-idx1-ubyte 29 labels"),
+        ("no labels", "t10k-labels-idx1-ubyte: is not a file. The labels must be beside the images"),
+        ("fewer labels", "holds 30 images, but t10k-labels-idx1-ubyte holds 29 labels"),
         ("swapped", "begins with 00 00 08 01, not 00 00 08 03"),
     ],
 )
@@ -219,21 +219,21 @@ def in_train_and_test(own):
     ("spoil", "said"),
     [
         (lambda own: (own / "a" / "bad.png").write_text("no image"), "bad.png: can't be decoded as an image"),
-        (lambda own: picture(own / "b" / "wide.png", (8, 9)), "b/wide.png: is 9 x 8 pixels (channels: 1), and a/0.png"),
+        (lambda own: picture(own / "b" / "wide.png", (8, 9)), "b/wide.png: is 9 x 8 pixels (channels: 1), but a/0.png"),
         (lambda own: picture(own / "b" / "red.png", (8, 8, 3)), "red.png: is 8 x 8 pixels (channels: 3)"),
         (lambda own: picture(own / "c" / "1.png", seed=99), "too few images with the label c"),
         (lambda own: picture(own / os.fsdecode(b"c\xff") / "1.png"), "c\\udcff/1.png': its name is not UTF-8"),
         (
             lambda own: deep(own / "b" / "x.tif", np.int32, 70000),
-            "x.tif: can't be decoded as an image: it has numbers fro",
+            "x.tif: can't be decoded as an image: its values are fro",
         ),
         (
             lambda own: deep(own / "b" / "x.tif", np.float32, 1),
-            "its pixels are fractions, of which nobody says what is",
+            "its pixels are floating-point numbers, so the value of",
         ),
         (
             in_train_and_test,
-            "own is divided already (test, train), and has no folder for each class. Name one that has",
+            "own is split already (test, train), and has no folder for each class. Set data.path",
         ),
     ],
 )
@@ -258,7 +258,9 @@ def test_what_is_beside_images_in_their_folders_is_left_out_and_said(run_script,
     code, printed, said = prepared(run_script, *of(path="own"))
     assert code == 0, said
     assert "own: 20 rows, 0 duplicates removed" in printed
-    assert "own/b: 1 files are no images by their ending: .txt\nown/c holds no image, and is not a class" in printed
+    assert (
+        "own/b: 1 files have no ending of an image: .txt\nown/c holds no image, and is not taken for a class" in printed
+    )
 
 
 def test_images_are_brought_to_one_size_where_that_is_asked_for(run_script, tmp_path):
@@ -290,7 +292,7 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
     write_idx(tmp_path / "own", "t10k", 30)
     code, _, errors = prepared(run_script, *of(path="own"), "--set", f"train.class_weights={numbers}")
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert f"train.class_weights: has {len(numbers) // 3} numbers, and the data has 3 labels; give one for" in errors
+    assert f"train.class_weights: has {len(numbers) // 3} numbers, but the data has 3 labels; give one for" in errors
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_class_weights_are_one_for_each_label(run_script, tmp_path, numbers):
         (
             True,
             "null",
-            "only the label a is left, as each image with another label repeats an earlier one. At least two labels",
+            "only the label a is left, since every image with another label repeats an earlier one. At least",
         ),
         (False, 10, "all rows of the first 10 (data.limit) have the label a; at least two labels are needed"),
     ],
@@ -333,7 +335,7 @@ def test_a_folder_without_images_says_what_is_looked_for(run_script, tmp_path):
 
 
 def test_every_image_is_counted_once_in_evaluation():
-    """180 images over 7 in a batch: all batches together hold each image once."""
+    """180 images do not divide into batches of 7; all batches together still hold each image once."""
     samples = images.Images(np.zeros((180, 1, 2, 2), np.uint8), np.zeros(180, np.int64), [0], [1])
     assert np.array_equal(np.sort(np.concatenate(samples.batches(7))), np.arange(180))
 
@@ -360,7 +362,7 @@ def test_files_come_from_the_first_mirror_that_has_them(tmp_path, https_server):
 
 
 def test_a_data_set_of_images_is_read_by_its_columns(tmp_path):
-    """As the hub's are: a folder that holds one is named in place of an id."""
+    """A local folder is named in place of a data set's id on the hub."""
     pictures = [np.full((8, 8), 9 * number, np.uint8) for number in range(4)]
     table = Dataset.from_dict({"digit": [Image.fromarray(each) for each in pictures], "what": [0, 1, 0, 1]})
     (tmp_path / "set").mkdir()

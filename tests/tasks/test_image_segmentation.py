@@ -48,13 +48,13 @@ ASKED = ("--config=config/config.yaml", "--config=config/segmentation.yaml", "--
 
 
 def train_section(**given):
-    """What a row trains with that asks for this."""
+    """The section `train` of a row with these settings."""
     raw = {"task": "image-segmentation", "train": {"best": "miou"} | given}
     return reading.parse(raw | {"rows": {"single": {"strategy": "single"}}}).rows["single"].train
 
 
 def made_up(count: int, seed: int = 0, ignored: float = 0.2) -> Segments:
-    """Images of which each pixel is of any class, or of none; some images may have no outline."""
+    """Images with random masks; a pixel has any class or none, and some images may have no outline."""
     random = np.random.default_rng(seed)
     masks = random.integers(0, CLASSES, (count, SIZE, SIZE)).astype(np.uint8)
     masks[random.random(masks.shape) < random.random((count, 1, 1)) * ignored * 2] = IGNORED
@@ -66,7 +66,7 @@ def made_up(count: int, seed: int = 0, ignored: float = 0.2) -> Segments:
 
 
 def said_of(count: int, seed: int = 1) -> Segmented:
-    """What some model says of so many images, in float64."""
+    """Random outputs of a model for `count` images, in float64."""
     random = torch.Generator().manual_seed(seed)
     options = {"generator": random, "dtype": torch.float64}
     return Segmented(torch.randn(count, CLASSES, SIZE, SIZE, **options) * 2, torch.randn(count, SIZE, SIZE, **options))
@@ -77,7 +77,7 @@ def labels_of(samples: Segments, ids) -> dict[str, torch.Tensor]:
 
 
 def means(task: Task, samples: Segments, said: Segmented, parts: list[np.ndarray]) -> dict[str, float]:
-    """Each term's mean over a global batch, of which each rank or micro-batch has a part, as `Replay.loss` makes it."""
+    """Each term's mean over a global batch in parts, one for each rank or micro-batch, as `Replay.loss` computes it."""
     weights = task.weights(samples)
     sums = [
         task.loss(None, Segmented(*(tensor[ids] for tensor in said)), labels_of(samples, ids), torch.float64)
@@ -121,7 +121,7 @@ def test_a_loss_is_the_same_however_a_batch_is_shared(count, seed, ranks, weight
 
 
 def test_hard_examples_of_a_share_instead_of_an_image_make_another_loss():
-    """Negative control, and what is wrong with choosing them in a batch: each rank's choice is another one."""
+    """Negative control: if they were chosen within a batch, each rank's choice would differ."""
     samples, said = made_up(8), said_of(8)
     losses = cross_entropy(
         said.logits, torch.from_numpy(samples.labels).long(), ignore_index=IGNORED, reduction="none"
@@ -155,7 +155,7 @@ def test_pixels_of_no_class_have_no_gradient_but_for_the_outlines():
 
 
 class Says(torch.nn.Module):
-    """Says of each image what its first pixels lead to: some class, which is another one for other images."""
+    """A model whose output depends on an image's first pixels, so that it differs between images."""
 
     def forward(self, pixel_values):
         scores = torch.stack([pixel_values[:, 0] * (number - 1) for number in range(CLASSES)], dim=1)
@@ -163,7 +163,7 @@ class Says(torch.nn.Module):
 
 
 def gathered(task: Task, samples, world_size: int, batch: int) -> list[torch.Tensor]:
-    """What each of so many ranks, here threads, gathers of a split."""
+    """What each of several ranks, here threads, gathers of a split."""
     together, slots = threading.Barrier(world_size), [None] * world_size
 
     def rank(number: int) -> torch.Tensor:
@@ -272,7 +272,7 @@ def test_outlines_are_beside_pixels_of_another_number(height, width, seed):
 
 
 def own(folder, count: int = 20, size: int = 12, mode: str = "L"):
-    """A folder of images and masks as people have them."""
+    """A folder of images and masks as users have them."""
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
     for number, (_, pixels, mask, _) in enumerate(shapes.generate(count, size, 5)):
@@ -321,7 +321,7 @@ def test_images_of_many_sizes_are_brought_to_one(run_script, tmp_path):
     (tmp_path / "results").rename(tmp_path / "before")
     code, _, said = prepared(run_script, "--set", "data.path=own")
     assert (code, said.count("\n")) == (2, 1), said
-    assert "is 30 x 20 pixels, and 0 is 12 x 12" in said
+    assert "is 30 x 20 pixels, but 0 is 12 x 12" in said
 
 
 def save(file, array, **options):
@@ -329,10 +329,10 @@ def save(file, array, **options):
 
 
 WRONG = {
-    "size": (lambda own: save(own / "masks/3.png", np.zeros((9, 12), np.uint8)), r"3\.png: is 12 x 9 pixels, and"),
+    "size": (lambda own: save(own / "masks/3.png", np.zeros((9, 12), np.uint8)), r"3\.png: is 12 x 9 pixels, but"),
     "class": (
         lambda own: save(own / "masks/3.png", np.full((12, 12), 4, np.uint8)),
-        r"3\.png: holds class 4, and data\.labels names 4",
+        r"3\.png: holds class 4, but data\.labels names 4 classes",
     ),
     "no image": (
         lambda own: (own / "images/3.png").unlink(),
@@ -341,12 +341,12 @@ WRONG = {
     "no mask": (lambda own: (own / "masks/3.png").unlink(), r"1 images have no mask of their name \(3\)"),
     "colours": (
         lambda own: save(own / "masks/3.png", np.zeros((12, 12, 3), np.uint8)),
-        r"3\.png: has colours \(RGB\), of which nobody says which class each is",
+        r"3\.png: has colours \(RGB\), whose classes are unknown",
     ),
     "no picture": (lambda own: (own / "masks/3.png").write_bytes(b"no"), r"masks/3\.png: can't be decoded"),
     "lossy": (
         lambda own: (own / "masks/3.png").rename(own / "masks/3.jpg"),
-        r"3\.jpg: this format changes numbers when it is saved",
+        r"3\.jpg: this format is lossy and would change class numbers",
     ),
     "twice": (
         lambda own: save(own / "images/3.bmp", np.zeros((12, 12, 3), np.uint8)),
@@ -355,7 +355,7 @@ WRONG = {
     "folder": (lambda own: (own / "masks").rename(own / "labels"), r"has no folder masks\. It must hold images/NAME"),
     "large": (
         lambda own: save(own / "masks/3.png", np.full((12, 12), 700, np.uint16)),
-        r"3\.png: holds 700; the numbers of classes end before 255",
+        r"3\.png: holds 700; numbers of classes must be below 255",
     ),
 }
 
@@ -377,7 +377,7 @@ def test_images_without_a_class_and_repeated_ones_are_left_out(run_script, tmp_p
     code, printed, said = prepared(run_script, "--set", "data.path=own")
     assert code == 0, said
     assert "20 rows, 1 duplicates removed; 14 train, 2 dev, 2 test" in printed
-    assert "images that have no pixel of a class, and are left out: 1" in printed
+    assert "images without a pixel of any class, which are left out: 1" in printed
     assert read_json(tmp_path / "results/data/data.json")["duplicates_with_another_label"] == 1
 
 
@@ -399,7 +399,7 @@ class MyModel(nn.Module):
     ("returned", "said"),
     [
         ("both[:, :-1]", r"must return the scores of outlines too, as its boundary: a tensor \[1, 8, 8\]"),
-        ("both", r"returns \[1, 5, 8, 8\] for one sample, and must return the scores of 4 classes for each pixel"),
+        ("both", r"returns \[1, 5, 8, 8\] for one sample, but must return the scores of 4 classes for each pixel"),
         ("Both(both[:, :-1], both[:, -1])", ""),
     ],
 )
@@ -415,7 +415,7 @@ def test_a_model_of_one_s_own_returns_both(run_script, tmp_path, returned, said)
 def test_other_models_are_refused(run_script):
     code, _, errors = prepared(run_script, "--set", "model.name=config")  # a folder, as transformers' models have
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert "model.name: image-segmentation has no config. Take unet, or a model of your own" in errors
+    assert "model.name: image-segmentation has no config. Set it to unet, or to a model of your" in errors
 
 
 # Settings.
@@ -426,15 +426,15 @@ def test_other_models_are_refused(run_script):
     [
         ({"train": {"loss_weights": {"edges": 1}}}, "has no term edges; it is the sum of cross_entropy"),
         ({"train": {"loss_weights": {"boundry": 1}}}, "Did you mean boundary?"),
-        ({"train": {"loss_weights": dict.fromkeys(TERMS, 0)}}, "all terms count 0, so nothing is trained"),
+        ({"train": {"loss_weights": dict.fromkeys(TERMS, 0)}}, "all weights are 0, so nothing is trained"),
         ({"train": {"best": "macro_f1"}}, "image-segmentation has no macro_f1. Set it to one of: pixel_accuracy, miou"),
         (
             {"task": "text-classification", "train": {"best": "loss", "pos_weight": 2}},
-            "train.pos_weight: text-classification does not take it, image-segmentation does",
+            "train.pos_weight: text-classification does not accept it, only image-segmentation does",
         ),
         (
             {"task": "image-classification", "train": {"best": "loss", "pictures_every": 2}},
-            "train.pictures_every: image-classification does not take it",
+            "train.pictures_every: image-classification does not accept it",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Language models: documents laid end to end that know nothing of each other, what can be wrong with texts and models,
+"""Language models: packed documents that do not see each other, what can be wrong with texts and models,
 and every strategy on them."""
 
 import csv
@@ -104,7 +104,7 @@ def test_every_token_but_a_documents_first_is_a_target_once(tokenizer):
 
 
 def test_no_sequence_holds_the_last_token_alone(tokenizer):
-    """Nothing follows it, so that the mean over the targets of such a batch would be 0 / 0."""
+    """It has no target, so the mean over the targets of a batch of it alone would be 0 / 0."""
     rows = texts(9)
     whole = packed(rows, tokenizer, 10_000)
     length = next(length for length in range(3, 10_000) if len(whole.input_ids) % length == 1)
@@ -142,7 +142,7 @@ def test_a_documents_logits_do_not_change_with_its_neighbours(tokenizer, make):
             assert begin + len(wanted) <= 32
             batch, _ = tensors(together, [0, 0], 40)  # padded beyond its length
             assert torch.allclose(model(**batch).logits[0, begin : begin + len(wanted)], wanted, atol=1e-5)
-    assert decoders.keeps_apart(model, len(tokenizer))
+    assert decoders.separates_documents(model, len(tokenizer))
 
 
 def test_a_model_that_heeds_no_mask_is_found_out(tokenizer):
@@ -151,7 +151,7 @@ def test_a_model_that_heeds_no_mask_is_found_out(tokenizer):
             return super().forward(**others)
 
     model = Deaf(llama(len(tokenizer)).config).eval()
-    assert not decoders.keeps_apart(model, len(tokenizer))
+    assert not decoders.separates_documents(model, len(tokenizer))
 
 
 def test_padding_has_no_target_and_changes_nothing(tokenizer):
@@ -170,7 +170,7 @@ def test_padding_has_no_target_and_changes_nothing(tokenizer):
 
 
 def test_the_loss_is_the_mean_over_the_targets_of_the_global_batch(tokenizer):
-    """Sequences have unequal numbers of targets: a mean of their means is another one."""
+    """Sequences have unequal numbers of targets, so the mean of their means would differ."""
     samples, model, task = packed(texts(40), tokenizer, 16), llama(len(tokenizer)), Task()
     ids = list(range(len(samples) - 5, len(samples)))
     batch, labels = tensors(samples, ids, 16)
@@ -295,7 +295,7 @@ PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
 @pytest.mark.parametrize(
     ("write", "words", "said"),
     [
-        (lambda file: file.write_text("雨\n花\n"), of(path="own.txt"), "holds 1 different texts, and each of train"),
+        (lambda file: file.write_text("雨\n花\n"), of(path="own.txt"), "holds 1 different texts, but each of train"),
         (lambda file: file.write_text(""), of(path="own.txt"), "holds 0 different texts"),
         (
             lambda file: write_lines(file, [*PAIRS, {"question": "x", "answer": "  "}]),
@@ -305,7 +305,7 @@ PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
         (
             lambda file: write_lines(file, PAIRS),
             of(path="own.txt", format="jsonl", prompt="question"),
-            "data.prompt, data.completion: one of them is set",
+            "data.prompt, data.completion: only one of them is set",
         ),
         (
             lambda file: write_lines(file, PAIRS),
@@ -316,7 +316,7 @@ PAIRS = [{"question": f"{number}", "answer": "很好"} for number in range(20)]
         (
             lambda file: None,
             ["--set", "model.hidden_size=18", "--set", "model.heads=2"],
-            "2 heads of an even width don't make up a hidden_size of 18",
+            "a hidden_size of 18 can't be divided into 2 heads of an even width",
         ),
         (
             lambda file: (file.parent / "my.py").write_text("class Model: pass"),
@@ -343,8 +343,8 @@ def test_texts_shorter_than_a_sequence_together_are_one_message(run_script, tmp_
     (tmp_path / "own.txt").write_text("雨\n\n花\n\n走", encoding="utf-8")
     code, _, errors = prepared(run_script, *of(path="own.txt"))
     assert (code, errors.count("\n")) == (2, 1)
-    assert "all texts to train on have" in errors
-    assert "one sequence has 24 (data.max_length). Give more text, or lower it" in errors
+    assert "the training texts have" in errors
+    assert "one sequence of 24 (data.max_length). Give more text, or lower" in errors
 
 
 def bert(tokenizer, cls=BertForMaskedLM):
@@ -394,7 +394,7 @@ def test_a_name_of_a_column_that_is_learnt_as_a_text_is_told(run_script, tmp_pat
     (tmp_path / "a.csv").write_text("\n".join([first, *texts(60)]), encoding="utf-8")
     code, out, errors = prepared(run_script, *of(path="a.csv"), "--set", "data.text=0")
     assert code == 0, errors
-    assert ("the first text of a.csv is 'text', and is learnt as any other" in out) == told
+    assert ("the first text of a.csv is 'text', and is trained on like any other" in out) == told
 
 
 def test_splits_hold_each_text_once():
@@ -552,7 +552,7 @@ def test_the_head_of_another_size_is_refused(tmp_path, tokenizer):
     config = read_json(tmp_path / "other" / "config.json")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer) + 3}))
     model = reading.parse({"model": {"name": str(tmp_path / "other")}}).model
-    with pytest.raises(BadInput, match="has another shape than its config"):
+    with pytest.raises(BadInput, match="has another shape than in its config"):
         decoders.initialise(model, tokenizer, 24, 0, [])
 
 

@@ -1,4 +1,4 @@
-"""docs/adding-a-task.md does what it says: a task is one file and one line, and a model may be one's own."""
+"""docs/adding-a-task.md works as written: a task is one file and one line, and the model may be a user's own."""
 
 import hashlib
 import json
@@ -107,11 +107,11 @@ WRONG = [
     ("MyModel = 3\n", "has no class MyModel that is a torch.nn.Module; it has none"),
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def __init__(self, tokens): pass\n",
-        "its constructor wants tokens, and this task gives channels, height, width, classes",
+        "its constructor requires tokens, but this task passes channels, height, width, classes",
     ),
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def __init__(self):\n        raise KeyError('here')\n",
-        "can't be made: line 5: KeyError",
+        "can't be created: line 5: KeyError",
     ),
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def forward(self, pixels): pass\n",
@@ -119,18 +119,18 @@ WRONG = [
     ),
     (
         "import torch\n\nclass MyModel(torch.nn.Module):\n    def forward(self, pixel_values): return pixel_values\n",
-        r"returns \[1, 1, 8, 8\] for one sample, and must return the scores of 10 classes",
+        r"returns \[1, 1, 8, 8\] for one sample, but must return the scores of 10 classes",
     ),
     (SCORES.format(first="raise KeyError('here')"), r"fails on a sample \(.*\): line 10: KeyError: 'here'"),
     (SCORES.format(first="").replace("= nn.Linear", "= frozen"), "MyModel has no parameter to train"),
     (
         SCORES.format(first="").replace("nn.Linear(64, 10)", "nn.Linear(64, 10).double()"),
-        r"has \S+ in float64, and weights are kept in float32",
+        r"has \S+ in float64, but weights are kept in float32",
     ),
     (
         SCORES.format(first="")
         + "    def get_extra_state(self): return 3\n    def set_extra_state(self, state): pass\n",
-        "its state's _extra_state is not a dense tensor",
+        "_extra_state in its state dict is not a dense tensor",
     ),
     (
         SCORES.format(first="") + "\n    def loss(self, outputs, labels):\n        raise KeyError('here')\n",
@@ -257,7 +257,7 @@ def test_parameters_that_no_step_uses_are_named_where_ranks_would_wait_for_them(
 
 
 def test_a_model_s_file_is_copied_as_it_is(place):
-    """As editors on Windows end lines, and in the encoding that its first line says."""
+    """Its Windows line ends and the encoding that its first line declares are kept."""
     lines = ["# -*- coding: latin-1 -*-", "# caf\xe9", *place.path("my_model.py").read_text().splitlines()]
     code = "\r\n".join([*lines, ""]).encode("latin-1")
     place.path("elsewhere.py").write_bytes(code)
@@ -267,7 +267,7 @@ def test_a_model_s_file_is_copied_as_it_is(place):
 
 
 def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):
-    """A folder that came from elsewhere: all its hashes are right, and nobody here has named its file."""
+    """The folder is somebody else's: all its hashes are right, but its file was never named in this project."""
     assert prepared(place, "my_model.py:MyModel").returncode == 0
     foreign = place.path("foreign")
     shutil.copytree(place.path("own/data/weights"), foreign)
@@ -278,5 +278,5 @@ def test_code_of_somebody_else_s_model_is_not_run(place, tmp_path):
     (foreign / "model.json").write_text(json.dumps(about))
     finished = place.script("predict", "--model", "foreign", "--image", "any.png")
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1), finished.stderr
-    assert "is code that this project was never told to run" in finished.stderr
+    assert "is code that was never named in this project" in finished.stderr
     assert not place.path("ran").exists()

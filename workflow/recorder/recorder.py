@@ -1,15 +1,15 @@
-"""What is loaded into every process of somebody's training script, to note what each optimizer step did.
+"""The recorder: it is loaded into every process of a user's training script, and records each optimizer step.
 
-It runs in the script's own Python, beside code that knows nothing of Lockstep: so it imports PyTorch alone, changes
-nothing that the script computes but dropout, and writes one file per process into the folder of the recording.
+It runs in the script's own Python, whose code knows nothing of Lockstep. So it imports only PyTorch, changes nothing
+that the script computes except dropout, and writes one file per process into the recording's folder.
 
-For each optimizer step of this process: a hash of each sample that went into the model, the loss that was
-differentiated, the learning rates, and of each parameter's gradient and new value the norm and a sketch. A sketch is
-61 sums of every 61st number: it is linear, so the distance of two sketches tells the distance of two tensors, and
-61 is a prime, so that no row or column of a usual matrix falls into one sum.
+For each optimizer step of this process it records a hash of each sample that went into the model, the loss that was
+differentiated, the learning rates, and the norm and a sketch of each parameter's gradient and new value. A sketch
+consists of 61 sums, each over every 61st number. Sketches are linear, so the distance of two sketches estimates the
+distance of two tensors. 61 is prime, so that no row or column of a usual matrix falls into a single sum.
 
-LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names that of an earlier recording: its samples, its initial
-weights and its learning rates are then put into this process, which is alone.
+LOCKSTEP_RECORDING names the folder. LOCKSTEP_REPLAY names the folder of an earlier recording; this process, the only
+one, then gets that recording's samples, initial weights and learning rates.
 """
 
 import atexit
@@ -25,37 +25,37 @@ import time
 FOLDER = os.environ.get("LOCKSTEP_RECORDING", "")
 REPLAY = os.environ.get("LOCKSTEP_REPLAY")
 STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
-REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # each batch, so that rounding differs and nothing else
+REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are reversed, which changes only rounding
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
-# The names of the variables that were set before the script's launcher was started: their values are not written down.
+# The names of variables that were set before the script's launcher was started; their values are not recorded.
 KNOWN = set(os.environ.get("LOCKSTEP_KNOWN", "").split(","))
 BUCKETS = 61
-# What wrappers put into the names of parameters: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
+# Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-WAIT = 60  # seconds that a rank which is done waits for the others
+WAIT = 60  # seconds that a finished rank waits for the others
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 
 
 class State:
-    """All that this process has noted so far."""
+    """Everything that this process has recorded so far."""
 
     def __init__(self):
-        self.depth = 0  # of calls of modules, of which only the outermost takes a sample
-        self.stepping = 0  # of optimizers' steps, which may call each other
-        self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold parts of what is trained
+        self.depth = 0  # of nested calls of modules; only the outermost call records samples
+        self.stepping = 0  # the depth of nested calls of optimizers' steps
+        self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold only parts of the parameters
         self.models = []  # the outermost modules that were trained, in the order of their first call
-        self.loaders = []  # what each DataLoader of this process has handed out
+        self.loaders = []  # the batches of each DataLoader of this process
         self.steps = []
         self.step = _empty_step()
-        self.notes = {}  # what was seen that explains a difference, by its name
+        self.notes = {}  # observations that explain a difference, by name
         self.initial = None
-        self.stored = {}  # the weights that training began with
-        self.pending = {}  # parameters with the gradients of their last step, by id, until they are cleared
+        self.stored = {}  # the initial weights
+        self.pending = {}  # parameters with gradients of their last step, by id, until they are cleared
         self.schedule_steps = 0  # since the last optimizer step
         self.finished = False
-        self.frame = None  # of the method of a model that is being called past Module.__call__
+        self.frame = None  # of a model's method that calls its modules without Module.__call__
         self.recorded = None
 
 
@@ -67,7 +67,7 @@ state = State()
 
 
 def rank_and_world():
-    """This process's rank and how many there are: of torch.distributed, of Horovod, or as a launcher says."""
+    """This process's rank and world size, from torch.distributed, Horovod, or a launcher's variables."""
     dist = getattr(sys.modules.get("torch"), "distributed", None)
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -80,7 +80,7 @@ def rank_and_world():
 
 
 def line():
-    """The line of the script that is being executed, as file:line; of several files, the innermost of its folder."""
+    """The script's current line, as file:line; it is the innermost frame of a file in the script's folder."""
     frame = sys._getframe(1)
     while frame:
         file = frame.f_code.co_filename
@@ -94,12 +94,12 @@ def line():
 
 
 def rows_of(inputs):
-    """A hash of each row of a batch: [samples]. Padding is left out, where attention_mask says what it is."""
+    """A hash of each row of a batch: [samples]. Padding is left out if there is an attention_mask."""
     import torch
 
     named = dict(_tensors(inputs))
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in named.values()):
-        return []  # within torch.func a tensor stands for many, and has no values of its own
+        return []  # within torch.func a tensor stands for several, and has no values
     sized = {name: tensor for name, tensor in named.items() if tensor.dim()}
     if not sized:
         return []
@@ -111,7 +111,7 @@ def rows_of(inputs):
             continue
         array = tensor.detach().cpu().contiguous()
         if array.is_floating_point() or array.is_complex():
-            array = array.to(torch.float32)  # autocast's inputs come in other precisions
+            array = array.to(torch.float32)  # with autocast, inputs may have another precision
         masked = mask is not None and mask.shape == tensor.shape and not tensor.is_floating_point()
         keep = mask.detach().cpu().bool() if masked else None
         for place, digest in enumerate(hashes):
@@ -121,7 +121,7 @@ def rows_of(inputs):
 
 
 def _tensors(value, name=""):
-    """The tensors in nested containers, by their names."""
+    """The tensors in nested containers, by name."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -142,7 +142,7 @@ def plain(name):
 
 
 def named_parameters():
-    """All parameters of the models that are trained: (name, parameter), each once."""
+    """The distinct parameters of all models that are trained: (name, parameter)."""
     seen = set()
     for number, model in enumerate(state.models):
         for name, parameter in model.named_parameters():
@@ -153,7 +153,7 @@ def named_parameters():
 
 @contextlib.contextmanager
 def gathered(parameter):
-    """A parameter that holds all of its values: DeepSpeed's stage 3 keeps a part on each rank."""
+    """Gather a parameter within the block, since DeepSpeed's stage 3 keeps only a part of it on each rank."""
     if hasattr(parameter, "ds_id"):
         import deepspeed
 
@@ -164,14 +164,14 @@ def gathered(parameter):
 
 
 def whole(tensor):
-    """All of a tensor that may lie in parts on several ranks (a DTensor), and whether it does."""
+    """The full tensor of one that may be sharded over ranks (a DTensor), and whether it is."""
     if hasattr(tensor, "full_tensor"):
         return tensor.full_tensor(), any(not placement.is_replicate() for placement in tensor.placements)
     return tensor, False
 
 
 def sketched(tensor):
-    """The norm, and 61 sums, of a tensor: a list of floats."""
+    """The norm and the sketch of a tensor: a list of 1 + 61 floats."""
     import torch
 
     flat = tensor.detach().reshape(-1)
@@ -182,7 +182,7 @@ def sketched(tensor):
 
 
 def gradients():
-    """Of each parameter that has a gradient, its sketch."""
+    """The sketch of each parameter's gradient, if it has one."""
     found = {}
     for name, parameter in named_parameters():
         if parameter.grad is not None:
@@ -191,7 +191,7 @@ def gradients():
 
 
 def weights():
-    """Of each parameter: its sketch, and a hash of its bytes."""
+    """The sketches and hashes of all parameters, and whether any is sharded."""
     import torch
 
     sketches, hashes, sharded = {}, {}, False
@@ -205,7 +205,7 @@ def weights():
     return sketches, hashes, sharded
 
 
-# --- What is noted, and when ---------------------------------------------------------------------------------------
+# --- Recording -----------------------------------------------------------------------------------------------------
 
 
 def before_training_call(model, inputs):
@@ -223,7 +223,7 @@ def before_training_call(model, inputs):
 
 
 def note_precision(dtype):
-    """Note a floating-point type that numbers of this training are in, as float32."""
+    """Record a floating-point type that is used in training."""
     kinds = state.notes.setdefault("precisions", [])
     if dtype.is_floating_point and str(dtype) not in kinds:
         kinds.append(str(dtype))
@@ -235,14 +235,14 @@ def _holds_gradient(parameter):
 
 
 def _begin(model):
-    """Note what a model is made of before its first step."""
+    """Record a model's properties and weights before its first step."""
     import torch
 
     number = len(state.models) - 1
     if REPLAY:
         _put_weights_into(model, number)
     sketches, hashes, sharded = weights()
-    if state.initial:  # of the models before this one, which may have been trained since
+    if state.initial:  # keep the initial weights of earlier models, which may have been trained since
         sketches, hashes = sketches | state.initial["weights"], hashes | state.initial["hashes"]
     for _, parameter in named_parameters():
         note_precision(parameter.dtype)
@@ -274,7 +274,7 @@ def _begin(model):
 
 
 def _is_tensor_parallel(model):
-    """Whether ranks hold parts of layers and compute them together, by which all see the same samples."""
+    """Whether ranks hold parts of layers and compute them together (tensor parallel), on the same samples."""
     parts = any(
         hasattr(parameter, "placements") and any(not placement.is_replicate() for placement in parameter.placements)
         for parameter in model.parameters()
@@ -283,7 +283,7 @@ def _is_tensor_parallel(model):
 
 
 def dropouts(model):
-    """The highest probability by which a module of the model drops units, as it was before it was set to 0."""
+    """The highest dropout probability of a model's modules."""
     probabilities = [getattr(module, "p", 0.0) for module in model.modules() if "Dropout" in type(module).__name__]
     return max((float(p) for p in probabilities if isinstance(p, (int, float))), default=0.0)
 
@@ -309,7 +309,7 @@ def before_step(optimizer, *_):
     if state.finished or not state.models or state.engine:
         return
     step = state.step
-    step["gradients"] = gradients()  # of the innermost: Horovod's optimizer averages them, and then calls one below it
+    step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
     _describe(optimizer)
@@ -331,11 +331,11 @@ def after_step(optimizer, *_):
     state.stepping -= 1
     if state.stepping or state.finished or not state.models or state.engine:
         return
-    if "own_rates" in state.step:  # a schedule may go on from the rate that it finds
+    if "own_rates" in state.step:  # restore them, since a schedule may start from the current rate
         for group, rate in zip(optimizer.param_groups, state.step["own_rates"], strict=False):
             if not hasattr(group["lr"], "fill_"):
                 group["lr"] = rate
-    if "rates" not in state.step:  # its first model was called within this step, by a closure
+    if "rates" not in state.step:  # the first model was called by a closure within this step
         _describe(optimizer)
         state.step["gradients"] = gradients()
     for group in optimizer.param_groups:
@@ -349,12 +349,12 @@ def _describe(optimizer):
 
 
 def of_same_step():
-    """Whether an optimizer that steps now is a further one of the last step: nothing was computed since."""
+    """Whether a step of an optimizer now belongs to the last recorded step, as nothing was computed since."""
     return bool(state.steps) and not state.step["calls"] and not state.step["losses"]
 
 
 def step_done():
-    """Note the weights after a step; after the last one, end this process."""
+    """Record the weights after a step; after the last step, end this process."""
     state.step["schedule_steps"], state.schedule_steps = state.schedule_steps, 0
     if of_same_step():
         last = state.steps[-1]
@@ -373,7 +373,7 @@ def step_done():
 
 
 def _seed():
-    """A seed for scripts that set none, so that rank 0 draws in a replay what it drew before; each rank has another."""
+    """A seed for scripts that set none: it differs between ranks, and a replay has that of rank 0."""
     multiprocessing = sys.modules.get("multiprocessing")
     name = multiprocessing.current_process().name if multiprocessing else ""
     started = name.rpartition("-")[2]  # SpawnProcess-1 is rank 0's
@@ -388,7 +388,7 @@ def change_numpy(module):
 
 
 def _note_start():
-    """How this process was started, from which a replay of rank 0 starts."""
+    """Record how this process was started, since a replay starts rank 0 in the same way."""
     about = {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -419,7 +419,7 @@ def write():
 
 
 def end():
-    """End this process once all ranks have done their steps: one that left before would fail the others."""
+    """End this process when all ranks have done their steps; leaving earlier would make the others fail."""
     state.finished = True
     _, world = rank_and_world()
     open(os.path.join(FOLDER, f"done.{os.getpid()}"), "w").close()
@@ -440,7 +440,7 @@ def _at_exit():
         write()
 
 
-# --- Changes of PyTorch --------------------------------------------------------------------------------------------
+# --- Patches of PyTorch --------------------------------------------------------------------------------------------
 
 
 def change_torch(torch):
@@ -474,7 +474,7 @@ def _change_modules(torch):
 
     @torch.compiler.disable
     def outermost(module, args, kwargs):
-        in_backward = torch._C._current_graph_task_id() != -1  # activations that are computed again
+        in_backward = torch._C._current_graph_task_id() != -1  # activation checkpointing recomputes the forward pass
         if in_backward or state.finished or not FOLDER or not has_parameters(module):
             return call(module, *args, **kwargs)
         frame, model = enclosing(module)
@@ -493,7 +493,7 @@ def _change_modules(torch):
         return output
 
     def enclosing(module):
-        """Whose method calls this module: a model may be called by its forward(), or be a Lightning module's part."""
+        """The module whose method calls this one: a model's forward() may be called directly, or by Lightning."""
         found, frame = (None, module), sys._getframe(2)
         while frame:
             owner = frame.f_locals.get("self")
@@ -512,7 +512,7 @@ def _change_modules(torch):
         return {name: frame.f_locals.get(name) for name in code.co_varnames[:count] if name != "self"}
 
     def has_parameters(module):
-        """Whether it has any, and real ones: within torch.func they stand for others."""
+        """Whether a module has parameters that are real, not torch.func's wrapped ones."""
         first = next(module.parameters(), None)
         return first is not None and not torch._C._functorch.is_functorch_wrapped_tensor(first)
 
@@ -595,7 +595,7 @@ def _keys(value):
 
 
 def _change_dropout(torch):
-    """Nothing is dropped: two runs that drop different units can't be told from two that differ."""
+    """Disable dropout, since runs that drop different units can't be compared."""
     functional = torch.nn.functional
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         usual = getattr(functional, name)
@@ -612,7 +612,7 @@ def _change_dropout(torch):
     functional.scaled_dot_product_attention = without_dropout
 
 
-# --- Loaders: what each hands out; in a replay, what those of all ranks handed out ---------------------------------
+# --- Data loaders: record their batches; in a replay, return the batches of all ranks ------------------------------
 
 
 def _change_loaders(torch):
@@ -654,7 +654,7 @@ def _change_loaders(torch):
         reset(self, loader, *args, **kwargs)
 
     def noted_reset(self, loader, first_iter=False):
-        if not first_iter and self._lockstep is not None:  # workers that stay, in a next epoch
+        if not first_iter and self._lockstep is not None:  # persistent workers begin another epoch
             self._lockstep["batches"].append([])
         reset_again(self, loader, first_iter)
 
@@ -676,12 +676,12 @@ def _change_loaders(torch):
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
-        except (TypeError, ValueError):  # keys of another kind
+        except (TypeError, ValueError):  # indices that are not integers
             about["indexed"] = False
         return index
 
     def same_items(self, index):
-        """Items that draw random numbers draw the same ones for the same index, on whichever rank or worker."""
+        """Make items draw the same random numbers for the same index, on any rank or worker."""
         if not self.auto_collation or getattr(self.dataset, "__getitems__", None):
             return fetch_usual(self, index)
         return self.collate_fn([drawn(self.dataset, each) for each in index])
@@ -711,7 +711,7 @@ def _change_loaders(torch):
 
 
 def _digest(indices):
-    """A hash of which samples a subset has; None where a data set is no subset."""
+    """A hash of the indices of a subset; None if a data set is not a subset."""
     try:
         return None if indices is None else hashlib.blake2b(repr(list(indices)).encode(), digest_size=8).hexdigest()
     except TypeError:
@@ -719,7 +719,7 @@ def _digest(indices):
 
 
 def recorded():
-    """What an earlier recording has for this replay: its loaders, with the batches of all ranks, and its rates."""
+    """The recording to replay: its loaders with the batches of all ranks, and its learning rates."""
     if state.recorded is None:
         with open(os.path.join(REPLAY, "replay.json")) as stream:
             state.recorded = json.load(stream)
@@ -738,14 +738,14 @@ def recorded_loader(about):
 
 
 def recorded_rates():
-    """The learning rates that the ranks had, of the groups of the optimizer that is about to step."""
+    """The recorded learning rates of the parameter groups of the optimizer that is about to step."""
     rates, step, before = recorded()["rates"], len(state.steps), 0
     if of_same_step():
         step, before = step - 1, len(state.steps[-1]["rates"])
     return rates[step][before:] if step < len(rates) else None
 
 
-# --- Alone: a replay is one process, whatever the script says of its ranks ------------------------------------------
+# --- A replay is a single process, whatever the script says about its ranks ----------------------------------------
 
 
 def _be_alone(torch):
@@ -774,23 +774,23 @@ def _be_alone(torch):
 
 
 def change_spawn(module):
-    """mp.spawn starts one process in a replay; of its arguments, the number of ranks becomes 1 as well."""
+    """Make mp.spawn start one process in a replay, and set the number of ranks in its arguments to 1."""
     if not REPLAY:
         return
     spawn = module.spawn
 
-    def one(fn, args=(), nprocs=1, *rest, **kwargs):
+    def spawn_one(fn, args=(), nprocs=1, *rest, **kwargs):
         mine = tuple(_of_one(value, nprocs) for value in args)
         return spawn(fn, mine, 1, *rest, **kwargs)
 
-    module.spawn = one
+    module.spawn = spawn_one
 
 
-COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # in the names of settings that count ranks
+COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # parts of names of settings that count ranks
 
 
 def _of_one(value, ranks):
-    """An argument of a spawned function as it would be for one rank: its count of ranks becomes 1."""
+    """An argument of a spawned function with its number of ranks set to 1."""
     if type(value) is int and value == ranks:
         return 1
     attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
@@ -805,7 +805,7 @@ def _of_one(value, ranks):
 
 
 def change_deepspeed(module):
-    """DeepSpeed's engine steps its own way: its steps are noted here."""
+    """Record the steps of DeepSpeed's engine, which does not call PyTorch's hooks once per step."""
     engine = module.DeepSpeedEngine
     step = engine.step
 
@@ -826,7 +826,7 @@ def change_deepspeed(module):
 
 
 def change_deepspeed_itself(module):
-    """In a replay one process takes the batches of all ranks as one, from the weights that they began with."""
+    """In a replay, give DeepSpeed's single process the initial weights, and a batch size for all ranks' samples."""
     if not REPLAY:
         return
     initialise = module.initialize

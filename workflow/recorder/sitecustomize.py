@@ -1,6 +1,7 @@
-"""Python imports this file by itself at the start of each process of a recorded script, launchers' ones too.
+"""Python imports this file automatically at the start of each process of a recorded script, including launchers.
 
-It has recorder.py look at PyTorch once that is imported, and does nothing else: a process without PyTorch pays nothing.
+It makes recorder.py patch PyTorch when that is imported, and does nothing else, so a process without PyTorch starts as
+fast as before.
 """
 
 import importlib.abc
@@ -11,7 +12,7 @@ import sys
 
 
 def _other_sitecustomize() -> None:
-    """Run the file of this name that the environment itself has, which this one hides."""
+    """Run the environment's own file of this name, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     elsewhere = [path for path in sys.path if os.path.abspath(path or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
@@ -21,7 +22,7 @@ def _other_sitecustomize() -> None:
 
 
 class _Watched(importlib.abc.MetaPathFinder):
-    """Finds the modules that recorder.py changes, and calls it after each is loaded."""
+    """Calls recorder.py after each module that it patches is loaded."""
 
     def __init__(self, changes):
         self.changes = changes

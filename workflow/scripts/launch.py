@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep import cli
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
-from lockstep.run import coordination, following, node, runs
+from lockstep.run import addresses, following, node, runs
 from lockstep.run.progress import VIEW
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     row = config.rows[arguments.row] if arguments.row else None
     most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
     several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # of which it is on one
-    rank = coordination.node_rank(arguments.node_rank, max(row.asked.nodes, several_machines) if row else most)
+    rank = addresses.node_rank(arguments.node_rank, max(row.asked.nodes, several_machines) if row else most)
     if row is None and not rank:
         raise BadInput(
             "--row: name a row. Only nodes other than node 0 may leave it out; they train the row that node 0 names."
@@ -84,7 +84,7 @@ def _configuration(arguments) -> Config:
     if arguments.nodes is not None:
         arguments.set.append(f"hardware.nodes={arguments.nodes}")
     config = cli.configuration(arguments)
-    endpoint = coordination.environment_endpoint()
+    endpoint = addresses.environment_endpoint()
     if config.hardware.nodes > 1 and not config.hardware.endpoint and endpoint:
         arguments.set.append(f"hardware.endpoint={endpoint}")
         config = cli.configuration(arguments)

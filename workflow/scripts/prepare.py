@@ -46,6 +46,7 @@ def main() -> None:
             "parameters": models.count_parameters(model),
             "batch_statistics": models.has_batch_statistics(model),
             "weights": weights,
+            "heads": models.heads_of_attention(model),
             "lora_layers": lora.sizes(model),
             "unused_parameters": task.unused_parameters(model, samples),
             "asked": config.data_settings,

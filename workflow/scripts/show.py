@@ -11,7 +11,7 @@ from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.errors import BadInput
 from lockstep.paths import PROJECT, STRATEGIES, TRAIN
 from lockstep.run import node
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 
 
 def main() -> None:

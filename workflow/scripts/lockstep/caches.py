@@ -1,6 +1,7 @@
-"""Where caches lie: in the user's own folder for them, or, where that can't be written, here, as in containers.
+"""The folder for caches: the user's, or one beside the results if the user's can't be written, as in containers.
 
-Snakemake makes its own before it reads the Snakefile, and ends in a traceback where it can't, as with a service's home.
+Snakemake creates its cache before it reads the Snakefile, and ends with a traceback if it can't, for example if a
+service user has no home.
 """
 
 import os
@@ -16,21 +17,21 @@ def here() -> Path:
 
 
 def asked() -> Path:
-    """The user's own folder for caches, which need not exist."""
+    """The user's folder for caches, which may not exist."""
     return Path(os.environ.get(VARIABLE) or os.path.expanduser("~/.cache"))
 
 
 def can_be_written(folder: Path) -> bool:
-    """Whether files can be made in a folder, or where it would be made. It is tried, as permissions don't tell all."""
+    """Whether files can be created in a folder, or in its first existing parent. It is tried, as modes can mislead."""
     try:
         there = next(parent for parent in (folder, *folder.parents) if parent.exists())
         tempfile.TemporaryFile(dir=there).close()
     except OSError:
         return False
-    return folder.is_absolute()  # without a home ~ is left as it is, and would be a folder here
+    return folder.is_absolute()  # without a home, expanduser leaves ~, which would be a folder named ~ here
 
 
 def choose() -> None:
-    """Have this process, and all that it starts, keep caches here if the user's own folder can't be written."""
+    """Make this process and its children use `here` for caches if the user's folder can't be written."""
     if not can_be_written(asked()):
         os.environ[VARIABLE] = str(here())

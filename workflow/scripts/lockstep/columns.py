@@ -1,9 +1,9 @@
-"""The columns of the report's table. Each stands here once, and everything that shows or checks it goes by that.
+"""The columns of the report's table, each declared once for everything that shows or checks it.
 
-summary.csv and summary.json have all of them, and begin with what was asked for; the page, the terminal and the LaTeX
-table those that are to be shown there, in this order; runs.csv those that one run measures. Its heading is the text of
-its key in workflow/report/words.yaml, and what it means that of `about_` and its key. So a new column is an entry here,
-and two texts. Users script against the keys: add freely and rename never.
+summary.csv and summary.json have all columns, those of the configuration first. The page, the terminal and the LaTeX
+table have the columns that are shown there, in this order; runs.csv has those that a single run measures. A column's
+heading is the text of its key in workflow/report/words.yaml, and its explanation the text of `about_` and its key. So a
+new column is an entry here and two texts. Users script against the keys: add freely, never rename.
 """
 
 import math
@@ -22,18 +22,19 @@ AT_ONCE, ON_DEMAND = "at once", "on demand"  # where the page shows a column; La
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table. A row comes by its value in one of four ways:
+    """One column of the table.
 
-    asked: what the configuration asks for. ran: what the first run that counts was, or says of each GPU. measure: what
-    one run measured, of which the row has the median. None of them: the report fills it in from all runs.
+    A row's value comes from one of four sources. `asked`: the configuration. `ran`: the first run that counts.
+    `measure`: the median over all runs of a measured value. None of these: the report computes it from all runs.
 
-    Runs are their records with their `test` and `peak` (report/reading.py). None is what a device does not tell.
+    A run here is its record with its `test` and `peak` (report/reading.py). A value is None if a device does not report
+    it.
 
-    digits: after the point, when people read it; None where it is a word. factor: by which it is multiplied before.
-    least, most: the range that `check.py` holds it to. ends: the columns of the range below its value.
-    shown: where the page has it. alike: whether it is shown where all rows have the same. terminal: 0 where a
-    terminal always shows it, else the place in the order in which narrow ones leave columns out; None: never.
-    best: the value that sorting begins with. former: an earlier name, by which files have it, too.
+    digits: after the decimal point, for display; None for a word. factor: applied before display.
+    least, most: the valid range, which `check.py` checks. ends: the columns with the ends of its interval.
+    shown: where the page shows it. alike: whether to show it even if all rows have the same value. terminal: 0 if a
+    terminal always shows it, otherwise its position in the order in which narrow terminals drop columns; None: never.
+    best: the value with which sorting begins. former: an earlier name, under which files have it, too.
     """
 
     key: str
@@ -54,7 +55,7 @@ class Column:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All names that it brings into a file."""
+        """All names of the column in a file."""
         return (self.key, *self.ends, *filter(None, [self.former]))
 
 
@@ -83,7 +84,7 @@ def _watched(name: str) -> Callable[[dict], list]:
 
 
 def _each(values: Callable[[dict], list], between: str) -> Callable[[dict], str | None]:
-    """The figures of all GPUs of a run, in one text; None without GPUs, or where one of them does not tell."""
+    """The figures of all GPUs of a run as one text; None without GPUs, or if one of them does not report it."""
 
     def told(run: dict) -> str | None:
         figures = values(run)
@@ -98,7 +99,7 @@ def _energy(run: dict) -> float | None:
 
 
 def _utilisation(operations: str) -> Callable[[dict], float | None]:
-    """The share of the peak; of a run that was disturbed, or too short to say how long a step takes, none."""
+    """The share of the peak; None for a run that was disturbed, or too short to measure a step's time."""
 
     def share(run: dict) -> float | None:
         if run["watch"]["disturbed"] or too_short(run["steps"]) or not run.get("peak"):
@@ -112,7 +113,7 @@ def _utilisation(operations: str) -> Callable[[dict], float | None]:
 
 
 def too_short(steps: int) -> bool:
-    """Whether so few steps tell nothing of how long one takes: no more steady ones than a clock needs to warm up."""
+    """Whether there are too few steps to measure a step's time: no more steady steps than warm-up steps."""
     return steps <= 2 * WARMUP_STEPS
 
 
@@ -138,7 +139,7 @@ _TABLE = (
         best="highest",
     ),
     Column("efficiency", digits=2, shown=ON_DEMAND, best="highest"),
-    # The one time of a step: times `steps` it is the training time, and its parts add up to it.
+    # The mean time of a step: multiplied by `steps` it is the training time, and its phases add up to it.
     Column(
         "step_ms",
         measure=lambda run: 1000 * run["clock"]["train_seconds"] / run["steps"],
@@ -177,7 +178,7 @@ _TABLE = (
     ),
     Column("peak_memory_mb", measure=_memory("peak_mb"), digits=0, unit="MiB", shown=AT_ONCE, terminal=6),
     Column("proportional_memory_mb", measure=_memory("proportional_mb"), digits=0, unit="MiB", shown=ON_DEMAND),
-    # Memory adds up over GPUs, their other figures do not.
+    # Memory is a sum over GPUs; their other figures can't be added.
     Column("memory_by_gpu_mb", ran=_each(lambda run: run.get("memory_by_gpu", ()), " + "), unit="MiB", shown=ON_DEMAND),
     Column(
         "reserved_by_gpu_mb",
@@ -227,7 +228,7 @@ _TABLE = (
     Column("repeats", digits=0, shown=AT_ONCE, terminal=10, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
-    # What only files have.
+    # Columns that only files have.
     Column("reason"),
     Column("steps", ran=lambda run: run["steps"], least=1),
     Column("median_step_ms", measure=lambda run: 1000 * run["clock"]["step_seconds_median"]),
@@ -244,7 +245,7 @@ _OF_OTHER_TASKS = tuple(
 )
 COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
 BY_KEY = {column.key: column for column in COLUMNS}
-# As files have them: what was asked for comes first.
+# In the order of files: columns of the configuration come first.
 KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
 # Columns of files alone that are numbers, and no measurements.
 COUNTS = (
@@ -263,14 +264,14 @@ MEASURED = [column for column in COLUMNS if column.measure]
 
 
 def line(row: Row, runs: list[dict]) -> dict:
-    """A row's line, from the configuration and from `runs`, those that count, by all KEYS; what others fill in is None.
+    """A row's line by all KEYS, from the configuration and the `runs` that count; columns of other sources are None.
 
-    Of each figure that runs measure it has the median, with the ends of its spread where it has columns for them.
+    Measured columns are medians, with the ends of their spread if there are columns for them.
     """
     values = dict.fromkeys(KEYS) | {column.key: column.asked(row) for column in COLUMNS if column.asked}
     if not runs:
         return values
-    # As it ran, whatever the configuration says by now.
+    # Values of the run take precedence, since the configuration may have changed.
     values |= {column.key: column.ran(runs[0]) for column in COLUMNS if column.ran}
     for column in MEASURED:
         if (spread := median(column, runs)) is not None:
@@ -280,13 +281,13 @@ def line(row: Row, runs: list[dict]) -> dict:
 
 
 def median(column: Column, runs: list[dict]) -> stats.Spread | None:
-    """The median of what `runs` measured, with its spread; None where one of them does not tell."""
+    """The median of a column over `runs`, with its spread; None if one of them has no value."""
     figures = [column.measure(run) for run in runs]
     return None if None in figures else stats.spread(figures)
 
 
 def out_of_range(values: dict) -> list[str]:
-    """The columns whose value is none that there can be, and why, in a line of the table."""
+    """The columns of a line whose value is outside their range, as messages."""
     told = []
     for column in COLUMNS:
         for key in (column.key, *column.ends):

@@ -1,4 +1,4 @@
-"""The two ways a command can end badly, and how it says so."""
+"""The exceptions of commands, and how they become messages and exit codes."""
 
 import contextlib
 import errno
@@ -8,35 +8,35 @@ import re
 import sys
 import textwrap
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or what one file may take
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or a quota or the largest file size is reached
 NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
-# torch.save, of a file that it could not write to its end; what the system said of it, PyTorch does not tell.
+# torch.save's errors for an incompletely written file; they do not contain the system's error.
 UNWRITTEN = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing", re.DOTALL)
 MAKE_ROOM = "Make room, and start again."
 
 
 class BadInput(Exception):
-    """The user's input is wrong: says what, where, and what to do, in one or two lines. Exit code 2."""
+    """The user's input is wrong. The message says what, where, and what to do, in one or two lines. Exit code 2."""
 
 
 class RunFailed(Exception):
-    """A run was started and did not succeed. Exit code 1."""
+    """A run was started, but did not succeed. Exit code 1."""
 
 
 class OtherWork(RunFailed):
-    """A run trained other samples than its plan's, or from other weights."""
+    """A run trained other samples than its plan's, or other weights."""
 
 
 class RunStopped(RunFailed):
-    """A run did not succeed because somebody ended it: nothing that would go on without it should."""
+    """A run was ended by somebody, so whatever would continue after a failed run must end, too."""
 
 
 class RunSaved(RunStopped):
-    """A run was stopped after it saved its state: the same command goes on from there. Exit code 143, as of SIGTERM."""
+    """A run was stopped after it saved its state; the same command resumes it. Exit code 143, as for SIGTERM."""
 
 
 def printable(text: str) -> str:
-    """`text` in one line, without control characters, which would command the terminal."""
+    """`text` in one line, without control characters, which could control the terminal."""
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
 
 
@@ -57,14 +57,14 @@ def tell(text: str, stream=None, bad: bool = False) -> None:
 
 
 def brief(error: Exception) -> str:
-    """What a library says of a file that it can't read, in one line."""
-    if isinstance(error, pickle.UnpicklingError):  # PyTorch's words tell how to run it all the same
+    """A library's error about an unreadable file, in one line."""
+    if isinstance(error, pickle.UnpicklingError):  # PyTorch's message would say how to load it unsafely
         return "it holds more than values, and is not read, because a pickle may run anything"
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def no_room(error: BaseException) -> str | None:
-    """What is full, in the system's words, where an error comes of that. Libraries put the number into their own."""
+    """The system's message if an error means a full disk, otherwise None. Libraries quote the error's number."""
     if UNWRITTEN.search(str(error)):
         return "not all of it was written, as where the disk is full"
     said = re.search(r"(?:Errno |os error )(\d+)", str(error))
@@ -74,9 +74,9 @@ def no_room(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def exit_on_bad_input():
-    """End the program with one message and exit code 2 where the block, or the function below this, raises BadInput.
+    """End the program with one message and exit code 2 if the block, or the decorated function, raises BadInput.
 
-    For what runs inside of Snakemake, whose own words would be a traceback.
+    It is for code that Snakemake runs, which would print a traceback.
     """
     try:
         yield
@@ -86,7 +86,7 @@ def exit_on_bad_input():
 
 
 def exit_code(main, *arguments) -> int:
-    """Run a command's `main`; turn its expected errors into one message on stderr and an exit code."""
+    """Run a command's `main`, and turn expected errors into a message on stderr and an exit code."""
     try:
         return main(*arguments) or 0
     except BadInput as error:

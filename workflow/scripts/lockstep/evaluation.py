@@ -1,4 +1,4 @@
-"""Tests and predictions of converted models, whatever their task."""
+"""Test converted models of any task, and predict with them."""
 
 import contextlib
 import sys
@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy  # noqa: F401 - before PyTorch, which imports it, too, and then swallows Ctrl-C
+import numpy  # noqa: F401 - imported before PyTorch, which otherwise imports it and swallows Ctrl-C meanwhile
 import torch
 
 from lockstep import paths
@@ -18,9 +18,9 @@ from lockstep.model import models
 
 
 def load_model(folder: Path) -> torch.nn.Module:
-    """A converted model, ready to predict, on the GPU if there is one.
+    """Load a converted model for prediction, on the GPU if there is one.
 
-    Raises RunFailed where it has changed since it was converted. A folder that Lockstep did not make has no seal.
+    Raises RunFailed if it has changed since it was converted. A folder that Lockstep did not make has no seal to check.
     """
     _must_be_model(folder)
     if (folder / MANIFEST).is_file() or (folder.parent / paths.SETTINGS).is_file():
@@ -32,7 +32,7 @@ def load_model(folder: Path) -> torch.nn.Module:
 def _must_be_model(folder: Path) -> None:
     if not models.is_stored(folder):
         if (folder.parent / paths.CHECKPOINT).is_dir():
-            raise BadInput(f"{folder}: is not made yet. Make it: python workflow/scripts/convert.py {folder.parent}")
+            raise BadInput(f"{folder}: does not exist yet. Run python workflow/scripts/convert.py {folder.parent}")
         raise BadInput(
             f"{folder}: is not a model folder (no config.json). Name one like results/runs/ddp/n2/rep1/model."
         )
@@ -40,17 +40,17 @@ def _must_be_model(folder: Path) -> None:
 
 @contextlib.contextmanager
 def readable(folder: Path):
-    """What the libraries say of a model folder that they can't read, in one line."""
+    """Turn libraries' errors about an unreadable model folder into BadInput, in one line."""
     try:
         yield
     except BadInput:
         raise
-    except Exception as error:  # safetensors, pickle, transformers and tokenizers each have their own
+    except Exception as error:  # safetensors, pickle, transformers and tokenizers each raise their own
         raise BadInput(f"{folder}: can't be read as a model: {brief(error)}") from None
 
 
 def test(run: Path) -> dict:
-    """Predict the whole test split with a run's converted model, and write test/report.txt, .json, predictions.csv."""
+    """Test a run's converted model on the test split; writes test/report.txt, test/report.json and predictions.csv."""
     model = load_model(run / paths.MODEL)
     settings = read_json(run / paths.SETTINGS)
     task = registry.load_task(settings["task"])()
@@ -61,7 +61,7 @@ def test(run: Path) -> dict:
 
 @contextlib.contextmanager
 def of_weights(model: Path, weights: Path | None, labels: list[str] | None) -> Iterator[Path]:
-    """The folder of a model: `model` itself, or for a while one with somebody's weights or names of labels."""
+    """The folder of a model: `model` itself, or a temporary copy with somebody's `weights` or `labels`."""
     if weights is None and labels is None:
         yield model
         return
@@ -77,7 +77,7 @@ def of_weights(model: Path, weights: Path | None, labels: list[str] | None) -> I
 
 
 def test_file(stored: Path, data: Data, folder: Path) -> dict:
-    """Test the model in the folder `stored` on all samples that `data` names; as `test`, into `folder`."""
+    """Test the model in `stored` on all samples that `data` names; writes the files of `test` to `folder`."""
     task, notes = task_of(stored), []
     scores = task.test_file(stored, load_model(stored), data, folder, notes)
     for note in notes:
@@ -86,17 +86,17 @@ def test_file(stored: Path, data: Data, folder: Path) -> dict:
 
 
 def predict(folder: Path, inputs: list, task) -> list[tuple]:
-    """What a converted model says of `inputs` of its task, and by which probability; and drawn, where it draws."""
+    """Predict `inputs` with a converted model, as `Task.predict` returns it."""
     model = load_model(folder)
     with readable(folder):
         return task.predict(folder, model, inputs)
 
 
 def task_of(folder: Path):
-    """The task of a converted model, by the run that it is of, or by its own files. Raises BadInput."""
+    """The task of a converted model, by its run's settings or its own files. Raises BadInput."""
     _must_be_model(folder)
     settings = folder.parent / paths.SETTINGS
     name = read_json(settings)["task"] if settings.is_file() else models.task_name(folder)
     if name not in registry.tasks():
-        raise BadInput(f"{folder}: is a model of no task of Lockstep's. There are: {', '.join(registry.tasks())}.")
+        raise BadInput(f"{folder}: is not a model for any of Lockstep's tasks, {', '.join(registry.tasks())}.")
     return registry.load_task(name)()

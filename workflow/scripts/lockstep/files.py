@@ -1,7 +1,7 @@
-"""Files written whole or not at all, and hashes of what they hold.
+"""Write files atomically, and hash their content.
 
-Killed while it writes, a program leaves half a file; a flipped byte loads silently from every checkpoint format.
-So everything here is written under a temporary name, synced and renamed, and hashed where it is read again.
+A program that is killed while it writes leaves an incomplete file, and every checkpoint format silently loads a flipped
+byte. So files are written under a temporary name, synced and renamed, and those that are read again are hashed.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from typing import BinaryIO, TextIO
 
 from lockstep.errors import MAKE_ROOM, BadInput, RunFailed, no_room
 
-GZIP = b"\x1f\x8b"  # what gzip's files begin with
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 MANIFEST = "manifest.json"
-OF_ITSELF = "manifest"  # in that file: its own hash
+OF_ITSELF = "manifest"  # the key of that file's own hash
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path):
-    """Yield a temporary path beside `path`; rename it onto `path` only if the block succeeds."""
+    """Yield a temporary path beside `path`, which replaces `path` only if the block succeeds."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with named_when_full(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,11 +42,11 @@ def atomic_file(path: Path):
 
 @contextlib.contextmanager
 def atomic_folder(path: Path):
-    """Yield a temporary folder beside `path`; it takes the place of `path` only if the block succeeds."""
+    """Yield a temporary folder beside `path`, which replaces `path` only if the block succeeds."""
     with named_when_full(path):
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)  # not by tempfile, whose folders are for nobody else
+        temporary.mkdir(parents=True)  # not by tempfile, whose folders only their owner can read
         mode = temporary.stat().st_mode
         try:
             yield temporary
@@ -55,7 +55,7 @@ def atomic_folder(path: Path):
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
             share(files)
-            temporary.chmod(mode)  # a tree that was copied into it brings its own
+            temporary.chmod(mode)  # copying a tree into it may have changed its mode
             if path.exists():
                 shutil.rmtree(path)
             temporary.replace(path)
@@ -64,7 +64,7 @@ def atomic_folder(path: Path):
 
 
 def put_in_place(temporary: Path, final: Path) -> None:
-    """Rename a folder that is whole, in place of an older one, and have the disk know it."""
+    """Replace a folder by a complete new one, and sync the change to disk."""
     shutil.rmtree(final, ignore_errors=True)
     temporary.replace(final)
     handle = os.open(final.parent, os.O_RDONLY)
@@ -75,7 +75,7 @@ def put_in_place(temporary: Path, final: Path) -> None:
 
 
 def link(source: str, target: str) -> None:
-    """The same file at another place, or a copy where the file system has no such links."""
+    """Create a hard link, or a copy if the file system does not support links."""
     try:
         os.link(source, target)
     except OSError:
@@ -83,10 +83,11 @@ def link(source: str, target: str) -> None:
 
 
 def share(files: list[Path]) -> None:
-    """Let group and others have of these files what they have of any other in that folder.
+    """Give group and others the same permissions for these files as for any new file in their folder.
 
-    safetensors makes files for their owner alone. What others have is seen on a file that is made to look at: the umask
-    decides it, which Python reads by setting it, for all threads; and the folder, by an access control list.
+    safetensors creates files that only their owner can read. The usual permissions are read from a probe file, since
+    they depend on the folder's access control list and on the umask, which Python can only read by changing it for all
+    threads.
     """
     for folder in {file.parent for file in files}:
         probe = folder / f".usual.{os.getpid()}.tmp"
@@ -101,15 +102,15 @@ def share(files: list[Path]) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the folders that were being written in `folder`, or in one of its folders, when a program ended.
+    """Remove temporary folders in `folder` and its subfolders that a program left unfinished.
 
-    Their files are cut off first: the disk keeps room for what is still open, as PyTorch's writer is after it failed.
-    Not those that lie elsewhere too, under another name.
+    Their files are truncated first, since a file that is still open, as after a failure of PyTorch's writer, keeps its
+    space on disk. Files with other hard links are not truncated.
     """
     for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
         if not left.is_dir():
             continue
-        with contextlib.suppress(OSError):  # another rank may be removing the same
+        with contextlib.suppress(OSError):  # another rank may be removing it, too
             for file in left.rglob("*"):
                 with contextlib.suppress(OSError):
                     if file.is_file() and file.stat().st_nlink == 1:
@@ -119,7 +120,7 @@ def remove_unfinished(folder: Path) -> None:
 
 @contextlib.contextmanager
 def named_when_full(path: Path):
-    """Say which file it was that found no room on the disk."""
+    """Turn an error about a full disk into RunFailed, which names the file."""
     try:
         yield
     except Exception as error:
@@ -129,9 +130,9 @@ def named_when_full(path: Path):
 
 
 def seal(folder: Path, about: dict) -> None:
-    """Write `folder`/manifest.json: what is known `about` it, and the sha256 of each file in it, every one synced.
+    """Write `folder`/manifest.json with the content of `about`, the sha256 of each file, and a hash of itself.
 
-    The manifest holds a hash of itself too.
+    Every file is synced to disk.
     """
     hashes, files = {}, sorted(file for file in folder.rglob("*") if file.is_file())
     share(files)
@@ -148,9 +149,9 @@ def _hash_of(manifest: dict) -> str:
 
 
 def verify(folder: Path, remedy: str) -> dict:
-    """The manifest of a sealed folder, after every file in it was found to be as it was written.
+    """Check that every file in a sealed folder is unchanged, and return the folder's manifest.
 
-    Raises RunFailed, which ends in the `remedy`: what to do about it.
+    Raises RunFailed, whose message ends with the `remedy`.
     """
     if not (folder / MANIFEST).is_file():
         raise RunFailed(f"{folder}: holds no {MANIFEST}, so it is not complete. {remedy}")
@@ -166,21 +167,21 @@ def verify(folder: Path, remedy: str) -> dict:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file to read, unpacked where it is packed by gzip, whatever its name."""
+    """Open a file for reading, and decompress it if its content is gzip, whatever its name."""
     with path.open("rb") as stream:
         is_packed = stream.read(len(GZIP)) == GZIP
     return gzip.open(path, "rb") if is_packed else path.open("rb")
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:
-    """A file of UTF-8 text to read, without its byte-order mark; unpacked where it is packed by gzip."""
+    """Open a UTF-8 text file for reading, without a byte-order mark; decompressed if it is gzip."""
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline=newline)
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file as `wc -l` counts them, without their ends: LF, or CR LF.
+    """The lines of a text file as `wc -l` counts them, without their ends (LF or CR LF).
 
-    Not as str.splitlines has them, which also cuts at form feeds, U+0085 and U+2028.
+    str.splitlines would also split at form feeds, U+0085 and U+2028.
     """
     with open_text(path, newline="\n") as lines:
         for line in lines:
@@ -197,7 +198,7 @@ def write_json(path: Path, value) -> None:
 
 
 def read_json(path: Path):
-    """Raises BadInput where the file is not JSON, as after it was cut off or edited; NaN and Infinity are none."""
+    """Read a JSON file. Raises BadInput if it is not valid JSON, for example truncated, or contains NaN or Infinity."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -205,7 +206,7 @@ def read_json(path: Path):
 
 
 def read_object(path: Path, keys: tuple[str, ...]) -> dict:
-    """The JSON object in a file. Raises BadInput where it is none, or lacks one of `keys`."""
+    """Read a JSON object. Raises BadInput if the file holds something else, or lacks one of `keys`."""
     content = read_json(path)
     if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):
         damage = f"lacks {', '.join(missing)}" if isinstance(content, dict) else "is not an object"
@@ -214,17 +215,17 @@ def read_object(path: Path, keys: tuple[str, ...]) -> dict:
 
 
 def _no_number(word: str):
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def inventory(folder: Path, parts: tuple[str, ...]) -> dict[str, int]:
-    """Every file in these parts of a folder, by its path in it, with its size in bytes."""
+    """The size in bytes of every file in these parts of a folder, by its path relative to the folder."""
     files = sorted(file for part in parts for file in (folder / part).rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 
 
 def lacking(folder: Path, listed: dict[str, int]) -> list[Path]:
-    """Which files of an inventory are not there any more, or have another size."""
+    """The files of an inventory that are missing or have another size."""
     files = {folder / name: size for name, size in listed.items()}
     return [file for file, size in files.items() if not file.is_file() or file.stat().st_size != size]
 
@@ -239,9 +240,10 @@ def hash_text(text: str) -> str:
 
 
 def hash_arrays(arrays: dict) -> str:
-    """sha256 over named NumPy arrays: their names, types, shapes and bytes, whatever file holds them.
+    """sha256 over named NumPy arrays: their names, types, shapes and bytes.
 
-    An array may come in pieces, as (type, shape, iterable of arrays), so that only one has to be in memory at a time.
+    An array may be given in pieces, as (type, shape, iterable of arrays), so that only one piece is in memory at a
+    time.
     """
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items(), key=lambda item: item[0]):
@@ -253,7 +255,7 @@ def hash_arrays(arrays: dict) -> str:
 
 
 def write_csv(path: Path, header: list[str], rows) -> None:
-    """A CSV file in UTF-8 with a byte-order mark, without which spreadsheets garble Chinese."""
+    """Write a CSV file in UTF-8 with a byte-order mark, without which spreadsheets garble Chinese."""
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8-sig", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([_harmless(cell) for cell in header])
@@ -261,5 +263,5 @@ def write_csv(path: Path, header: list[str], rows) -> None:
 
 
 def _harmless(cell):
-    """A text that a spreadsheet would run as a formula gets an apostrophe before it (OWASP, "CSV Injection")."""
+    """Put an apostrophe before a text that a spreadsheet would run as a formula (OWASP, "CSV Injection")."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

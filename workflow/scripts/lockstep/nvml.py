@@ -1,7 +1,7 @@
-"""NVML, NVIDIA's library that tells what GPUs are and do: opened, asked and closed here, and nowhere else.
+"""The only interface to NVML, NVIDIA's library for properties and states of GPUs.
 
-A machine without GPUs, driver or library is no error: it has no GPUs. If a GPU or a driver does not answer a question,
-or not for this user, the answer is None.
+A machine without GPUs, driver or library is not an error; it has no GPUs. If a GPU or driver does not answer a query,
+or not for this user, the result is None.
 """
 
 import atexit
@@ -9,60 +9,60 @@ import contextlib
 import os
 from functools import cache
 
-# NVML's nvmlClocksEventReason: why a GPU's clock is lower than it could be for reasons that no run has in its hands.
+# Values of NVML's nvmlClocksEventReason: causes of a lower clock that no run can influence.
 THROTTLING = {
     0x8: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-# The server of NVIDIA's Multi-Process Service is on each GPU that its clients use, and computes nothing of its own.
+# The server of NVIDIA's Multi-Process Service runs on each GPU that its clients use, and computes nothing itself.
 MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 @cache
 def library():
-    """The module pynvml, opened until this process ends; None where there is nothing to open."""
+    """The module pynvml, initialised until this process ends; None if it is unavailable."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # each machine says in its own way that it has no driver, or no library
+    except Exception:  # errors about a missing driver or library vary between machines
         return None
     atexit.register(pynvml.nvmlShutdown)
     return pynvml
 
 
-os.register_at_fork(after_in_child=library.cache_clear)  # a fork must open it again
+os.register_at_fork(after_in_child=library.cache_clear)  # a fork must initialise it again
 
 
 def ask(question: str, *arguments):
-    """What NVML's function of this name returns, or None."""
+    """Call NVML's function `question`, and return its result, or None if it fails."""
     if library() is None:
         return None
     try:
         return getattr(library(), question)(*arguments)
-    except Exception:  # each GPU, and each driver, answers only some of them
+    except Exception:  # not every GPU and driver supports every query
         return None
 
 
 def count() -> int:
-    """How many GPUs the machine has."""
+    """The number of GPUs of this machine."""
     return ask("nvmlDeviceGetCount") or 0
 
 
 def gpu(number: int):
-    """NVML's handle of the GPU that nvidia-smi shows under this number."""
+    """NVML's handle of the GPU with this number in nvidia-smi."""
     return ask("nvmlDeviceGetHandleByIndex", number)
 
 
 def gpus(numbers: list[int]) -> dict[int, object]:
-    """NVML's handles of these GPUs, by the numbers of nvidia-smi; none where the driver does not tell."""
+    """NVML's handles of these GPUs by their numbers in nvidia-smi, without GPUs that have no handle."""
     return {number: handle for number in numbers if (handle := gpu(number)) is not None}
 
 
 def gpu_of(uuid) -> object:
-    """NVML's handle of the GPU that PyTorch knows by this UUID."""
+    """NVML's handle of the GPU with this UUID in PyTorch."""
     return ask("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}")
 
 
@@ -72,22 +72,22 @@ def name(handle) -> str | None:
 
 
 def divided(handle) -> bool:
-    """Whether a GPU is in MIG mode, so that processes see its parts instead of it."""
-    modes = ask("nvmlDeviceGetMigMode", handle)  # the present one, and the one after the next reset
+    """Whether a GPU is in MIG mode, so that processes see parts of it only."""
+    modes = ask("nvmlDeviceGetMigMode", handle)  # the current mode, and the mode after the next reset
     return bool(modes) and modes[0] == 1
 
 
 def numbers(names: list[str]) -> list[int]:
-    """The numbers of the GPUs that are named by their UUIDs, or the beginnings of those, as CUDA takes them too."""
+    """The numbers of GPUs that are named by their UUIDs or prefixes of them, which CUDA accepts, too."""
     uuids = [str(ask("nvmlDeviceGetUUID", gpu(number))) for number in range(count())]
     return [number for name in names for number, uuid in enumerate(uuids) if name and uuid.startswith(name)]
 
 
 def processes(handles: dict[int, object]) -> list[dict]:
-    """What computes on the GPUs: GPU, process id as the driver has it, name, MiB on that GPU (None: it does not tell).
+    """The processes that compute on the GPUs: GPU, process id by the driver, name, and MiB on that GPU, or None.
 
-    Clients of the Multi-Process Service are among them, its server is not. In a container a process id may be the
-    host's, or of another container.
+    Clients of the Multi-Process Service are included, its server is not. In a container, a process id may be that of
+    the host, or of another container.
     """
     listed = {}
     for number, handle in handles.items():
@@ -102,17 +102,17 @@ def processes(handles: dict[int, object]) -> list[dict]:
 
 
 def say(process: dict) -> str:
-    """One of `processes` in words."""
+    """One of `processes` as a text."""
     used = "" if process["memory_mb"] is None else f" with {process['memory_mb']} MiB"
     return f"process {process['pid']} ({process['name'] or 'of unknown name'}) on GPU {process['gpu']}{used}"
 
 
 @cache
 def process_name(pid: int) -> str | None:
-    """The file name of a process's program, without its path and arguments, which are nobody else's business."""
+    """The file name of a process's program, without its path and arguments, which may be private."""
     name = ask("nvmlSystemGetProcessName", pid)
     if not name:
-        import psutil  # here, as set-up asks for GPUs before it has installed anything
+        import psutil  # imported here, as set-up uses this module before it has installed anything
 
         with contextlib.suppress(psutil.Error):
             name = psutil.Process(pid).name()
@@ -120,19 +120,19 @@ def process_name(pid: int) -> str | None:
 
 
 def mps_folder() -> str | None:
-    """Where processes that are started here would meet NVIDIA's Multi-Process Service; None where it is not on."""
+    """The folder of NVIDIA's Multi-Process Service for processes that start here; None if it is not running."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     return folder if os.path.exists(os.path.join(folder, "control")) else None
 
 
 def joules(handle) -> float | None:
-    """The energy that a GPU has taken since the driver was loaded."""
+    """The energy that a GPU has used since its driver was loaded."""
     millijoules = ask("nvmlDeviceGetTotalEnergyConsumption", handle)
     return None if millijoules is None else millijoules / 1e3
 
 
 def state(number: int, handle) -> dict:
-    """How a GPU is at this moment: utilisation in percent, clock of its multiprocessors, memory that anybody uses."""
+    """A GPU's current state: utilisation in percent, clock of its multiprocessors, memory used by all processes."""
     memory, rates = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetUtilizationRates", handle)
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", handle) or 0
     return {
@@ -146,7 +146,7 @@ def state(number: int, handle) -> dict:
 
 
 def describe(handle, others: list) -> dict:
-    """What a GPU is: driver, memory, ECC, power limit, and how it is linked to each of `others`."""
+    """A GPU's properties: driver, memory, ECC, power limit, and its link to each of `others`."""
     memory, ecc = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetEccMode", handle)
     milliwatts = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
     # nvmlGpuTopologyLevel_t: 0 same board, 10 one switch, 20 several, 30 host bridge, 40 node, 50 system

@@ -1,4 +1,4 @@
-"""What other programs say: git of the project, and any that tells its version."""
+"""Facts from other programs: the project's commit from git, and properties of installed packages."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from functools import cache
 
 from lockstep.paths import PROJECT
 
-COMMIT = "LOCKSTEP_COMMIT"  # environment variable: what `commit` returns, as JSON; for images, which have no git
+COMMIT = "LOCKSTEP_COMMIT"  # environment variable with the result of `commit` as JSON, for images without git
 
 
 def output(*command: str) -> str | None:
-    """What a command prints, run at the top of the project; None where there is no such program, or it fails."""
+    """The output of a command, run in the project's folder; None if there is no such program, or it fails."""
     try:
         return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -21,7 +21,7 @@ def output(*command: str) -> str | None:
 
 
 def commit() -> dict[str, str | bool | None]:
-    """The git commit of the project, and whether the files differ from it; None where git can't tell."""
+    """The project's commit, and whether files differ from it; None if git can't tell."""
     if COMMIT in os.environ:
         return json.loads(os.environ[COMMIT])
     head, status = output("git", "rev-parse", "HEAD"), output("git", "status", "--porcelain", "--untracked-files=no")
@@ -30,7 +30,7 @@ def commit() -> dict[str, str | bool | None]:
 
 @cache
 def origin() -> str:
-    """Where git fetched the project from; empty where it can't tell."""
+    """The URL of the project's git remote; empty if git can't tell."""
     return output("git", "config", "--get", "remote.origin.url") or ""
 
 
@@ -41,11 +41,11 @@ def horovod_has(library: str) -> bool:
 
 
 def has_compiler(device: str) -> bool:
-    """Whether there is what torch.compile calls: for a CPU's programs C++, for what launches those of a GPU C."""
+    """Whether torch.compile's compiler is installed: C++ for a CPU's kernels, C for the launchers of a GPU's."""
     variable, *names = ("CC", "cc", "gcc", "clang") if device == "cuda" else ("CXX", "g++", "clang++")
     return any(shutil.which(name) for name in (os.environ.get(variable), *names) if name)
 
 
 def _says_true(program: str) -> bool:
-    """In a process of its own: what it imports takes seconds, and is not for the Snakefile."""
+    """Run a program in a new process, since its imports take seconds, and return whether it prints True."""
     return output(sys.executable, "-c", program) == "True"

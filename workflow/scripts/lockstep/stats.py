@@ -1,11 +1,11 @@
 """Medians, and ratios between rows with their uncertainty, from runs in blocks.
 
-A block holds every row once, so what a machine's drift does to one row's time it does to its neighbours' as well. Time
-multiplies, so the model is of logarithms: the log time of a run is a row's effect, plus a block's, plus an error (the
-randomised complete block design; Montgomery 2017, Design and Analysis of Experiments, chapter 4). One spread of the
-errors is estimated from all runs: a row that lost a run is known less well than the others, but not as badly as two
-runs alone would tell. Every ratio of the report has its interval from this model: of rows that blocks connect by
-`Fit`, which compares within blocks; of two results folders, which have no block in common, by `apart`.
+A block contains every row once, so drift of the machine affects all rows of a block alike. Effects on time are
+multiplicative, so the model uses logarithms: the log time of a run is the effect of its row, plus the effect of its
+block, plus an error (randomised complete block design; Montgomery 2017, Design and Analysis of Experiments, chapter 4).
+One standard deviation of errors is estimated from all runs, so that a row with a missing run still has a useful
+interval. Every ratio in the report has its interval from this model. `Fit` compares rows that blocks connect, within
+blocks; `apart` compares two results folders, which have no block in common.
 """
 
 import itertools
@@ -16,24 +16,24 @@ import numpy as np
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
-FEW = 3  # values that have no quartiles
-UNLIKE = 4  # times: rows' own spreads that differ by more are not one spread
+FEW = 3  # so few values have no meaningful quartiles
+UNLIKE = 4  # if standard deviations of rows differ by more than this factor, one estimate does not fit all
 
 
 Block = tuple[int, str | None]
 
 
 def block(run: dict) -> Block:
-    """Which runs a run (its record) is paired with: those of its repetition that the same session made.
+    """The block of a run, given its record: the runs of the same repetition in the same session.
 
-    One that is repeated hours later meets another machine, in a way, and its row would gain or lose by that.
+    A run that is repeated hours later meets different conditions, which would favour or harm its row.
     """
     return run["repeat"], run.get("session")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of n values between their quartiles; of three values or fewer, between the least and the greatest."""
+    """The median and the quartiles of n values; for three values or fewer, minimum and maximum instead of quartiles."""
 
     median: float
     low: float
@@ -43,10 +43,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One row's time over another's, and an interval around it.
+    """The ratio of two rows' times, with an interval.
 
-    kind: "interval" for a 95 % interval, "" where the runs do not tell how much they vary.
-    n: the blocks that hold both.
+    kind: "interval" for a 95 % interval, "" if there are too few runs for one.
+    n: the number of blocks that contain both rows.
     """
 
     value: float
@@ -57,7 +57,7 @@ class Ratio:
 
     @property
     def distinct(self) -> bool:
-        """Whether the two rows' times differ by more than chance, as far as these runs can tell."""
+        """Whether the interval excludes 1, so that the two rows' times differ by more than chance."""
         return bool(self.kind) and not self.low <= 1 <= self.high
 
 
@@ -68,10 +68,10 @@ def spread(values: list[float]) -> Spread:
 
 
 class Fit:
-    """Log time = row + block + error, fitted by least squares to the seconds of each row by block.
+    """The model log time = row + block + error, fitted by least squares to the seconds of each row by block.
 
-    sigma: the errors' standard deviation, of logarithms (so .03 is 3 %); None without degrees of freedom.
-    freedom: degrees of freedom of sigma: runs less what was fitted.
+    sigma: the standard deviation of the errors, of logarithms (0.03 is 3 %); None without degrees of freedom.
+    freedom: the degrees of freedom of sigma: the number of runs minus the fitted parameters.
     """
 
     def __init__(self, seconds: dict[str, dict[Block, float]]):
@@ -83,7 +83,7 @@ class Fit:
             design[line, self.rows.index(row)] = 1
             design[line, len(self.rows) + blocks.index(block)] = 1
         logarithms = np.log([seconds[row][block] for row, block in runs])
-        # Row effects alone can't be told from the blocks'; their differences can, and the pseudo-inverse has those.
+        # Only differences of row effects are estimable, not the effects themselves; the pseudo-inverse gives those.
         self.inverse = np.linalg.pinv(design.T @ design)
         self.effects = self.inverse @ design.T @ logarithms
         self.residuals = logarithms - design @ self.effects
@@ -93,16 +93,16 @@ class Fit:
         self.row_of = [row for row, _ in runs]
 
     def difference(self, ours: str, theirs: str) -> tuple[float, float] | None:
-        """Our log time less theirs, and that difference's standard error over sigma; None where no blocks tell."""
+        """Our log time minus theirs, and its standard error divided by sigma; None if no blocks connect the rows."""
         contrast = np.zeros(len(self.effects))
         contrast[self.rows.index(ours)] += 1
         contrast[self.rows.index(theirs)] -= 1
         if not np.allclose(contrast @ self.estimable, contrast, atol=1e-6):
-            return None  # no chain of blocks leads from one row to the other
+            return None  # no chain of blocks connects the two rows
         return float(contrast @ self.effects), float(np.sqrt(max(0.0, contrast @ self.inverse @ contrast)))
 
     def groups(self) -> list[list[str]]:
-        """The rows that blocks connect with each other, and so can be compared; most often all are one group."""
+        """Groups of rows that blocks connect, so that they can be compared; usually there is one group."""
         groups: list[list[str]] = []
         for row in self.rows:
             group = next((group for group in groups if self.difference(row, group[0])), None)
@@ -113,7 +113,7 @@ class Fit:
         return groups
 
     def ratio(self, ours: str, theirs: str) -> Ratio | None:
-        """Our seconds over theirs, with Student's t interval; None where no blocks tell."""
+        """The ratio of our seconds to theirs, with Student's t interval; None if no blocks connect the rows."""
         difference = self.difference(ours, theirs)
         if difference is None:
             return None
@@ -126,9 +126,9 @@ class Fit:
         return Ratio(value, *np.exp(logarithm + np.array([-half, half])).tolist(), n, "interval")
 
     def shown_faster(self, ours: str, theirs: str, chance: float = 1 - CONFIDENCE) -> bool:
-        """Whether ours is shown to be faster, with a false claim about any pair of rows in `chance` of reports at most.
+        """Whether our row is significantly faster; at most a share `chance` of reports has a false claim for any pair.
 
-        Tukey's honestly significant difference, with Kramer's standard errors where rows have unlike numbers of runs
+        This is Tukey's honestly significant difference, with Kramer's standard errors for unequal numbers of runs
         (Tukey 1953; Kramer 1956, Biometrics 12: 307).
         """
         difference = self.difference(ours, theirs)
@@ -138,7 +138,7 @@ class Fit:
         return -logarithm > _studentized_range(len(self.rows), self.freedom, chance) / 2**0.5 * error * self.sigma
 
     def resolution(self) -> float | None:
-        """How much longer a row must take than another to be shown slower, as a share: that of the median pair."""
+        """By which share a row must be slower than another to be shown slower, for the median pair of rows."""
         pairs = [self.difference(a, b) for a, b in itertools.combinations(self.rows, 2)]
         errors = [pair[1] for pair in pairs if pair]
         if not errors or self.sigma is None:
@@ -152,9 +152,9 @@ class Fit:
         return float(np.expm1(half))
 
     def ranks(self) -> dict[str, int]:
-        """Each row's place: one more than the rows that are shown faster, and no better than a faster row's.
+        """Each row's place: one more than the number of rows shown to be faster, and never better than a faster row's.
 
-        Faster is, where every row has a run in every block, whose median is shorter; else whose fitted time is.
+        Rows are ordered by their medians if every row has a run in every block, otherwise by their fitted times.
         """
         rank_of = {row: 1 + sum(self.shown_faster(other, row) for other in self.rows) for row in self.rows}
         if len({frozenset(times) for times in self.seconds.values()}) == 1:
@@ -164,9 +164,10 @@ class Fit:
         return {row: max(rank_of[other] for other in self.rows if time[other] <= time[row]) for row in self.rows}
 
     def unlike_spreads(self) -> bool:
-        """Whether rows' own spreads differ fourfold and by more than chance, so that one spread stands for none.
+        """Whether the standard deviations of rows differ by a factor of four and by more than chance.
 
-        By Levene's test in Brown and Forsythe's form, which forgives heavy tails.
+        A single sigma then describes none of them. The test is Levene's in the form of Brown and Forsythe, which is
+        robust to heavy tails.
         """
         each = [
             np.array([r for r, of in zip(self.residuals, self.row_of, strict=True) if of == row]) for row in self.rows
@@ -181,7 +182,7 @@ class Fit:
 
 
 def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
-    """Our seconds over theirs, each by block, from these two alone: a paired t test. None without a block of both."""
+    """The ratio of our seconds to theirs, by block, from these two rows alone (paired t test); None without a pair."""
     return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
 
 
@@ -189,13 +190,13 @@ Times = dict[str, dict[Block, float]]  # seconds of each row, by block
 
 
 def apart(ours: Times, theirs: Times, row: str, confidence: float = CONFIDENCE) -> Ratio:
-    """Our seconds over theirs of one `row`, where no block holds runs of both, as of two sessions or two machines.
+    """The ratio of our seconds to theirs for one `row`, if no block has runs of both sides.
 
-    The model is Fit's, with one spread for all runs of both sides. But here nothing takes the blocks out of the
-    difference, so a run's variance is that of its block and of its error: the variance within rows. Rows that ran in
-    the same blocks moved together, and tell less of it than as many that did not: for R rows of which each two share
-    `rho` of their variance, the pooled variance has freedom / (1 + (R - 1) rho^2) degrees of freedom, which is
-    Satterthwaite's approximation (1946, Biometrics Bulletin 2: 110).
+    This compares two sessions or two machines. The model is Fit's, with one standard deviation for all runs of both
+    sides. But block effects do not cancel here, so a run's variance is the sum of those of its block and its error: the
+    variance within rows. Rows in the same blocks are correlated, and together have fewer degrees of freedom than
+    independent rows. For R rows with pairwise correlation `rho`, the pooled variance has freedom / (1 + (R - 1) rho^2)
+    degrees of freedom (Satterthwaite's approximation, 1946, Biometrics Bulletin 2: 110).
     """
     sides = (ours, theirs)
     value = float(np.exp(np.log(list(ours[row].values())).mean() - np.log(list(theirs[row].values())).mean()))
@@ -212,7 +213,7 @@ def apart(ours: Times, theirs: Times, row: str, confidence: float = CONFIDENCE) 
 
 
 def _shared(sides: tuple[Times, ...], variance: float) -> float:
-    """Which share of the `variance` within rows the runs of a block have in common; 1 where nothing tells."""
+    """The share of the `variance` within rows that the runs of a block have in common; 1 if it is unknown."""
     fits = [Fit(side) for side in sides if side]
     freedom = sum(fit.freedom for fit in fits)
     if not freedom or not variance:
@@ -223,30 +224,30 @@ def _shared(sides: tuple[Times, ...], variance: float) -> float:
 
 @dataclass(frozen=True)
 class Variance:
-    """Why runs of one row take unlike times. Both are standard deviations of logarithms, so .03 is 3 %.
+    """The components of the variance between runs of a row, as standard deviations of logarithms (0.03 is 3 %).
 
-    launch: from one launch to another, the same for all steps of a run.
-    step: from step to step, around what its work takes; over a window it averages out.
+    launch: between launches, the same for all steps of a run.
+    step: between steps with the same work; it averages out over many steps.
     """
 
     launch: float
     step: float
 
     def best_steps(self, startup: float, step: float) -> float:
-        """How many steps a run should have, so that what all runs take together tells most; inf: as many as can be.
+        """The number of steps per run that gives the most precision for the total time; inf: as many as possible.
 
-        startup, step: the seconds that a run takes before its window, and for each step in it (Kalibera & Jones 2013,
-        Rigorous Benchmarking in Reasonable Time, equation 3).
+        startup, step: the seconds of a run before its window, and of each step (Kalibera & Jones 2013, Rigorous
+        Benchmarking in Reasonable Time, equation 3).
         """
         return float(np.sqrt(startup / step) * self.step / self.launch) if self.launch else np.inf
 
 
 def variance(rows: list[np.ndarray]) -> Variance | None:
-    """The variance between launches and within, pooled over rows; None where no row has two runs of several steps.
+    """The variance between launches and within them, pooled over rows; None if no row has two runs of several steps.
 
-    rows: seconds [runs, steps] of each row's runs, in which step s does the same work. Log seconds are a step's effect
-    plus a run's, plus an error (variance components of a two-way layout; Montgomery 2017, section 13.2). Errors that
-    last for several steps count partly as the launch's.
+    rows: seconds [runs, steps] of each row's runs; step s does the same work in each. Log seconds are the effect of the
+    step, plus that of the run, plus an error (variance components of a two-way layout; Montgomery 2017, section 13.2).
+    Errors that last for several steps count partly as the launch's.
     """
     between = within = 0.0
     launches = errors = 0
@@ -260,7 +261,7 @@ def variance(rows: list[np.ndarray]) -> Variance | None:
         freedom = (runs - 1) * (steps - 1)
         within += float((residuals**2).sum())
         errors += freedom
-        # The means of runs vary by their launches, and by what is left of the steps' errors.
+        # The variance of the runs' means is that of launches, plus that of the mean of the steps' errors.
         between += float(of_runs.var(ddof=1)) * (runs - 1) - float((residuals**2).sum()) / freedom / steps * (runs - 1)
         launches += runs - 1
     if not launches:
@@ -270,7 +271,7 @@ def variance(rows: list[np.ndarray]) -> Variance | None:
 
 @cache
 def _studentized_range(rows: int, freedom: int, chance: float) -> float:
-    """The range of as many independent normals over their pooled spread that only `chance` of experiments exceed."""
-    from scipy.stats import studentized_range  # takes half a second to import
+    """The quantile of the studentised range of `rows` normal variables that only a share `chance` exceeds."""
+    from scipy.stats import studentized_range  # this import takes half a second
 
     return float(studentized_range.ppf(1 - chance, max(2, rows), freedom))

@@ -1,4 +1,4 @@
-"""Tables in a terminal."""
+"""Print tables in a terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -7,13 +7,13 @@ from rich.text import Text
 from lockstep.errors import printable
 
 BAD = ("failed", "NOT equal", "trial failed", "unequal")  # cells that are red
-FOLDED = 24  # characters: longer texts may be folded, and cost no column
+FOLDED = 24  # longer texts (in characters) may be wrapped before a column is dropped
 
 
 def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...] = ()) -> None:
-    """A table on stdout; numbers to the right. Into a file or a pipe it is as wide as it needs to be.
+    """Print a table on stdout, with numbers right-aligned. In a file or pipe it is as wide as needed.
 
-    A terminal that is too narrow goes without the columns in `spared`, the first before the others.
+    If a terminal is too narrow, the columns in `spared` are dropped, in this order.
     """
     console = Console()
     for name in spared if console.is_terminal else ():
@@ -32,5 +32,5 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
 
 
 def _one_line(cell: str) -> Text:
-    """A cell as Text, because "[泪]" is not markup."""
+    """A cell as Text, since rich would take "[泪]" for markup."""
     return Text(printable(cell).strip(), style="red" if cell in BAD else "")

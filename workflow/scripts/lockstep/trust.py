@@ -1,7 +1,7 @@
-"""What a Snakemake command line names, looked at before Snakemake does: a configuration is data, and no program.
+"""Check the configuration files on a Snakemake command line before Snakemake reads them, since they could run code.
 
-Snakemake hands every configuration file to YTE, which runs the Python in those that say `__use_yte__`: in a dry run
-too, and before the Snakefile is read. Only its profile is read earlier, so profiles/default/config.yaml calls this.
+Snakemake passes every configuration file to YTE, which runs Python in files with `__use_yte__`, even in a dry run, and
+before the Snakefile is read. Only the profile is read earlier, so profiles/default/config.yaml calls this.
 """
 
 import argparse
@@ -18,7 +18,7 @@ _interruptions: list[float] = []  # when somebody pressed Ctrl-C
 
 @exit_on_bad_input()
 def check_command(words: list[str]) -> None:
-    """End the program with one message where a configuration that the command line names is none."""
+    """End the program with one message if a configuration on the command line is invalid."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--configfile", "--configfiles", nargs="+", default=[])
     parser.add_argument("--config", "-C", nargs="*", default=[])
@@ -28,25 +28,25 @@ def check_command(words: list[str]) -> None:
         first, *inner = key.split(".")
         if inner:
             nested = "".join(f"{{{name}: " for name in inner) + value + "}" * len(inner)
-            raise BadInput(f"--config {entry}: Snakemake takes no dots in a key. Write: --config '{first}={nested}'")
+            raise BadInput(f"--config {entry}: Snakemake accepts no dots in a key. Write: --config '{first}={nested}'")
     for name in named.configfile[1:]:
         if not Path(name).suffix and not Path(name).exists():
             first = named.configfile[0]
-            raise BadInput(f"--configfile: there is no file {name}. A target comes before: {name} --configfile {first}")
+            raise BadInput(f"--configfile: there is no file {name}. Put targets first: {name} --configfile {first}")
     check_files(named.configfile)
 
 
 @exit_on_bad_input()
 def check_files(files: list) -> None:
-    """End the program with one message if one of the configuration `files` is a program, or can't be read."""
+    """End the program with one message if one of the configuration `files` would run code, or can't be read."""
     for file in files:
         reading.load_yaml(Path(file))
 
 
 def say_interrupted() -> None:
-    """Have Snakemake say a word where a second Ctrl-C meets it while it cleans up after the first, not a traceback.
+    """Make Snakemake print one word instead of a traceback if a second Ctrl-C interrupts its cleaning up.
 
-    And notice the first, for `end_interrupted`.
+    The first Ctrl-C is noticed for `end_interrupted`.
     """
 
     def shorten(entry: logging.LogRecord) -> bool:
@@ -54,7 +54,7 @@ def say_interrupted() -> None:
             _interruptions.append(entry.created)
         if "Cannot close a running event loop" in str(entry.msg):
             entry.msg = "interrupted"
-            warnings.simplefilter("ignore", RuntimeWarning)  # that a coroutine, which was cut off, was never awaited
+            warnings.simplefilter("ignore", RuntimeWarning)  # about interrupted coroutines that were never awaited
         return True
 
     logging.getLogger("snakemake.logging").addFilter(shorten)

@@ -1,8 +1,8 @@
-"""The search for this machine's fastest recipe: short runs, one change at a time, each kept if it pays.
+"""The search for this machine's fastest recipe: short runs with one change at a time, which is kept if it is faster.
 
-Coordinate ascent over CHANGES, in the order of what they usually bring; what seems to pay is tried twice. A try counts
-by how long the configured training would take with it: all steps at its warm speed, and what it pays once, as for
-compiling, which so has to be worth it.
+It is coordinate ascent over CHANGES, in the order of their usual benefit; a change that seems faster is tried twice. A
+try is judged by the time of the whole configured training: all steps at the warm speed, plus one-time costs such as
+compiling, which must therefore be worth it.
 """
 
 import time
@@ -26,15 +26,15 @@ CHANGES = [
     {"compile": "dynamic"},
     {"compile": "static"},
 ]
-# A change is kept if it takes less than this of the time, twice: each time after the recipe that it is to replace. A
-# single short run of a change that does nothing seems to pay one time in six.
+# A change is kept if it takes less than this share of the time, twice, each time compared with a run of the recipe that
+# it would replace. A change without effect seems faster in one of six single short runs.
 BETTER = 0.95
 
 
 def search(config: Config, results: Path, say: Callable[[str], None]) -> list[dict]:
-    """Try recipes until all were tried or the time is up. Returns every try in order: recipe, seconds, kept, reason.
+    """Try recipes until all were tried or the time is up. Returns all tries in order: recipe, seconds, kept, reason.
 
-    Raises RunFailed where not even the plain recipe can be trained.
+    Raises RunFailed if not even the plain recipe can be trained.
     """
     end = time.monotonic() + config.tune.seconds
     best = _try(config, START, results, "base") | {"kept": True}
@@ -63,7 +63,7 @@ def _pays(attempt: dict, best: dict) -> bool:
 
 
 def winner(tries: list[dict]) -> dict:
-    """The recipe that was kept last."""
+    """The recipe that was kept last, which is the fastest."""
     return [attempt for attempt in tries if attempt["kept"]][-1]["recipe"]
 
 
@@ -71,9 +71,9 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
     attempt = {"name": name, "recipe": recipe, "seconds": None, "samples_per_second": None, "reason": "", "kept": False}
     try:
         record = runs.run(config, config.tried(name, recipe), 1, results)
-    except RunStopped:  # then the search is to end too
+    except RunStopped:  # the search must end, too
         raise
-    except (BadInput, RunFailed) as error:  # what this machine can't do is no try
+    except (BadInput, RunFailed) as error:  # this machine does not support the recipe
         return attempt | {"reason": str(error)}
     clock, samples = record["clock"], record["work"]["samples"]
     warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
@@ -82,7 +82,7 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
 
 
 def _all_samples(config: Config, results: Path) -> int:
-    """How many samples the configured training takes."""
+    """The number of samples in the whole configured training."""
     train, about = config.train, read_json(data_file(results))
     samples = about.get("sequences", {}).get("train", about["splits"]["train"]["texts"])  # several texts may share one
     steps = samples // train.global_batch * train.epochs

@@ -1,6 +1,6 @@
-"""What the Snakefile asks: the checked configuration, the manifest, and which code a rule depends on.
+"""Helpers of the Snakefile: the checked configuration, the manifest, and the code that a rule depends on.
 
-Imports nothing heavy, because Snakemake reads the Snakefile at every start.
+It imports nothing slow, because Snakemake reads the Snakefile at every start.
 """
 
 import ast
@@ -28,10 +28,10 @@ from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
 from lockstep.run import decision, journal, lifetime, staleness
 
-_before: dict[Path, str] = {}  # what stood in the files that write_manifest writes when this program began
-LITTLE = 2**20  # bytes: no room for a model or a page
-# Files that decide nothing of what a training comes to: they read what is asked for (a rule has what that comes to as a
-# parameter), name it, watch it, tell of it, or end it.
+_before: dict[Path, str] = {}  # the previous content of the files that write_manifest overwrites
+LITTLE = 2**20  # bytes of free space that are too few for a model or a page
+# Files that do not decide the result of a training: they read the configuration (a rule has the resolved settings as a
+# parameter), or name, watch, report or end a run.
 TELLING = (
     *("caches.py", "cli.py", "provenance.py", "config/accelerate_file.py", "config/configuration.py"),
     *("config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py", "config/reading.py"),
@@ -47,8 +47,8 @@ TELLING = (
         "run/watcher.py",
     ),
 )
-# Files that decide it from outside its ranks: how those are started, with which environment, and what is made of what
-# they wrote. And what decides a verdict.
+# Files that decide the result from outside the ranks: how they are started, with which environment, and how their files
+# become a record. Below, files that decide a verdict.
 AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py", "run/summing.py")
 OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
 
@@ -58,19 +58,19 @@ NO_TARGET = re.compile(r"No rule to produce (\w+) \(if you use input functions")
 
 
 def stamps(results: Path) -> list[Path]:
-    """Files that the rules predict and report leave when they are done."""
+    """The files that the rules predict and report create when they are done."""
     folders = (paths.predictions_file(results).parent, paths.report_folder(results))
     return [folder / paths.COMPLETE for folder in folders]
 
 
 @exit_on_bad_input()
 def configuration(raw: dict, files: list) -> Config:
-    """Check Snakemake's merged configuration and every row's hardware; end the program with one message if wrong."""
+    """Check Snakemake's merged configuration and every row's hardware. Ends the program with one message if invalid."""
     checked = reading.parse(raw, " + ".join([*map(str, files), "command line"]))
     for row in checked.rows.values():
         row.refuse()
         checked.trial(row).refuse()
-    if checked.data.path and not Path(checked.data.path).exists():  # a file or a folder: `prepare` knows, by the task
+    if checked.data.path and not Path(checked.data.path).exists():  # `prepare` checks whether it is a file or a folder
         raise BadInput(
             f"data.path: {checked.data.path} does not exist. Name an existing file or folder."
             + containers.outside(checked.data.path)
@@ -94,25 +94,25 @@ def name_rows(checked: Config) -> None:
 
 @exit_on_bad_input()
 def require_place(workflow) -> None:
-    """End the program if Snakemake was started outside Lockstep's folder.
+    """End the program if Snakemake was started outside Lockstep's folder, unless another workflow uses Lockstep.
 
-    Unless another workflow uses Lockstep as a module: results then lie in that one's folder, under Lockstep's names.
+    If Lockstep is a module of another workflow, results are in that workflow's folder, under Lockstep's names.
     """
     if workflow.modifier.is_main_snakefile():
         if Path.cwd() != paths.PROJECT:
-            here = f"Snakemake works in {Path.cwd()}, where Lockstep's files are not."
-            raise BadInput(f"{here} Start it in their folder: cd {paths.PROJECT}")
+            here = f"Snakemake works in {Path.cwd()}, which is not Lockstep's folder."
+            raise BadInput(f"{here} Start it there: cd {paths.PROJECT}")
     elif workflow.modifier.modify_path("results") != "results":
         raise BadInput(
-            "module: Lockstep takes no prefix, as its commands name their files themselves. Leave `prefix` and"
+            "module: Lockstep accepts no prefix, as its commands name their files themselves. Leave `prefix` and"
             " `replace_prefix` out; results/ is its folder."
         )
 
 
 def take_part(workflow, begin: Callable[[], None], fail: Callable[[], None]) -> None:
-    """Have a workflow that takes Lockstep as a module do at its start and its failure what Lockstep does at its own.
+    """Make a workflow that uses Lockstep as a module call Lockstep's handlers at its start and its failure.
 
-    Of a module Snakemake (9.27) leaves out `onstart` and `onerror`. Those of the workflow itself are called first.
+    Snakemake (9.27) ignores `onstart` and `onerror` of a module. The workflow's own handlers are called first.
     """
     if workflow.modifier.is_main_snakefile():
         return
@@ -129,9 +129,9 @@ def take_part(workflow, begin: Callable[[], None], fail: Callable[[], None]) -> 
 
 
 def available_rows(checked: Config, contained: bool) -> dict[str, Row]:
-    """The rows that can be trained here. Says of the others why they can't, as their line in the report does.
+    """The rows that can be trained here. Prints the reasons for the others, which the report has, too.
 
-    In containers all can: what they need is in the images, whatever is installed outside.
+    In containers all rows can be trained, since the images have what they need.
     """
     missing = {} if contained else {name: row.unavailable for name, row in checked.rows.items() if row.unavailable}
     for name, reason in missing.items():
@@ -140,21 +140,21 @@ def available_rows(checked: Config, contained: bool) -> dict[str, Row]:
 
 
 def use_this_python() -> None:
-    """Run the scripts in the environment that Snakemake runs in, also where that is not activated."""
+    """Run scripts in Snakemake's Python environment, even if that is not activated."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @exit_on_bad_input()
 def refuse_beside_others(results: Path) -> None:
-    """End the program where a run that something else started is under way: Snakemake would remove its files."""
+    """End the program if another program's run is under way, since Snakemake would remove its files."""
     lifetime.refuse_held([file.parent for file in paths.run_files(results, paths.LOCK, kind="*")])
 
 
 @exit_on_bad_input()
 def contain(checked: Config, settings) -> bool:
-    """Whether rules run in containers (`settings` is Snakemake's deployment settings), which are then set up.
+    """Whether rules run in containers; then set Apptainer's arguments in `settings`, Snakemake's deployment settings.
 
-    Ends the program where Apptainer or an image is missing, before anything is trained.
+    Ends the program if Apptainer or an image is missing, before anything is trained.
     """
     if not any(method.name == "APPTAINER" for method in settings.deployment_method):
         return False
@@ -165,19 +165,19 @@ def contain(checked: Config, settings) -> bool:
 
 @exit_on_bad_input()
 def require_slurm(workflow) -> None:
-    """End the program where jobs are to be submitted to Slurm, and its commands are not there."""
+    """End the program if jobs would be submitted to Slurm, but its commands are missing."""
     missing = [command for command in ("sbatch", "squeue", "sacct", "srun") if not shutil.which(command)]
     if missing and workflow.executor_plugin.name == "slurm":
         raise BadInput(
-            f"--profile profiles/slurm: {', '.join(missing)} can't be found here. Start it where jobs are submitted, as"
-            " on the cluster's login node."
+            f"--profile profiles/slurm: {', '.join(missing)} can't be found here. Start it where jobs are submitted,"
+            " such as the cluster's login node."
         )
 
 
 def write_manifest(checked: Config, available: list[str], command: list[str], contained: bool) -> None:
-    """Say what was asked, before anything runs: results/config.yaml (the scripts read it), results/manifest.json."""
+    """Write the request before anything runs: results/config.yaml, which scripts read, and results/manifest.json."""
     asked_file, manifest = paths.config_file(checked.results), paths.manifest_file(checked.results)
-    # Rows that are not there stand in it as dropped, so that it gives the same rows also over the default ones.
+    # Removed default rows are written as null, so that the file gives the same rows when it overrides the default one.
     rows = dict.fromkeys(schema.of_configuration()["properties"]["rows"]["default"]) | checked.source["rows"]
     text = yaml.safe_dump(checked.source | {"rows": rows}, allow_unicode=True, sort_keys=False)
     _before.update({file: file.read_text(encoding="utf-8") for file in (asked_file, manifest) if file.is_file()})
@@ -200,12 +200,12 @@ def write_manifest(checked: Config, available: list[str], command: list[str], co
 
 @exit_on_bad_input()
 def next_block(file: str) -> list[str]:
-    """The rows of the block that follows, as a decision (lockstep/run/blocks.py) has it."""
+    """The rows of the next block, from a decision (lockstep/run/blocks.py)."""
     return decision.read(Path(file))["rows"]
 
 
 def tell_blocks(checked: Config, rows: dict[str, Row]) -> None:
-    """Say beforehand what `repeats: auto` will come to, as far as it is known."""
+    """Print in advance what `repeats: auto` will do."""
     if checked.repeats == "auto":
         print(
             f"repeats: auto: {FIRST_BLOCKS} blocks of {len(rows)} rows; then blocks of the fastest rows, until"
@@ -215,10 +215,10 @@ def tell_blocks(checked: Config, rows: dict[str, Row]) -> None:
 
 
 def let_sleep(workflow) -> None:
-    """Keep Snakemake's scheduler asleep while jobs run on this machine.
+    """Keep Snakemake's scheduler idle while jobs run on this machine.
 
-    Its limit of jobs a second (Snakemake 9.27) wakes it a second after each look at the jobs, and once more for each
-    job that has ended since the start: after forty, it took a tenth of a core from the run that was timed
+    Its limit of jobs per second (Snakemake 9.27) wakes it a second after each check of the jobs, and once more for each
+    job that has ended since the start. After forty jobs it took a tenth of a core from the timed run
     (github.com/snakemake/snakemake/pull/3744).
     """
     if workflow.local_exec:
@@ -226,24 +226,24 @@ def let_sleep(workflow) -> None:
 
 
 def _from_here(command: list[str]) -> str:
-    """Snakemake's command line with paths as from this folder, as another clone would give them."""
+    """Snakemake's command line with paths relative to this folder, as in any other clone."""
     here = f"{Path.cwd()}{os.sep}"
     return shlex.join(["snakemake", *(word.replace(here, "") for word in command[1:])])
 
 
 def report_what_there_is(checked: Config) -> None:
-    """Verdicts, predictions and report over the rows that succeeded, after others failed.
+    """Make verdicts, predictions and the report for the rows that succeeded, after others failed.
 
-    Where not even the data could be prepared, all results are of what was asked for before, and that is put back.
+    If not even the data could be prepared, all results belong to the previous request, which is restored.
     """
     results = checked.results
     if results.is_dir() and shutil.disk_usage(results).free < LITTLE:
-        # A job that could not write its log could not say so either.
+        # On a full disk a job can't even write this to its log.
         print(f"{results.resolve()}: the disk is full. {MAKE_ROOM}", file=sys.stderr)
     if not paths.ready_file(results, checked.data_key).is_file():
         for file, text in _before.items():
             write_text(file, text)
-        with contextlib.suppress(BadInput):  # a damaged journal is told of by check.py
+        with contextlib.suppress(BadInput):  # check.py reports a damaged journal
             requests = [line for line in journal.read(results) if line["what"] == "request"]
             if len(requests) > 1:
                 rows = requests[-2]["rows"]
@@ -253,7 +253,7 @@ def report_what_there_is(checked: Config) -> None:
     if paths.run_files(results, paths.FAILED, paths.PARITY):
         run_script(results, "parity", "--show", "--exit-zero")
     if paths.data_file(results).is_file() and (results / paths.RUNS).is_dir():  # not after `tune` alone
-        # With `repeats: auto` these were to be tested once it was known how many there are, and it never will be.
+        # With `repeats: auto`, runs are tested when the last block is known, which will not happen any more.
         for run in [file.parent for file in paths.run_files(results, paths.RECORD)]:
             if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
                 subprocess.run(["python", script("evaluate"), str(run)], check=False)
@@ -262,25 +262,25 @@ def report_what_there_is(checked: Config) -> None:
         if any(not staleness.folder(checked, row, results) for row in rows):
             run_script(results, "predict")
         run_script(results, "report")
-        for stamp in stamps(results):  # Snakemake did not make these, and is to make them when all is as it should be
+        for stamp in stamps(results):  # so that Snakemake makes them again after success
             stamp.unlink(missing_ok=True)
 
 
 def script(name: str) -> str:
-    """One of the commands in workflow/scripts, as a rule calls it."""
+    """The path of a command in workflow/scripts, as in rules."""
     return str(paths.of_project(f"workflow/scripts/{name}.py"))
 
 
 def command(name: str, results: Path) -> list[str]:
-    """A script's command on a folder of results; it reads what was asked for there."""
+    """A script's command for a results folder, with the configuration in it."""
     asked = ["--config", str(paths.config_file(results)), "--results", str(results)]
     return ["python", script(name), *asked]
 
 
 def on_nodes(row: Row, train: str) -> str:
-    """A command that trains a row, for a rule's shell: by Slurm on all nodes of its job, else here, as node 0.
+    """The shell command of a rule that trains a row: by srun on all nodes of a Slurm job, otherwise here, as node 0.
 
-    There the other nodes' launch.py was started by hand, and waits for the call.
+    Without Slurm, launch.py was started by hand on the other nodes, and waits for node 0.
     """
     nodes = row.hardware.nodes
     if nodes == 1:
@@ -291,23 +291,23 @@ def on_nodes(row: Row, train: str) -> str:
 
 
 def resources(row: Row) -> dict:
-    """What a rule that trains a row asks of a cluster's executor; a profile lets one job be `timed` at a time."""
+    """The resources of a rule that trains a row; profiles allow one `timed` job at a time."""
     nodes = row.hardware.nodes
     return {"timed": 1} | ({"nodes": nodes, "tasks": nodes, "mpi": "srun"} if nodes > 1 else {})
 
 
 def run_script(results: Path, name: str, *arguments: str) -> None:
-    """Run a script of Lockstep's on the results that there are; what it can't do it says itself."""
+    """Run one of Lockstep's scripts on the existing results; the script reports its own errors."""
     subprocess.run([*command(name, results), *arguments], check=False)
 
 
 @exit_on_bad_input()
 def missing_data(checked: Config) -> list[str]:
-    """The files of the prepared data that are not there any more, though `prepare` was done for this configuration."""
+    """The missing files of prepared data, if `prepare` was done for this configuration."""
     results = checked.results
     folder = paths.data_folder(results)
     if not paths.ready_file(results, checked.data_key).is_file():
-        return []  # then all of it is made
+        return []  # `prepare` will run anyway
     about = paths.data_file(results)
     if not about.is_file():
         return [str(about)]
@@ -318,7 +318,7 @@ def missing_data(checked: Config) -> list[str]:
 
 
 def data_files(checked: Config) -> list[str]:
-    """The local files, of data and of a model of one's own, that `prepare` reads: editing one runs it again."""
+    """The local files of data, and of the user's own model, that `prepare` reads; editing one runs it again."""
     files = [checked.model.file] if checked.model.file else []
     if checked.data.embedded:
         embedded = registry.task_literals(checked.task)["EMBEDDED"]
@@ -330,14 +330,14 @@ def data_files(checked: Config) -> list[str]:
 
 
 def templates() -> list[str]:
-    """What the report is written with: editing one makes it again."""
+    """The files that the report is made with; editing one makes it again."""
     own = (file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
     of_studies = (file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())
     return _of_project([*own, *of_studies, *registry.own_scripts().values()])
 
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:
-    """A script, and the files of Lockstep that it, the strategy and the task import, however indirectly."""
+    """A script, and the files of Lockstep that it, the strategy and the task import, directly or indirectly."""
     roots = [paths.SCRIPTS / f"{name}.py"]
     if strategy:
         roots += [paths.TRAIN, registry.path(strategy)]
@@ -347,9 +347,9 @@ def code_files(name: str, strategy: str | None = None, task: str | None = None) 
 
 
 def training_files(strategy: str, task: str, proof: bool = False) -> list[str]:
-    """The files of Lockstep that decide what a training comes to, or with `proof` its verdict; its settings do, too.
+    """The files of Lockstep that, beside its settings, decide the result of a training, or with `proof` its verdict.
 
-    Those are what each rank imports, what made data and plan, and AROUND, but nothing of TELLING.
+    These are the files that each rank imports, those that make data and plan, and AROUND, without TELLING.
     """
     roots = (paths.TRAIN, registry.path(strategy), registry.task_path(task))
     before = tuple(paths.SCRIPTS / f"{name}.py" for name in ("prepare", "plan"))
@@ -357,9 +357,9 @@ def training_files(strategy: str, task: str, proof: bool = False) -> list[str]:
     return _files((*roots, *before), TELLING, around, Path.cwd())
 
 
-@cache  # hundreds of rules ask for a few dozen such lists
+@cache  # hundreds of rules share a few dozen such lists
 def _files(roots: tuple[Path, ...], left_out: tuple[str, ...], besides: tuple[str, ...], here: Path) -> list[str]:
-    """`roots`, and what they import but for what is `left_out`; and files `besides`, without what those import."""
+    """`roots` and their imports, except those `left_out`; and the files `besides`, without their imports."""
     library = paths.SCRIPTS / "lockstep"
     todo, files, closed = list(roots), set(), {library / name for name in left_out}
     while todo:
@@ -371,13 +371,13 @@ def _files(roots: tuple[Path, ...], left_out: tuple[str, ...], besides: tuple[st
 
 
 def _of_project(files: Iterable[Path | str]) -> list[str]:
-    """Files of the project as a rule's input names them."""
+    """The paths of project files in a rule's input."""
     return sorted(str(paths.of_project(file)) for file in files)
 
 
 @cache
 def _imports(file: Path) -> list[Path]:
-    """The files of Lockstep that `file` imports anywhere in it."""
+    """The files of Lockstep that `file` imports, anywhere in it."""
     files = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":

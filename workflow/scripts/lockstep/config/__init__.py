@@ -1,1 +1,1 @@
-"""What is asked for: sections, rows, the runs that follow from them; and what this machine has for it."""
+"""The configuration: its sections, its rows, the runs that follow from them, and this machine's hardware."""

@@ -1,21 +1,20 @@
-"""A configuration file of the user's own for `accelerate launch`, as `accelerate config` writes them.
+"""A user's configuration file for `accelerate launch`, as written by `accelerate config`.
 
-Much of what such a file may say would start programs elsewhere (SageMaker, TPU pods, mpirun), or let other devices
-train than the row's: that is refused before anything starts. How the ranks then train is checked against the row by
-strategies/accelerate.py.
+Such a file could start programs elsewhere (SageMaker, TPU pods, mpirun) or train on other devices than the row's. This
+is refused before anything starts. strategies/accelerate.py checks how the ranks then train.
 """
 
 from lockstep.config import own_files, precisions
 from lockstep.config.hardware import Hardware
 from lockstep.errors import BadInput
 
-# Keys that may be anything. Of others Accelerate takes whatever they hold for its own arguments, the script among them.
+# Keys with any value. Accelerate takes every other key for one of its own arguments, even for the script.
 FREE = ("debug", "use_cpu", "rdzv_backend", "same_network", "main_process_ip", "main_process_port", "downcast_bf16")
 FREE += ("machine_rank", "main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
 
 
 def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
-    """Raises BadInput where there is no such file, or it says something else than the row `where`."""
+    """Raise BadInput if the file does not exist or contradicts the row `where`."""
     said = own_files.read(file, where)
     held = _wanted(hardware, precision)
     own_files.refuse_foreign(said, (*FREE, *held), file, where)
@@ -27,7 +26,7 @@ def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
 
 
 def _wanted(hardware: Hardware, precision: str) -> dict[str, tuple]:
-    """What keys have to be where they are there, and why."""
+    """The required values of keys that the file may set, each with a reason."""
     return {
         "compute_environment": ("LOCAL_MACHINE", "the row trains on this machine"),
         "distributed_type": (

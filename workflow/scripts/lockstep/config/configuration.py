@@ -1,6 +1,6 @@
-"""The whole configuration, and the rows that follow from it: repetitions, references, trials, profiled and tried ones.
+"""The whole configuration, and the rows derived from it: repetitions, references, trials, profiles and tries.
 
-Needs neither torch nor a framework: the Snakefile imports it.
+It imports neither torch nor a framework, since the Snakefile imports it.
 """
 
 import json
@@ -17,72 +17,73 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_text
 from lockstep.paths import QUICK, RESULTS
 
-# The proof's trials. An odd batch, so that the shares of two ranks differ, as do those of three and of four.
+# The proof's trials. The shares of 31 samples differ between two, three and four ranks.
 TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
-FP64_TOLERANCE = 1e-9  # how far apart any two may be that compute the same in float64
-# The reference, trained again as every trial of a row may be: with its sums in another order, and with a loss that is
-# multiplied and a gradient that is divided again. Ranks that average their gradients do both. A factor that is no power
-# of two rounds anew whatever has 16 bits, and the first gradient's norm has no other reason to differ.
+FP64_TOLERANCE = 1e-9  # the largest distance in float64 between two runs that compute the same
+# Retrain the reference with reordered sums and a scaled loss: that is the rounding that ranks cause, since they average
+# gradients. A factor that is not a power of two rounds every 16-bit number, and nothing else changes the norm of the
+# first gradient.
 IN_PARTS = {
     "in_2_parts": {"train": {"accumulation": 2}},
     "in_3_parts": {"train": {"accumulation": 3}, "loss_times": 3},
 }
-# Models with batch normalisation have these alone, as parts of a batch change what they compute. The factors are below
-# one: with that of 3 the gradient of a whole batch may be more than fp16 can hold.
+# For models with batch normalisation only these are used, since parts of a batch change what such a model computes. The
+# factors are below one, as the gradient of a whole batch times 3 may overflow in fp16.
 REORDERED = {
     "reversed": {"order": "reversed", "loss_times": 5 / 8},
     "rotated": {"order": "rotated", "loss_times": 7 / 8},
 }
-# And as no trial may be: with the mildest of the mistakes that tests/proof/test_parity.py makes, and one as mild.
+# Two deliberate mistakes that every proof must tell from an honest row: the mildest one of tests/proof/test_parity.py,
+# and another one as mild.
 MISTAKES = {
     "weights .1 % larger": {"weights_times": 1.001},
     "learning rate 5 % higher": {"train": {"learning_rate": 1.05 * TRIAL_RATE}},
 }
-DROPPED = "dropout"  # the variation of a trial in which units are dropped at random
-# With `repeats: auto`: the blocks that hold every row, how many there may be, and the width of an interval (its upper
-# end over its lower one, less 1) at which they end (lockstep/run/blocks.py).
+DROPPED = "dropout"  # the variation of a trial with dropout
+# For `repeats: auto`: the number of blocks with every row, the largest number of blocks, and the width of an interval
+# (upper end / lower end - 1) at which blocks end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
-# Of `train`, for runs that are not the timed ones: steps, and nothing that is done beside them.
+# Settings of `train` that switch off evaluation, saving and logging, for runs that only train steps.
 NOTHING_BESIDES = {name: about.off for name, about in keys(Train).items() if about.off is not None}
-# Settings of `train` that say what is looked at, and not how it trains.
+# Settings of `train` about evaluation, which do not change how a row trains.
 OF_EVALUATION = ("eval_samples", "best", "keep")
 
 
 @dataclass(frozen=True)
 class Config(Asked):
-    """The same, checked, and with what its rows come to."""
+    """The validated configuration, with its rows resolved."""
 
     rows: dict[str, Row]
-    source: dict  # the validated configuration as plain values, defaults filled in
+    source: dict  # the validated configuration as plain values, with defaults
 
     @property
     def results(self) -> Path:
-        """Where the workflow trains; commands take another folder by --results."""
+        """The workflow's results folder; commands may use another one by --results."""
         return QUICK if self.quick else RESULTS
 
     @property
     def data_settings(self) -> dict:
-        """All of the configuration that decides what `prepare` makes."""
+        """The settings that decide what `prepare` makes."""
         asked = {name: self.source[name] for name in ("task", "data", "model")}
         return asked | {"train": {"seed": self.train.seed}}
 
     @property
     def data_key(self) -> str:
-        """Names what `prepare` makes."""
+        """A hash of the settings that decide what `prepare` makes."""
         return hash_text(json.dumps(self.data_settings, sort_keys=True))[:16]
 
     @property
     def repetitions(self) -> range:
-        """Every repetition of a row that there may be."""
+        """All possible repetitions of a row."""
         return range(1, (MOST_BLOCKS if self.repeats == "auto" else self.repeats) + 1)
 
     @property
     def first_repetitions(self) -> range:
-        """The repetitions that every row has; with `repeats: auto` some get more."""
+        """The repetitions that every row has; with `repeats: auto` some rows get more."""
         return range(1, FIRST_BLOCKS + 1) if self.repeats == "auto" else self.repetitions
 
     def repetition(self, row: Row, repeat: int) -> Row:
-        """The row as its repetition `repeat` (from 1) trains it: with a seed of its own, where that is asked for."""
+        """The row of repetition `repeat` (from 1), which has a seed of its own if `vary_seed` is set."""
         if not self.vary_seed:
             return row
         own, of_all = (replace(train, seed=train.seed + repeat - 1) for train in (row.train, row.shared.train))
@@ -90,10 +91,10 @@ class Config(Asked):
 
     @property
     def order(self) -> list[tuple[Row, int]]:
-        """Every training, a row and its repetition, in the order in which they are run.
+        """All runs, each a row and its repetition, in the order in which they are trained.
 
-        Repetition k of all rows is a block, shuffled by the seed and k: whatever drifts on a machine meets every row
-        alike, and more repetitions change nothing of the earlier blocks.
+        Repetition k of all rows is a block, shuffled by the seed and k. So drift of the machine affects all rows alike,
+        and further repetitions do not change earlier blocks.
         """
         blocks = []
         for repeat in self.repetitions:
@@ -103,17 +104,17 @@ class Config(Asked):
         return blocks
 
     def references(self, row: Row) -> dict[str, Row]:
-        """What the row is compared with, by precision: the row's own, for rounding; and fp64, for semantics."""
+        """The references of a row by precision: in its own precision for rounding, and in fp64 for semantics."""
         precisions = [row.precision]
         if row.lossy or row.precision == "fp32":
             precisions = ["fp32"] if row.no_fp64 else ["fp32", "fp64"]
         return {precision: self.reference(precision, row) for precision in precisions}
 
     def reference(self, precision: str, row: Row | None = None) -> Row:
-        """`single` in `precision`: the trial that those of all rows are compared with.
+        """The trial of `single` in `precision`, with which the trials of rows are compared.
 
-        A `row` that trains low-rank updates of its own is compared with `single` that trains the same, and one whose
-        trial has other settings than every trial with `single` of those: its name says which, as b30 or linear.
+        If `row` has LoRA settings of its own, or settings that only its trial has, the reference has the same ones. Its
+        name then contains them, such as b30 or linear.
         """
         train, own = replace(self.train, precision=precision, accumulation=1), {}
         name = f"reference_{precision}"
@@ -124,17 +125,18 @@ class Config(Asked):
             if (asked := updates(train)) != updates(self.train):
                 name += f"_lora{train.lora}_{hash_text(asked)[:6]}" if train.lora else "_all_weights"
         row = Row(name, "single", {}, train, self.hardware, self.shared)
-        # Without a warm-up, so that one which leaves a trace in the model of a row is seen.
+        # The reference has no warm-up, so that the proof finds a warm-up that changes a row's model.
         variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
         return replace(self._trial(row, own), variations=variations, warm=False)
 
     def trial(self, row: Row) -> Row:
-        """The row's run for the proof: few steps, on several devices where there are.
+        """The row's run for the proof: few steps, on several devices if there are any.
 
-        Of `train`, a row's precision, accumulation and LoRA stay, and all else falls away: it is the strategy that is
-        proven, and by the table's optimizer, unless the row's is the strategy's own. Nothing is dropped at random. One
-        of the published division keeps also how many times the table's batch it trains, as that was one of the flaws.
-        Where several ranks hold a replica, a variation shows whether they drop the same units.
+        The trial keeps the row's precision, accumulation and LoRA settings. All other settings of `train` are the same
+        for all rows, since it is the strategy that is proven, with the table's optimizer unless the row's optimizer is
+        one that only its strategy has. There is no dropout. A row of the published division also keeps the ratio of its
+        batch to the table's, since that was one of the flaws. If several ranks hold a replica, a variation with dropout
+        shows whether they drop the same units.
         """
         variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
         if row.ranks_per_replica > 1:
@@ -142,9 +144,9 @@ class Config(Asked):
         return replace(self._trial(row, self._own_of_trial(row)), variations=variations)
 
     def _own_of_trial(self, row: Row) -> dict:
-        """Settings of `train` that this row's trial, and its references, have of their own.
+        """Settings of `train` that only this row's trial and its references have.
 
-        Some strategies need shares of one size. How often Accelerate steps a schedule shows where the rate changes.
+        Some strategies need shares of equal size. How often Accelerate steps a schedule shows only if the rate changes.
         """
         own = {}
         if row.needs_equal_shares:
@@ -156,8 +158,8 @@ class Config(Asked):
 
     @staticmethod
     def _processes_of_trial(row: Row) -> int:
-        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_per_replica
-        most = max(2, most) if row.hardware.device == "cpu" else most  # on one core too: nothing is timed
+        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_in_multiples_of
+        most = max(2, most) if row.hardware.device == "cpu" else most  # even on one core, as nothing is timed
         return max(most - most % together, together)
 
     def _replicas_of_trial(self, row: Row) -> int:
@@ -180,37 +182,37 @@ class Config(Asked):
             global_batch=round(TRIAL_BATCH * times),
             device_batch=None,
             max_steps=TRIAL_STEPS,
-            epochs=TRIAL_STEPS,  # an epoch has one step at least
+            epochs=TRIAL_STEPS,  # enough, as an epoch has at least one step
             learning_rate=TRIAL_RATE,
             schedule="constant",
             warmup=0,
             **NOTHING_BESIDES,
         )
         train = replace(train, **own)
-        # On one machine: it is the strategy that is proven, and what a network changes is shown elsewhere.
+        # One machine is enough to prove the strategy; the network is tested elsewhere.
         asked = replace(row.asked, nodes=1, processes=most, threads=row.hardware.threads, oversubscribe=True)
         return replace(row.unattended, train=train, asked=asked, kind=Kind.TRIAL)
 
     def not_in_trial(self, row: Row) -> list[str]:
-        """Settings of training that the row has of its own, and its trial does not: it is proven without them."""
+        """Training settings that the row overrides, but its trial does not have: the row is proven without them."""
         asked, proven = asdict(row.train), asdict(self.trial(row).train)
         own = [name for name, value in asdict(self.train).items() if asked[name] not in (value, proven[name])]
         return [name for name in own if name not in NOTHING_BESIDES and name not in OF_EVALUATION]
 
     def profiled(self, row: Row) -> Row:
-        """The row's run in which a step's time is taken apart: a few steps of its timed runs, without evaluation."""
+        """The row's profiled run: a few steps of its timed runs, without evaluation, divided into phases."""
         train = replace(row.train, **NOTHING_BESIDES)
         return replace(row.unattended, train=train, kind=Kind.PROFILE, excerpt=self.profile.steps)
 
     def tried(self, name: str, raw: dict) -> Row:
-        """A row of the search for the fastest recipe: a few steps, without evaluation. `raw` is as in `rows`."""
-        steps = self.tune.steps  # in as many epochs as are needed
+        """A try in the search for the fastest recipe: a few steps, without evaluation. `raw` is an entry of `rows`."""
+        steps = self.tune.steps  # also the number of epochs, of which some may not be reached
         train = replace(self.train, device_batch=None, max_steps=steps, epochs=steps, **NOTHING_BESIDES)
         row = read_row(name, raw, Shared(self.task, train, replace(self.hardware, nodes=1)), "tune")
         return replace(row, kind=Kind.TRY)
 
     def require_row(self, name: str, where: str, besides: tuple[str, ...] = ()) -> None:
-        """Raises BadInput if this is not a row's name. The message begins with `where`, and names `besides` too."""
+        """Raise BadInput if this is not a row's name. The message begins with `where` and also lists `besides`."""
         if name not in self.rows:
             choices = ", ".join([*besides, *self.rows])
             raise BadInput(f"{where}: no such row. The configuration has: {choices}.{schema.hint(name, self.rows)}")
@@ -221,7 +223,7 @@ class Config(Asked):
 
 
 def updates(train: Train) -> str:
-    """What decides which low-rank updates a trial trains, as text that is the same where they are."""
+    """The LoRA settings of a trial as a text that is equal for equal adapters."""
     if not train.lora:
         return "none"
     return json.dumps([train.lora, float(train.lora_alpha or train.lora), sorted(train.lora_targets or [])])

@@ -1,6 +1,6 @@
-"""The container images in which rules run with --use-singularity: which, whether they are sound, and what they get.
+"""The container images for --use-singularity: select and verify them, and compose Apptainer's arguments.
 
-Imports nothing heavy: the Snakefile asks before anything is trained.
+It imports nothing slow, since the Snakefile uses it before anything is trained.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_file
 from lockstep.paths import IMAGES, PROJECT, of_project
 
-if TYPE_CHECKING:  # ranks import this module, and start sooner without a schema's checker
+if TYPE_CHECKING:  # ranks import this module, and start sooner without jsonschema
     from lockstep.config.configuration import Config
 
-# Each family of strategies has an image; `torch` is the one for all that need no other.
+# Each family of strategies has an image; `torch` is for strategies without an image of their own.
 FAMILIES = tuple(yaml.safe_load(IMAGES.read_text(encoding="utf-8"))["families"])
 SIF = Path("docker/sif")
-SUMS = SIF / "SHA256SUMS"  # as `make sif` writes it
-KNOWN = "LOCKSTEP_IMAGES"  # environment variable: what `check` returned, as JSON
-FOREIGN = "LD_PRELOAD"  # a library of the host's, which an image's C library may not take
-# What is handed into a container, besides what changes speed or numbers; all else of the host's environment stays out.
+SUMS = SIF / "SHA256SUMS"  # written by `make sif`
+KNOWN = "LOCKSTEP_IMAGES"  # environment variable with the result of `check`, as JSON
+FOREIGN = "LD_PRELOAD"  # names a library of the host, which may not fit an image's C library
+# Variables passed into a container, besides those that change speed or numbers; no others are passed.
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET")  # which mirror, as whom, and how
+HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET")
 
 
 def family(strategy: str) -> str:
@@ -41,7 +41,7 @@ def family(strategy: str) -> str:
 
 
 def images(config: Config) -> dict[str, str]:
-    """Each family's image: the configuration's, or the local .sif file for what this machine trains on."""
+    """Each family's image: the configured one, or the local .sif file for this machine's devices."""
     devices = {row.hardware.device for row in config.rows.values()}
     variant = "cuda" if "cuda" in devices else "cpu"
     return {
@@ -53,9 +53,9 @@ def images(config: Config) -> dict[str, str]:
 
 
 def check(config: Config) -> dict[str, tuple[str, str]]:
-    """The images that the rows need, by family: name (of a file: its full path) and digest.
+    """The images that the rows need, by family: name (for a file, its absolute path) and digest.
 
-    Raises BadInput where Apptainer or an image is missing, or an image is not the one that was built.
+    Raises BadInput if Apptainer or an image is missing, or an image is not the one that was built.
     """
     if not (shutil.which("apptainer") or shutil.which("singularity")):
         raise BadInput("--use-singularity: Apptainer is not installed here. Install it, or run without containers.")
@@ -66,14 +66,14 @@ def check(config: Config) -> dict[str, tuple[str, str]]:
 def _known(name: str, image: str) -> tuple[str, str]:
     if "://" in image:
         if not re.search("@sha256:[0-9a-f]{64}$", image):
-            raise BadInput(f"containers.{name}: {image} names no digest, so it may change; write …@sha256:….")
+            raise BadInput(f"containers.{name}: {image} has no digest, so it may change; write …@sha256:….")
         return image, image.rpartition("@")[2]
     file = Path(image)
     if not file.is_file():
         raise BadInput(f"containers.{name}: {image} does not exist. Build it with make sif, or run without containers.")
     with file.open("rb") as stream:
         if b"SIF_MAGIC" not in stream.read(64):
-            raise BadInput(f"containers.{name}: {image} is no .sif file. Build it again: make sif.")
+            raise BadInput(f"containers.{name}: {image} is not a .sif file. Build it again: make sif.")
     digest = hash_file(file)
     if file.absolute().parent == of_project(SIF).absolute() and digest != (wanted := _sums().get(file.name)):
         why = "is not the image that {} names: its sha256 differs" if wanted else "is not named in {}, or that is gone"
@@ -82,7 +82,7 @@ def _known(name: str, image: str) -> tuple[str, str]:
 
 
 def _sums() -> dict[str, str]:
-    """The digest of each file that `make sif` made, by its name."""
+    """The digest of each file that `make sif` built, by file name."""
     sums = of_project(SUMS)
     if not sums.is_file():
         return {}
@@ -93,10 +93,10 @@ def _sums() -> dict[str, str]:
 
 
 def arguments(config: Config, images: dict[str, tuple[str, str]]) -> str:
-    """Apptainer's arguments: of the host only the working directory, /tmp, the user's own files (read-only), and GPUs.
+    """Apptainer's arguments, which give a container the working directory, /tmp, the user's files (read-only) and GPUs.
 
-    Of the host's environment only what changes speed or numbers goes in, and what fetching needs (proxies, the hub);
-    and `images`. Caches stay in the working directory.
+    Of the host's environment only variables that change speed or numbers are passed, and those for downloads (proxies,
+    the hub); `images` is passed, too. Caches stay in the working directory.
     """
     cache = caches.here()
     names = {*VARIABLES, *PROXIES, *HUB} - {FOREIGN}
@@ -108,7 +108,7 @@ def arguments(config: Config, images: dict[str, tuple[str, str]]) -> str:
     named += [row.options.get(key) for key in ("config_file", "script") for row in config.rows.values()]
     files = [Path(name) for name in named if name]
     binds = {str(file.resolve().parent) for file in files if file.exists() and not _inside(file)}
-    if not _inside(PROJECT):  # another workflow takes Lockstep as a module
+    if not _inside(PROJECT):  # another workflow uses Lockstep as a module
         binds.add(str(PROJECT))
     for folder in binds:
         if set(folder) & set(",:"):
@@ -129,23 +129,23 @@ def kind() -> str | None:
 
 
 def outside(name: str) -> str:
-    """What to add where the file or folder `name` is not there: that a container does not see it; else nothing."""
+    """A sentence for a message that `name` does not exist, if a container may not see it; otherwise empty."""
     if kind() != "docker" or not name.startswith(("/", "~", "..")):
         return ""
-    return " A container sees only the project's folder: put it there, and name it from there."
+    return " A container sees only the project's folder: put it there, and use its path there."
 
 
 def offline() -> str:
-    """What to add where something can't be fetched: who does it for a container without a network; else nothing."""
-    routes = Path("/proc/net/route")  # a heading, and a line for each way out
+    """A sentence for a message that a download failed, if this container has no network; otherwise empty."""
+    routes = Path("/proc/net/route")  # a heading, and a line for each route
     if kind() != "docker" or not routes.is_file() or len(routes.read_text().splitlines()) > 1:
         return ""
     return " This container has no network; fetch it first: docker compose run --rm fetch, with the same arguments."
 
 
 def current() -> tuple[str | None, str | None]:
-    """The image that this process runs in and its digest, as whoever started the container said; None outside one."""
-    named = os.environ.get("LOCKSTEP_IMAGE")  # the image itself says so, like lockstep/torch:cpu
+    """The image that this process runs in, and its digest, from environment variables; None outside a container."""
+    named = os.environ.get("LOCKSTEP_IMAGE")  # set in the image itself, such as lockstep/torch:cpu
     if kind() != "apptainer":
         return named, os.environ.get("LOCKSTEP_DIGEST") or None
     images = {name: tuple(image) for name, image in json.loads(os.environ.get(KNOWN, "{}")).items()}

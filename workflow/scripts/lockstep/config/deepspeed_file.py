@@ -1,8 +1,8 @@
-"""A configuration file of the user's own for DeepSpeed's engine: ds_config.json, as its documentation calls it.
+"""A user's configuration file for DeepSpeed's engine, called ds_config.json in its documentation.
 
-What the row decides must be the same in the file, or "auto", or left out; all else of ZeRO is the file's, as the sizes
-of its buckets. What would train other data, another model or by another schedule is refused. A trial trains other
-batches by other rates than the row, so there the row's side is taken.
+Keys that the row decides must have the row's value, or "auto", or be absent. The file decides all other settings of
+ZeRO, such as bucket sizes. A file that would train other data, another model or another schedule is refused. A trial
+has other batches and learning rates than the row, so the trial's values override the file's there.
 """
 
 from lockstep.config import own_files
@@ -10,8 +10,8 @@ from lockstep.config.fixed import EPS
 from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Train
 
-AUTO = "auto"  # transformers' word for: what the caller trains with
-# Keys whose values may be anything, besides those that a row decides.
+AUTO = "auto"  # transformers' placeholder for the caller's value
+# Keys that may have any value, besides those that a row decides.
 FREE = ("zero_optimization", "fp16", "bf16", "torch_autocast", "activation_checkpointing", "aio", "comms_logger")
 FREE += ("communication_data_type", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients")
 FREE += ("steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler")
@@ -20,7 +20,7 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 
 
 def refuse(file: str, options: dict, train: Train, hardware: Hardware, where: str) -> None:
-    """Raises BadInput where there is no such file, or it says something else than the row `where`."""
+    """Raise BadInput if the file does not exist or contradicts the row `where`."""
     said = _without_auto(own_files.read(file, where))
     own_files.refuse_foreign(said, (*FREE, *BATCH, "optimizer"), file, where)
     for key, (wanted, why) in _wanted(options, train, hardware).items():
@@ -44,30 +44,30 @@ def refuse(file: str, options: dict, train: Train, hardware: Hardware, where: st
 
 
 def algorithm(optimizer: dict) -> str:
-    """The optimizer that DeepSpeed makes of this; its "Adam" is AdamW unless `adam_w_mode` is false."""
+    """The optimizer that DeepSpeed creates from this section; its "Adam" is AdamW unless `adam_w_mode` is false."""
     name = str(optimizer.get("type", "")).lower()
     as_adamw = (optimizer.get("params") or {}).get("adam_w_mode", True)
     return "adamw" if name == "adam" and as_adamw else name
 
 
 def merged(file: str | None, ours: dict) -> dict:
-    """The engine's settings: those of the file, without its optimizer, where `ours` says nothing else."""
+    """The engine's settings: those of the file, without its optimizer, overridden by `ours`."""
     if not file:
         return ours
     said = _without_auto(own_files.read(file, "config_file"))
     for decided in ("optimizer", "fp16", "bf16", "torch_autocast", *BATCH):
-        if decided not in ours:  # in another precision or batch than the row's, as in the proof
+        if decided not in ours:  # in a trial, whose precision and batch may differ from the file's
             said.pop(decided, None)
     return _over(said, ours)
 
 
 def optimizer(file: str | None) -> dict | None:
-    """The optimizer that the file has the engine make; None where the row's own is handed to it."""
+    """The file's section `optimizer`, from which the engine creates one; None if the row's optimizer is used."""
     return _without_auto(own_files.read(file, "config_file")).get("optimizer") if file else None
 
 
 def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]:
-    """What keys have to be where they are there, and why."""
+    """The required values of keys that the file may set, each with a reason."""
     reduced, native = train.precision != "fp32", options["native_precision"]
     in_precision = f"the row trains in {train.precision}{', natively' if native else ''}"
     batch = train.global_batch / hardware.devices / train.accumulation
@@ -81,7 +81,7 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
         "train_batch_size": (train.global_batch, f"the row's global batch is {train.global_batch}"),
         "train_micro_batch_size_per_gpu": (batch, f"each of the row's micro-batches has {batch:g} samples"),
         "gradient_accumulation_steps": (train.accumulation, f"the row's accumulation is {train.accumulation}"),
-        "gradient_clipping": (train.clip, f"the row clips at {train.clip:g} (0 is not at all)"),
+        "gradient_clipping": (train.clip, f"the row clips at {train.clip:g} (0: no clipping)"),
         "zero_optimization.stage": (options["stage"], f"the row's stage is {options['stage']}"),
         "zero_optimization.offload_optimizer.device": (offload, f"the row's offload_optimizer is {offload != 'none'}"),
         "fp16.enabled": (native and train.precision == "fp16", in_precision),
@@ -104,7 +104,7 @@ def _without_auto(said: dict) -> dict:
 
 
 def _over(said: dict, ours: dict) -> dict:
-    """`ours` over what the file says, key by key."""
+    """The file's settings overridden by `ours`, key by key."""
     both = dict(said)
     for key, value in ours.items():
         theirs = both.get(key)

@@ -1,4 +1,4 @@
-"""What differs from single: the lines of a strategy's file, as a diff."""
+"""The difference between a strategy's file and single's, as a diff."""
 
 import ast
 import difflib
@@ -8,7 +8,7 @@ from lockstep.config import registry
 
 
 def difference(name: str) -> str:
-    """A diff of single's methods and those in the strategy's file; then what else the file defines."""
+    """A diff of single's methods and the strategy's, followed by the file's other functions and classes."""
     single, own = definitions("single")[0], definitions(name)[0]
     lines = []
     for method, text in own.items():
@@ -20,7 +20,7 @@ def difference(name: str) -> str:
 
 
 def inherited(name: str) -> str:
-    """Which methods it takes over from the strategies that it extends, other than single."""
+    """The methods that a strategy inherits from strategies other than single, as lines of Markdown."""
     lines, has = [], set(definitions(name)[0])
     while (name := definitions(name)[1]) not in (None, "single"):
         taken = [method for method in definitions(name)[0] if method not in has]
@@ -31,7 +31,7 @@ def inherited(name: str) -> str:
 
 
 def without_folders(command: str) -> str:
-    """A command as one would type it: programs without the folder that they lie in."""
+    """A command as one would type it: programs without their folders."""
     return re.sub(r"\S*/bin/", "", re.sub(r"\S*/bin/python[\d.]*", "python", command))
 
 
@@ -43,7 +43,7 @@ def definitions(name: str) -> tuple[dict[str, list[str]], str | None]:
     ]
     parent = ast.unparse(strategy.bases[0]).removesuffix(".Strategy") if strategy.bases else None
     methods = {node.name: _lines(source, node) for node in strategy.body if isinstance(node, ast.FunctionDef)}
-    if parent and parent.startswith("_"):  # no strategy by itself: what it defines stands with those that extend it
+    if parent and parent.startswith("_"):  # not a strategy itself, so its methods are shown with its subclasses
         shared, parent = definitions(parent)
         methods = shared | methods
     return methods, parent
@@ -59,7 +59,7 @@ def helpers(name: str) -> list[list[str]]:
 
 
 def _lines(source: str, node) -> list[str]:
-    """The lines of a function or class; without its docstring, and a function's without types."""
+    """The lines of a function or class without its docstring; a function also loses its type annotations."""
     kept = source.splitlines()[: node.end_lineno]
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     if isinstance(node, ast.ClassDef) or not body:

@@ -1,4 +1,4 @@
-"""What this machine offers, found without importing torch, so that the Snakefile can ask too."""
+"""This machine's hardware, detected without importing torch, so that the Snakefile can use it, too."""
 
 import importlib.util
 import os
@@ -13,10 +13,10 @@ from lockstep import nvml
 from lockstep.errors import BadInput
 
 CPU = Path("/sys/devices/system/cpu")
-DMI = Path("/sys/class/dmi/id")  # what the firmware, or the virtual machine, says that this machine is
-UNKNOWN_KIND = "of unknown kind"  # a virtual machine that does not tell
+DMI = Path("/sys/class/dmi/id")  # the machine's vendor and model, from its firmware or virtual machine
+UNKNOWN_KIND = "of unknown kind"  # for a virtual machine without a vendor name
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # Linux's driver of AMD's GPUs: a folder for each CPU and GPU
-# Environment variables that change speed or numbers. A list of what is kept, so that no secret can slip in.
+# Environment variables that change speed or numbers. Only these are recorded, so that no secret is.
 VARIABLES = [
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -40,21 +40,21 @@ VARIABLES = [
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one row runs on, with every `auto` resolved.
+    """The hardware of one row, with every `auto` resolved.
 
-    `devices` is how many train, on all `nodes` together, each of which has as many: GPUs, or on a CPU shares of its
-    cores of `threads` threads each. `processes` is how many ranks there are for them: one for each, unless the strategy
-    drives all from one (ONE_PROCESS_ON of its file). With `oversubscribe` several of them may be on one GPU.
-    `gpu_count` is how many GPUs a node has, 0 on a CPU.
+    `devices` is the number of devices that train, over all `nodes`, which have the same number each. A device is a GPU,
+    or on a CPU a share of the cores with `threads` threads. `processes` is the number of ranks: one for each device,
+    unless the strategy drives all devices from one process (ONE_PROCESS_ON in its file). With `oversubscribe` several
+    ranks may share a GPU. `gpu_count` is the number of GPUs per node, 0 on a CPU.
     """
 
     device: str
     devices: int
     processes: int
     gpu_count: int
-    gpus: list[int] | None  # by the numbers of nvidia-smi, one for each device; None: the first that are visible
+    gpus: list[int] | None  # numbers of nvidia-smi, one for each device; None: the first visible ones
     threads: int
-    workers: int  # processes of each rank that put its batches together; 0: it does so itself
+    workers: int  # worker processes of each rank that make its batches; 0: the rank makes them itself
     pin_memory: bool
     nodes: int
     interface: str | None
@@ -64,7 +64,7 @@ class Hardware:
     oversubscribe: bool
 
     def gpu_of(self, local_rank: int) -> int:
-        """Which of a node's GPUs a rank takes, from 0. Where ranks share GPUs they go round."""
+        """The index of a rank's GPU on its node, from 0; ranks that share GPUs are assigned round-robin."""
         return local_rank % self.gpu_count
 
     @property
@@ -77,9 +77,9 @@ class Hardware:
 
 
 def busy_cores(hardware: dict) -> int:
-    """How many cores of a machine a run on `hardware` (a Hardware as a dict) keeps busy.
+    """The number of cores of a machine that a run on `hardware` (a Hardware as a dict) keeps busy.
 
-    On a GPU each process has one thread that launches kernels, whatever it may use besides. A worker has one core, too.
+    On a GPU each process has one busy thread, which launches kernels. A worker process uses one core, too.
     """
     processes = hardware["processes"] // hardware["nodes"]
     return processes * ((hardware["threads"] if hardware["device"] == "cpu" else 1) + hardware.get("workers", 0))
@@ -88,7 +88,7 @@ def busy_cores(hardware: dict) -> int:
 def device_count(hardware: dict) -> int:
     """The number of devices, over all nodes, that a run on `hardware` (a Hardware as a dict) trains on.
 
-    These are GPUs, which several ranks may share, or on a CPU shares of its cores.
+    Devices are GPUs, which several ranks may share, or shares of a CPU's cores.
     """
     return hardware.get("gpu_count", 0) * hardware.get("nodes", 1) or hardware["devices"]
 
@@ -96,23 +96,23 @@ def device_count(hardware: dict) -> int:
 def shares_gpus(hardware: dict) -> bool:
     """Whether several ranks of a run on `hardware` (a Hardware as a dict) were on one GPU.
 
-    Results of earlier versions do not say `gpu_count`, and had none so.
+    Records of earlier versions lack `gpu_count`; in those, ranks never shared a GPU.
     """
     return 0 < hardware.get("gpu_count", 0) < hardware["processes"] // hardware.get("nodes", 1)
 
 
 def training_gpus(hardware: Hardware) -> list[int]:
-    """The GPUs that a run on `hardware` trains on, by the numbers of nvidia-smi; none on a CPU."""
+    """The GPUs that a run on `hardware` trains on, by their numbers in nvidia-smi; empty on a CPU."""
     return (hardware.gpus or gpu_numbers())[: hardware.gpu_count] if hardware.device == "cuda" else []
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that train together, as its strategy's `start` found it.
+    """This process's place among the processes that train together, as returned by its strategy's `start`.
 
-    Ranks hold replicas of the model, and each replica trains its share of every global batch. A replica may be held by
-    one rank, which is so unless a strategy says otherwise, or by several: tensor parallel ranks, the stages of a
-    pipeline. These see the same samples.
+    Ranks hold replicas of the model, and each replica trains its share of every global batch. By default each rank
+    holds a replica of its own. Several ranks may hold one together, for example tensor parallel ranks or the stages of
+    a pipeline; they then see the same samples.
     """
 
     rank: int
@@ -120,13 +120,13 @@ class World:
     size: int  # the number of processes
     device: "torch.device"  # noqa: F821 - named only; this module does not import torch
     backend: str | None
-    replica: int | None = None  # which replica this rank holds, or holds a part of, from 0; None: it has one of its own
-    replicas: int | None = None  # of how many; None: as many as there are ranks
-    # Whether this rank speaks for its replica: its ledger and its results in evaluation count. One rank of each replica
-    # does; it has a loss, and the outputs of the model.
+    replica: int | None = None  # the number, from 0, of the replica that this rank holds or shares; None: its own
+    replicas: int | None = None  # the number of replicas; None: the number of ranks
+    # Whether this rank represents its replica: its ledger and its results in evaluation count. This is one rank of each
+    # replica, which has a loss and the outputs of the model.
     counts: bool = True
-    # Into how many parts the loss of a replica is divided: 1 where this rank has it whole; n where n ranks have the sum
-    # over a part of the samples' terms each, as over a part of each sequence; 0 where this rank has none.
+    # The number of parts into which a replica's loss is divided: 1 if this rank has all of it; n if each of n ranks has
+    # the sum over a part of the samples' terms, such as a part of each sequence; 0 if this rank has no loss.
     loss_parts: int = 1
 
     def __post_init__(self):
@@ -135,18 +135,18 @@ class World:
             object.__setattr__(self, "replicas", self.size)
 
     def in_replicas(self, ranks: int) -> "World":
-        """The same place, where so many neighbouring ranks hold a replica together, of which the first one counts."""
+        """The same place if groups of `ranks` neighbouring ranks hold a replica; the first rank of each counts."""
         first = self.rank % ranks == 0
         return replace(self, replica=self.rank // ranks, replicas=self.size // ranks, counts=first)
 
     @property
     def tells(self) -> bool:
-        """Whether this is the rank whose losses and pictures are shown while it trains: the first that counts."""
+        """Whether losses and pictures of this rank are shown during training: it is the first rank that counts."""
         return self.counts and self.replica == 0
 
 
 def cpu_cores() -> int:
-    """Cores this process may use: its affinity, and its control group's quota where one is set (as in Docker)."""
+    """The number of cores that this process may use, by its affinity and its cgroup's quota (as in Docker)."""
     cores = len(os.sched_getaffinity(0))
     quota = Path("/sys/fs/cgroup/cpu.max")  # Linux cgroup v2: "<quota> <period>" in microseconds, or "max <period>"
     if quota.is_file():
@@ -157,7 +157,7 @@ def cpu_cores() -> int:
 
 
 def cpu_info(key: str) -> str | None:
-    """What /proc/cpuinfo says of the first core; None where it has no such line."""
+    """The value of a key for the first core in /proc/cpuinfo; None if there is no such line."""
     match = re.search(rf"^{key}\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return match[1].strip() if match else None
 
@@ -167,12 +167,12 @@ def cpu_name() -> str:
 
 
 def governor(cpu: Path = CPU) -> str | None:
-    """What sets the first core's clock, as `performance`; None where none does, as in most virtual machines."""
+    """The first core's frequency governor, such as `performance`; None if there is none, as in most VMs."""
     return _line(cpu / "cpu0" / "cpufreq" / "scaling_governor")
 
 
 def virtual_machine() -> str | None:
-    """Which kind of virtual machine this is, as far as it tells; None on a machine that is none, or says nothing."""
+    """The kind of virtual machine that this is; None if it is a physical machine, or hides that it is virtual."""
     if "hypervisor" not in (cpu_info("flags") or "").split():
         return None
     return " ".join(filter(None, (_line(DMI / name) for name in ("sys_vendor", "product_name")))) or UNKNOWN_KIND
@@ -186,21 +186,21 @@ def _line(file: Path) -> str | None:
 
 
 def visible_gpus() -> int:
-    """GPUs that a process started here would see: NVIDIA's, or AMD's where PyTorch is its build for those (ROCm)."""
+    """The number of GPUs that a process started here would see: NVIDIA's, or AMD's if PyTorch is built for ROCm."""
     chosen = _named_in("CUDA_VISIBLE_DEVICES")
-    if chosen in ([], ["-1"], ["NoDevFiles"]):  # the last is Slurm's
+    if chosen in ([], ["-1"], ["NoDevFiles"]):  # Slurm sets NoDevFiles
         return 0
     if not built_for_gpus():
         return 0
     if built_for_amd():
         return _amd_gpus()
     if any(name.startswith("MIG-") for name in chosen or ()):
-        return 1  # CUDA shows a process one part of a GPU, however many are named
+        return 1  # CUDA shows a process only one part of a GPU (MIG), even if several are named
     return min(nvml.count(), len(chosen)) if chosen else nvml.count()
 
 
 def _named_in(variable: str) -> list[str] | None:
-    """The GPUs that an environment variable names, as CUDA_VISIBLE_DEVICES does; None where it is not set."""
+    """The GPUs that a variable such as CUDA_VISIBLE_DEVICES names; None if it is not set."""
     value = os.environ.get(variable)
     if value is None:
         return None
@@ -208,17 +208,17 @@ def _named_in(variable: str) -> list[str] | None:
 
 
 def _amd_gpus() -> int:
-    """How many AMD GPUs the kernel has and the variables leave; HIP reads CUDA_VISIBLE_DEVICES too."""
+    """The number of AMD GPUs that the kernel has and the variables allow; HIP reads CUDA_VISIBLE_DEVICES too."""
     properties = [node / "properties" for node in KFD.glob("*")]
-    # CPUs are nodes as well, and have no SIMD units.
+    # CPUs are nodes as well, but have no SIMD units.
     there = sum(bool(re.search(r"^simd_count [1-9]", file.read_text(), re.MULTILINE)) for file in properties)
     chosen = map(_named_in, ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
     return min([there, *(sum(name not in ("", "-1") for name in names) for names in chosen if names is not None)])
 
 
 def gpu_numbers() -> list[int]:
-    """The numbers of the visible GPUs, as the environment names them; none where it names parts of GPUs (MIG)."""
-    own = built_for_amd() and "HIP_VISIBLE_DEVICES" in os.environ  # which ROCm heeds first
+    """The numbers of the visible GPUs, as environment variables name them; empty if those name parts of GPUs (MIG)."""
+    own = built_for_amd() and "HIP_VISIBLE_DEVICES" in os.environ  # takes precedence on ROCm
     chosen = _named_in("HIP_VISIBLE_DEVICES" if own else "CUDA_VISIBLE_DEVICES") or []
     if any(name.startswith("MIG-") for name in chosen):
         return []
@@ -229,12 +229,12 @@ def gpu_numbers() -> list[int]:
 
 
 def refuse_misnamed_gpus() -> None:
-    """Raises BadInput where CUDA_VISIBLE_DEVICES names a GPU that is not there, or one twice.
+    """Raise BadInput if CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
 
-    CUDA says nothing of that: it leaves out the first such GPU and all that are named after it, or takes none at all.
+    CUDA reports no error: it drops the first such GPU and all after it, or all GPUs.
     """
     names, there = _named_in("CUDA_VISIBLE_DEVICES"), nvml.count()
-    # Without NVML there is nothing to hold it against, and a part of a GPU (MIG) has no number.
+    # Without NVML the GPUs are unknown, and a part of a GPU (MIG) has no number.
     if not names or not there or any(name.startswith("MIG-") for name in names):
         return
     chosen, numbers = ",".join(names), []
@@ -242,34 +242,34 @@ def refuse_misnamed_gpus() -> None:
         named = [int(name)] if name.isdecimal() else nvml.numbers([name])
         if len(named) != 1 or named[0] >= there:
             known = ", ".join(map(str, range(there)))
-            raise BadInput(f"CUDA_VISIBLE_DEVICES={chosen}: {name!r} is no GPU here, where the GPUs are {known}.")
+            raise BadInput(f"CUDA_VISIBLE_DEVICES={chosen}: {name!r} is not a GPU of this machine, which has {known}.")
         if named[0] in numbers:
             raise BadInput(f"CUDA_VISIBLE_DEVICES={chosen}: {name!r} is named twice. Name each GPU once.")
         numbers += named
 
 
 def gpu_kinds(numbers: list[int]) -> list[str]:
-    """The names of these GPUs, each once; none where the driver does not tell."""
+    """The distinct names of these GPUs; empty if the driver does not report them."""
     names = {nvml.name(nvml.gpu(number)) for number in numbers}
     return [] if None in names else sorted(names)
 
 
 def selection(gpus: list[int] | None) -> dict[str, str]:
-    """The environment variables that leave a process these GPUs only, or all that it has, in nvidia-smi's order."""
-    # CUDA's own order puts the fastest first, nvidia-smi's goes by the bus: what NVML tells would be of other GPUs.
+    """Environment variables that restrict a process to these GPUs, or to none if None, in nvidia-smi's order."""
+    # CUDA's default order is fastest first, but NVML's numbers follow the PCI bus; they must name the same GPUs.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # ROCm heeds CUDA's variable too, but not beside one of its own (torch/cuda/__init__.py, _parse_visible_devices).
+    # ROCm reads CUDA's variable, too, but not together with its own (torch/cuda/__init__.py, _parse_visible_devices).
     variable = "HIP_VISIBLE_DEVICES" if built_for_amd() else "CUDA_VISIBLE_DEVICES"
     return order if gpus is None else order | {variable: ",".join(map(str, gpus))}
 
 
 def built_for_gpus() -> bool:
-    """Whether the installed PyTorch is built for GPUs, asked of its files; True where none is, as beside containers."""
+    """Whether the installed PyTorch is built for GPUs, by its files; True if only container images have PyTorch."""
     return not importlib.util.find_spec("torch") or _built("cuda") or built_for_amd()
 
 
 def built_for_amd() -> bool:
-    """Whether the installed PyTorch is the build for AMD's GPUs (ROCm), which calls them cuda."""
+    """Whether the installed PyTorch is built for AMD's GPUs (ROCm), which it calls cuda."""
     return _built("hip")
 
 
@@ -281,18 +281,19 @@ def _built(kind: str) -> bool:
 
 
 def resolve(asked, row: str = "") -> Hardware:
-    """Replace every `auto` in the configuration's `hardware` section by what this machine has, as each node has it.
+    """Resolve every `auto` in the configuration's section `hardware` for this machine, which stands for each node.
 
-    `devices` and `processes` are those of one node here; only a row knows whether it takes several.
-    Raises BadInput where more is asked for than there is.
+    `devices` and `processes` of the result are those of one node; only a row knows whether it uses several nodes.
+    Raises BadInput if more is asked for than the machine has.
     """
     where = f"rows.{row}" if row else "hardware"
     if sys.platform != "linux":
         raise BadInput(
             f"Lockstep runs on Linux, and this is {sys.platform}. It measures CPUs and GPUs that PyTorch calls cuda;"
-            " Apple's (mps) are one device without process groups. Docker on a Mac runs it on the CPU: make images."
+            " Apple's GPU (mps) is a single device without process groups. Docker on a Mac runs it on the CPU: make"
+            " images."
         )
-    here = asked.node_gpus is None  # GPUs elsewhere are not looked at
+    here = asked.node_gpus is None  # otherwise other machines train, whose GPUs can't be examined here
     cores, gpus = asked.node_cores or cpu_cores(), visible_gpus() if here else asked.node_gpus
     device = ("cuda" if gpus else "cpu") if asked.device == "auto" else asked.device
     if device == "cuda" and not gpus:
@@ -308,11 +309,11 @@ def resolve(asked, row: str = "") -> Hardware:
         refuse_misnamed_gpus()
     if asked.gpus is not None:
         if device == "cpu":
-            raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, and this runs on the CPU. Set device to cuda.")
+            raise BadInput(f"{where}.gpus: {asked.gpus} are asked for, but this runs on the CPU. Set device to cuda.")
         there = gpu_numbers() if here else list(range(gpus))
         if gone := sorted(set(asked.gpus) - set(there)):
             names = ", ".join(map(str, there))
-            raise BadInput(f"{where}.gpus: {gone} can't be used here, where the GPUs are {names}. Choose among those.")
+            raise BadInput(f"{where}.gpus: {gone} can't be used here; the GPUs here are {names}. Choose among those.")
         gpus = len(asked.gpus)
     chosen = None if asked.gpus is None else sorted(asked.gpus)
     most, kind = (gpus, "GPU") if device == "cuda" else (cores, "CPU core")
@@ -321,7 +322,7 @@ def resolve(asked, row: str = "") -> Hardware:
         there = f"is 1 {kind}" if most == 1 else f"are {most} {kind}s"
         raise BadInput(
             f"{where}.processes: {devices}, but there {there} here. Ask for at most {most}, or set oversubscribe: true,"
-            " to let several share one."
+            " to let several processes share one."
         )
     if device == "cuda" and here:
         used = (chosen or gpu_numbers())[:devices]
@@ -331,8 +332,8 @@ def resolve(asked, row: str = "") -> Hardware:
     if devices > cores and asked.threads in ("auto", "all") and not asked.oversubscribe:
         there = "hardware.node_cores says that there are" if asked.node_cores else "there are"
         raise BadInput(
-            f"{where}.processes: {devices}, and {there} {cores} CPU cores, one for each process at least. Ask for"
-            " fewer, or, where other machines train, set node_cores to what a job has there."
+            f"{where}.processes: {devices}, but {there} {cores} CPU cores, and each process needs at least one. Ask for"
+            " fewer processes; if other machines train, set node_cores to the cores of a job there."
         )
     if devices * threads > cores and not asked.oversubscribe:
         raise BadInput(
@@ -341,20 +342,20 @@ def resolve(asked, row: str = "") -> Hardware:
         )
     if asked.pin_memory is True and device == "cpu":
         raise BadInput(
-            f"{where}.pin_memory: it is for the way from the host to a GPU, and this runs on the CPU. Set it to auto."
+            f"{where}.pin_memory: it is for copies from the host to a GPU, but this runs on the CPU. Set it to auto."
         )
-    shared = device == "cuda" and devices > gpus  # by several ranks each, which NCCL refuses
+    shared = device == "cuda" and devices > gpus  # several ranks share a GPU, which NCCL refuses
     backend = asked.backend
     if backend == "auto":
         backend = "nccl" if device == "cuda" and not shared else "gloo"
     if backend == "nccl" and shared:
         raise BadInput(
-            f"{where}.backend: NCCL refuses two ranks on one GPU, and {devices} are to share {gpus}. Set it to gloo or"
+            f"{where}.backend: NCCL refuses two ranks on one GPU, but {devices} would share {gpus}. Set it to gloo or"
             " auto."
         )
     if backend == "nccl" and device == "cpu":
         raise BadInput(
-            f"{where}.backend: nccl works between GPUs only, and this runs on the CPU. Set it to gloo or auto."
+            f"{where}.backend: nccl works between GPUs only, but this runs on the CPU. Set it to gloo or auto."
         )
     return Hardware(
         device=device,
@@ -375,30 +376,30 @@ def resolve(asked, row: str = "") -> Hardware:
 
 
 def refuse_mixed(asked, numbers: list[int], where: str) -> None:
-    """Raises BadInput where these GPUs, numbered as by nvidia-smi, are of unlike kinds, and that was not asked for."""
+    """Raise BadInput if these GPUs (numbers of nvidia-smi) are of different models, unless mixed_gpus is set."""
     kinds = [] if asked.mixed_gpus else gpu_kinds(numbers)
     if len(kinds) > 1:
         raise BadInput(
-            f"{where}.gpus: GPUs of unlike kinds would train together ({', '.join(kinds)}), and the slowest would set"
-            " the pace. Choose like ones by their numbers, or set mixed_gpus: true."
+            f"{where}.gpus: GPUs of different models would train together ({', '.join(kinds)}), and the slowest would"
+            " set the pace. Choose equal ones by their numbers, or set mixed_gpus: true."
         )
 
 
 def refuse_divided(numbers: list[int], where: str) -> None:
-    """Raises BadInput where one of these GPUs, numbered as by nvidia-smi, is divided into parts (MIG).
+    """Raise BadInput if one of these GPUs (numbers of nvidia-smi) is divided into parts (MIG).
 
-    A process sees one part of one GPU then, whatever number it asks for.
+    A process would then see one part of one GPU, whatever number it asks for.
     """
     for number in numbers:
         if nvml.divided(nvml.gpu(number)):
             raise BadInput(
-                f"{where}.gpus: GPU {number} is divided into parts (MIG), of which a process sees one. Name a part, as"
-                " nvidia-smi -L lists them: CUDA_VISIBLE_DEVICES=MIG-...; or choose GPUs that are whole."
+                f"{where}.gpus: GPU {number} is divided into parts (MIG), of which a process sees only one. Name a part"
+                " that nvidia-smi -L lists, as CUDA_VISIBLE_DEVICES=MIG-...; or choose undivided GPUs."
             )
 
 
 def refuse_less(asked, hardware: Hardware) -> None:
-    """Raises BadInput where this machine, which is to train, has less than was `asked`, or other GPUs."""
+    """Raise BadInput if this machine, which is about to train, has less than was `asked`, or unsuitable GPUs."""
     for key, wanted, there, what in (
         ("node_cores", asked.node_cores, cpu_cores(), "CPU cores"),
         ("node_gpus", asked.node_gpus, visible_gpus(), "GPUs"),
@@ -406,16 +407,16 @@ def refuse_less(asked, hardware: Hardware) -> None:
         if wanted and there < wanted:
             raise BadInput(
                 f"hardware.{key}: {wanted}, but on {platform.node()} this job may use {there} {what}. Set it to what a"
-                " job is given there, or ask for more."
+                " job gets there, or request more."
             )
-    if asked.node_gpus and hardware.device == "cuda":  # else they were looked at when it was resolved
+    if asked.node_gpus and hardware.device == "cuda":  # otherwise `resolve` has checked the GPUs already
         refuse_misnamed_gpus()
         refuse_divided(training_gpus(hardware), "hardware")
         refuse_mixed(asked, training_gpus(hardware), "hardware")
 
 
 def free_port(wanted: int | str) -> int:
-    """`wanted` if it is a number and nobody listens there, else a free port of the system's choice."""
+    """`wanted` if it is a number and the port is free, otherwise a free port chosen by the system."""
     for candidate in (wanted, 0) if wanted != "auto" else (0,):
         with socket.socket() as probe:
             try:

@@ -1,7 +1,7 @@
-"""What a key of the configuration is declared with, once: its default, its meaning, its limits, and what it decides.
+"""Declare a key of the configuration once, with its default, meaning, limits, and what it decides.
 
-The sections (config/sections.py) are dataclasses whose fields are such keys. The JSON schema follows from them, and so
-do defaults, the table of all keys in config/README.md, and who leaves which key out of a comparison.
+The sections (config/sections.py) are dataclasses whose fields are such keys. The JSON schema, the defaults, the table
+of keys in config/README.md, and the keys that comparisons ignore are all derived from them.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -9,10 +9,10 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import get_args, get_origin
 
-# What a key decides of a run: which model it ends with; how fast it is, or what is looked at on the way; or neither,
-# as a port, so that a change of it makes no run out of date.
+# What a key decides: the trained model; the speed, or what is evaluated on the way; or neither, like a port. A change
+# of a key that decides nothing leaves existing runs up to date.
 MODEL, SPEED, NOTHING = "model", "speed", "nothing"
-WORDS = {  # of JSON Schema, for types
+WORDS = {  # JSON Schema's names of types
     str: "string",
     int: "integer",
     float: "number",
@@ -27,33 +27,33 @@ class Key:
     default: object
     description: str
     decides: str = MODEL
-    off: object = None  # what it is in runs that are not the timed ones, where it asks for something beside training
-    may_change: bool = False  # between a saved state and the run that goes on from it, which looks at what comes of it
-    of: tuple[str, tuple[str, ...]] | None = None  # the key, and its values, that alone take this one
-    of_some_tasks: bool = False  # those that have it among their TAKES; elsewhere it must be what it is by default
+    off: object = None  # the value that switches it off, for runs that are not timed; None if it is part of training
+    may_change: bool = False  # in a resumed run, which checks its consequences for the plan and the rates
+    of: tuple[str, tuple[str, ...]] | None = None  # another key, and its values for which this key has a meaning
+    of_some_tasks: bool = False  # only for tasks that list it in TAKES; others must leave it at its default
 
 
 def key(default, description, one_of=(), items=(), values=(), decides=MODEL, off=None, may_change=False, of=None,
         of_some_tasks=False, **limits):  # fmt: skip
-    """The field of a key. `limits` are JSON Schema's; `items` and `values` those of what a list or a mapping holds."""
+    """The field of a key. `limits`, and `items` and `values` for those of a list or mapping, are JSON Schema's."""
     limits = {"enum": list(one_of)} if one_of else limits
     about = Key(default, description, decides, off, may_change, of, of_some_tasks)
     return field(metadata={"key": about, "limits": limits, "items": dict(items), "values": dict(values)})
 
 
 def section(of: type):
-    """The field of a section whose keys `of` has, and whose value is a mapping."""
+    """The field of a section with the keys of `of`, whose value is a plain mapping."""
     return field(metadata={"section": of})
 
 
 @cache
 def keys(section: type) -> dict[str, Key]:
-    """The keys of a section, by their names."""
+    """The keys of a section, by name."""
     return {each.name: each.metadata["key"] for each in fields(section) if "key" in each.metadata}
 
 
 def names(section: type, decides: str) -> tuple[str, ...]:
-    """The keys of a section that decide this."""
+    """The names of a section's keys that decide `decides`."""
     return tuple(name for name, about in keys(section).items() if about.decides == decides)
 
 
@@ -73,7 +73,7 @@ def _property(each) -> dict:
 
 
 def _typed(annotation, items: dict, values: dict) -> dict:
-    """The schema of a type; `items` and `values` limit what its list and its mapping hold."""
+    """The schema of a type; `items` and `values` are limits for the elements of its list and its mapping."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     words, inside = [], {}
     for kind in kinds:

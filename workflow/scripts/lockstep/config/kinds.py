@@ -1,4 +1,4 @@
-"""The kinds of runs: timed ones, the proof's trials, profiles, and tries of the search for the fastest recipe."""
+"""The kinds of runs: timed runs, trials of the proof, profiles, and tries in the search for the fastest recipe."""
 
 from enum import StrEnum
 
@@ -6,18 +6,18 @@ from lockstep import paths
 
 
 class Kind(StrEnum):
-    """A kind's value is its folder of results, and its name in a run's settings.json."""
+    """The value of a kind is its folder in the results, and its name in a run's settings.json."""
 
     TIMED = paths.RUNS, {"measured": True}
     TRIAL = paths.PARITY, {"dropout": False, "forgives": False, "compared": True}
     PROFILE = paths.PROFILED, {"taken_apart": True}
     TRY = paths.TUNE, {}
 
-    measured: bool  # trains all that its row asks for, is repeated where it was disturbed, and is noted in the journal
-    dropout: bool  # as the model has it; else none
-    forgives: bool  # a ledger in which each sample stands once for every rank, where the row's option says so
-    compared: bool  # by its losses, first gradient and weights, so that a loss scale must not make it skip a step
-    taken_apart: bool  # each step into what its time went to, by a profiler beside the clock
+    measured: bool  # trains all of its row, is repeated if it was disturbed, and is noted in the journal
+    dropout: bool  # has the model's dropout; otherwise none
+    forgives: bool  # accepts a ledger with each sample once per rank, if an option of the row leads to it
+    compared: bool  # has losses, first gradient and weights compared, so its loss scale must not skip a step
+    taken_apart: bool  # has each step divided into phases by a profiler
 
     def __new__(cls, folder: str, rules: dict[str, bool]):
         kind = str.__new__(cls, folder)

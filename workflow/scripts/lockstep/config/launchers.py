@@ -1,8 +1,8 @@
-"""Launchers: what starts a run's ranks, as torchrun or DeepSpeed's own. A row's option `launcher` names one.
+"""Launchers start a run's ranks, like torchrun or DeepSpeed's own. A row's option `launcher` names one.
 
-Each is a class, which says how its command is made, what it needs of the machine and what of a row it refuses. A
-strategy without that option is started as plain Python. What starts the launcher, and watches all below it, is the
-node's supervisor (run/processes.py). Nothing here needs PyTorch or a framework, which take long to import.
+Each launcher is a class with its command, its requirements of the machine, and what it refuses of a row. A strategy
+without that option is started as plain Python. The node's supervisor (run/processes.py) starts the launcher and watches
+all processes below it. Nothing here imports PyTorch or a framework, which would take long.
 """
 
 import sys
@@ -21,29 +21,29 @@ from lockstep.paths import ACCELERATE, HOSTS, RENDEZVOUS, node_folder
 
 
 class Launcher:
-    """A launcher as most are. What is said here holds unless one says something else."""
+    """The base class of launchers, with the properties that most of them have."""
 
-    from_one_node = False  # whether the ranks of all nodes are started from the first, by ssh
-    by_hand = False  # whether somebody starts the ranks, and the run waits for them
-    forkable = True  # whether forks with the variables of `rank_variables` do as well, where nothing is timed
-    tells_ranks = True  # whether ranks read from their environment who they are
+    from_one_node = False  # whether the ranks of all nodes are started from the first node, by ssh
+    by_hand = False  # whether a person starts the ranks, and the run waits for them
+    forkable = True  # whether untimed ranks may be forks with the variables of `rank_variables` instead
+    tells_ranks = True  # whether ranks get their rank and world size from environment variables
 
     def command(self, settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
-        """What starts `script folder` once for each rank of this node.
+        """The command that starts `script folder` once for each rank of this node.
 
-        `folder` is the run's; `meeting` is where the ranks of all nodes meet (run/coordination.py: Rendezvous).
+        folder: the run's; meeting: the rendezvous of the ranks of all nodes (run/addresses.py: Rendezvous).
         """
         raise NotImplementedError
 
     def refuse(self, options: dict, hardware: Hardware, where: str) -> None:
-        """Raises BadInput where a row with these options, on this hardware, contradicts the launcher."""
+        """Raise BadInput if a row with these options on this hardware contradicts the launcher."""
 
     def refuse_file(self, file: str, hardware: Hardware, precision: str, where: str) -> None:
-        """Raises BadInput where the launcher does not read a configuration file, or the file contradicts the row."""
+        """Raise BadInput if the launcher reads no configuration file, or if the file contradicts the row."""
         raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
 
     def unavailable(self, options: dict, hardware: Hardware) -> str:
-        """Why this machine can't start such a row by it, and what would change that; empty if it can."""
+        """Why this launcher can't start such a row on this machine, and what would help; empty if it can."""
         return ""
 
 
@@ -53,12 +53,12 @@ def of(options: dict) -> Launcher:
 
 
 def command(settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
-    """The command of the launcher that a row asks for."""
+    """The command of the row's launcher."""
     return of(settings.options).command(settings, script, folder, meeting)
 
 
 def meets_in_a_file(options: dict) -> bool:
-    """Whether ranks of a row with these options find each other through a file in the run's folder."""
+    """Whether the rendezvous of a row with these options is a file in the run's folder."""
     return options.get("rendezvous") == "file"
 
 
@@ -77,7 +77,7 @@ class Torchrun(Launcher):
         shape = ["--nproc-per-node", str(hardware.processes_per_node), "--max-restarts", "0"]
         if hardware.nodes > 1:
             shape += ["--nnodes", str(hardware.nodes)]
-        if settings.options.get("rendezvous") == "c10d":  # which numbers the nodes as they come
+        if settings.options.get("rendezvous") == "c10d":  # numbers the nodes in order of arrival
             place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{meeting.address}:{port}"]
             place += ["--rdzv-id", meeting.name or "lockstep", "--local-addr", meeting.own]
         else:
@@ -87,7 +87,7 @@ class Torchrun(Launcher):
 
 
 class Launch(Torchrun):
-    """What torchrun replaced; deprecated since PyTorch 1.9."""
+    """torchrun's predecessor, deprecated since PyTorch 1.9."""
 
     module = "torch.distributed.launch"
 
@@ -101,7 +101,7 @@ class Spawn(Launcher):
         hardware = settings.hardware
         file = (folder / RENDEZVOUS).absolute()
         if meeting.node == 0:
-            file.unlink(missing_ok=True)  # one left by a killed run would make this one fail
+            file.unlink(missing_ok=True)  # a file of an earlier, killed run would make this run fail
         address = f"file://{file}" if meets_in_a_file(settings.options) else f"tcp://{meeting.address}:{meeting.port}"
         ranks = [meeting.node * hardware.processes_per_node, hardware.processes_per_node, hardware.processes]
         program = [sys.executable, "-m", "lockstep.strategies.ddp_spawn", str(script), str(folder)]
@@ -114,7 +114,7 @@ class Accelerate(Launcher):
         program = [sys.executable, "-m", "accelerate.commands.launch"]
         file = node_folder(folder, meeting.node) / ACCELERATE
         if own:
-            # A copy, which tells later what the run was started with.
+            # Copied into the run's folder, as a record of what it was started with.
             file = file.with_suffix(Path(own).suffix)
             write_text(file, Path(own).read_text(encoding="utf-8"))
             shape = ["--num_processes", str(hardware.processes), "--main_process_port", str(meeting.port)]
@@ -124,7 +124,7 @@ class Accelerate(Launcher):
             return [*program, "--config_file", str(file), *shape, str(script), str(folder)]
         about = {
             "compute_environment": "LOCAL_MACHINE",
-            # On a CPU too: with use_cpu it would start one process only, and say nothing. The Accelerator is told.
+            # Also on a CPU: with use_cpu it would silently start only one process. The Accelerator gets the device.
             "distributed_type": "MULTI_GPU",
             "num_processes": hardware.processes,
             "num_machines": hardware.nodes,
@@ -146,7 +146,7 @@ class Accelerate(Launcher):
 class DeepSpeed(Launcher):
     def command(self, settings, script, folder, meeting):
         hardware = settings.hardware
-        # By their numbers: told how many, it takes the first of the machine, whatever CUDA_VISIBLE_DEVICES leaves.
+        # GPUs are passed by number. By count, DeepSpeed takes the machine's first ones despite CUDA_VISIBLE_DEVICES.
         gpus = training_gpus(hardware)
         if hardware.nodes > 1:
             file = node_folder(folder, meeting.node) / HOSTS
@@ -165,9 +165,9 @@ class DeepSpeed(Launcher):
 
     def unavailable(self, options, hardware):
         if hardware.device == "cuda" and shares_gpus(asdict(hardware)):
-            return "DeepSpeed's launcher starts one process for each GPU; take launcher: torchrun"
+            return "DeepSpeed's launcher starts one process for each GPU; set launcher: torchrun"
         if hardware.device == "cuda" and not training_gpus(hardware):
-            return "DeepSpeed's launcher can't choose a part of a GPU (MIG); take launcher: torchrun"
+            return "DeepSpeed's launcher can't choose a part of a GPU (MIG); set launcher: torchrun"
         return ""
 
 
@@ -181,7 +181,7 @@ class HorovodRun(Launcher):
         hosts = ",".join(f"{host}:{hardware.processes_per_node}" for host in meeting.hosts)
         shape = [f"--{controller}", "-np", str(hardware.processes), "-H", hosts]
         shape += ["--network-interface", meeting.interface]
-        # Its cache of what it found out about the hosts would be a file in the user's home.
+        # Horovod's cache of facts about hosts would be a file in the user's home.
         return [str(program), "--disable-cache", *shape, sys.executable, str(script), str(folder)]
 
     def unavailable(self, options, hardware):
@@ -193,7 +193,7 @@ class HorovodRun(Launcher):
 
 
 class Hand(Launcher):
-    """Somebody starts the ranks, in terminals; this waits for them (run/hand.py)."""
+    """A person starts the ranks in terminals, and the run waits for them (run/hand.py)."""
 
     by_hand = True
     forkable = False
@@ -204,8 +204,8 @@ class Hand(Launcher):
     def refuse(self, options, hardware, where):
         if hardware.nodes > 1:
             raise BadInput(
-                f"{where}.launcher: hand: ranks are started by hand on one machine, and hardware.nodes is"
-                f" {hardware.nodes}. Take another launcher, or set nodes to 1."
+                f"{where}.launcher: hand: ranks are started by hand on one machine, but hardware.nodes is"
+                f" {hardware.nodes}. Choose another launcher, or set nodes to 1."
             )
 
 
@@ -222,10 +222,10 @@ LAUNCHERS = {
 
 
 def rank_variables(rank: int, count: int, address: str, port: int | str) -> dict[str, str]:
-    """What torchrun tells a rank of one machine, of so many, by its environment (PyTorch's `env://`)."""
+    """The environment variables that torchrun sets for a rank on one machine (PyTorch's `env://`)."""
     return {
         **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
         **{name: str(count) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
         **{"GROUP_RANK": "0", "MASTER_ADDR": address, "MASTER_PORT": str(port)},
-        "TORCHELASTIC_RUN_ID": "none",  # by which frameworks know torchrun
+        "TORCHELASTIC_RUN_ID": "none",  # frameworks recognise torchrun by it
     }

@@ -1,20 +1,20 @@
-"""Nested settings, as a run's record has them: sections with keys. What two differ in, and what is left out of one."""
+"""Operations on nested settings, which are sections with keys, like those in a run's record."""
 
 from collections.abc import Collection, Iterator
 
-ABSENT = object()  # where one has no such key
+ABSENT = object()  # stands for a key that one of two settings lacks
 
 
 def flat(settings: dict) -> dict:
-    """By names with a point: {"train": {"epochs": 2}, "row": "ddp"} is {"train.epochs": 2, "row": "ddp"}."""
+    """Flatten to dotted names: {"train": {"epochs": 2}, "row": "ddp"} is {"train.epochs": 2, "row": "ddp"}."""
     of_sections = {name: value if isinstance(value, dict) else {"": value} for name, value in settings.items()}
     return {f"{name}.{key}".rstrip("."): value for name, inner in of_sections.items() for key, value in inner.items()}
 
 
 def differing(ours: dict, theirs: dict, above: str = "") -> Iterator[tuple[str, object, object]]:
-    """What two have otherwise: its name, as train.epochs, and both values, or ABSENT.
+    """Yield the differences of two settings: a name such as train.epochs, and both values, or ABSENT.
 
-    A value that is a mapping with other keys, as `train.loss_weights` may be, is one value.
+    A value that is itself a mapping, such as `train.loss_weights`, counts as one value if its keys differ.
     """
     for name in dict.fromkeys([*ours, *theirs]):
         both = ours.get(name, ABSENT), theirs.get(name, ABSENT)
@@ -26,7 +26,7 @@ def differing(ours: dict, theirs: dict, above: str = "") -> Iterator[tuple[str, 
 
 
 def without(settings: dict, left_out: dict[str, Collection[str]]) -> dict:
-    """Settings without some keys of some sections."""
+    """Settings without the keys `left_out`, which are named by section."""
     return settings | {
         section: {key: value for key, value in settings[section].items() if key not in names}
         for section, names in left_out.items()

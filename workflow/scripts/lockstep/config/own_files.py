@@ -1,6 +1,6 @@
-"""Configuration files of the user's own, for the frameworks that take them: accelerate's and DeepSpeed's.
+"""A user's configuration files for frameworks: Accelerate's and DeepSpeed's.
 
-Each is held against its row before anything starts (accelerate_file.py, deepspeed_file.py).
+Each is checked against its row before anything starts (accelerate_file.py, deepspeed_file.py).
 """
 
 import json
@@ -13,20 +13,20 @@ from lockstep.files import hash_text
 
 
 def digest(file: str) -> str | None:
-    """What tells a changed file from the one that a run was made with; None where there is none."""
+    """A hash by which a changed file is recognised; None if the file does not exist."""
     path = Path(file)
     return hash_text(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else None
 
 
 def read(file: str, where: str) -> dict:
-    """The keys and values of a file in YAML or JSON. Raises BadInput where it has none."""
+    """The keys and values of a file in YAML or JSON. Raises BadInput if it can't be read, or holds none."""
     path = Path(file)
     if not path.is_file():
         raise BadInput(f"{where}: {file} does not exist. Name an existing file; a container sees only this folder's.")
     try:
         text = path.read_text(encoding="utf-8-sig")
         try:
-            said = json.loads(text)  # JSON's 1e-8 is a word to YAML
+            said = json.loads(text)  # YAML would read JSON's 1e-8 as a string
         except ValueError:
             said = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -37,7 +37,7 @@ def read(file: str, where: str) -> dict:
 
 
 def refuse_foreign(said: dict, known: tuple[str, ...], file: str, where: str) -> None:
-    """Raises BadInput where a file sets what no row can say."""
+    """Raise BadInput if a file sets a key that has no counterpart in a row."""
     if more := [str(key) for key, value in said.items() if value and key not in known]:
         raise BadInput(f"{where}: {file} sets {', '.join(more)}, which has no counterpart in a row. Remove it.")
 

@@ -1,4 +1,4 @@
-"""Reading the configuration: files over each other, then overrides; checked, and turned into dataclasses."""
+"""Read the configuration: merge files and overrides, validate them, and build the dataclasses."""
 
 import os
 import sys
@@ -16,18 +16,21 @@ from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profil
 from lockstep.errors import BadInput
 
 DEFAULT, ON_GPUS = "config/config.yaml", "config/gpu.yaml"
-# An environment variable: whether the workflow took the one for GPUs, for its jobs, which may have another machine.
+# An environment variable that tells jobs, perhaps on other machines, whether the workflow uses the one for GPUs.
 DECIDED = "LOCKSTEP_CONFIG_FOR_GPUS"
-PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # in which ~ is the user's home
+PATHS = (("data", "path"), ("model", "name"), ("predict", "file"))  # keys in which ~ means the user's home
 
 
 def for_gpus(device: str) -> list[str]:
-    """What is read over the default configuration where none is named, and `device` (hardware's) lets GPUs train."""
+    """The configuration to read over the default one if none is named: the one for GPUs, if GPUs will train.
+
+    device: hardware.device.
+    """
     decided = os.environ.get(DECIDED)
     takes = decided == "yes" if decided else device != "cpu" and visible_gpus() > 0
     if takes and not decided:
         print(
-            f"There are GPUs here, so {ON_GPUS} is taken; for the small benchmark name {DEFAULT}, as in: lockstep bench"
+            f"There are GPUs here, so {ON_GPUS} is used; for the small benchmark name {DEFAULT}, as in: lockstep bench"
             f" --configfile {DEFAULT}",
             file=sys.stderr,
         )
@@ -35,7 +38,7 @@ def for_gpus(device: str) -> list[str]:
 
 
 def read(files: list[Path], overrides: list[str] = ()) -> Config:
-    """Read YAML files, each over the one before, then `section.key=value` overrides."""
+    """Read YAML files, of which later ones override earlier ones, then `section.key=value` overrides."""
     merged: dict = {}
     for file in files:
         _merge(merged, load_yaml(Path(file)))
@@ -50,7 +53,7 @@ def read(files: list[Path], overrides: list[str] = ()) -> Config:
 
 
 def parse(raw: dict, where: str = "config") -> Config:
-    """Check a merged configuration and build the dataclasses. Raises BadInput naming every wrong key."""
+    """Validate a merged configuration and build the dataclasses. Raises BadInput, which names every wrong key."""
     values = schema.coerce(raw, schema.of_configuration())
     schema.check(values, schema.of_configuration(), where)
     values = _plain(schema.fill(values, schema.of_configuration()))
@@ -63,10 +66,10 @@ def parse(raw: dict, where: str = "config") -> Config:
             f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
         )
     if data["url"] and not data["path"] and not data["sha256"]:
-        raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same bytes.")
+        raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same data.")
     if data["hub"] and not data["path"] and not data["url"] and not data["revision"]:
         raise BadInput(
-            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same rows."
+            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same data."
         )
     name = values["model"]["name"]
     file = Model(**values["model"]).file
@@ -77,8 +80,8 @@ def parse(raw: dict, where: str = "config") -> Config:
     names = ["scratch", *registry.task_literals(task)["MODELS"]]
     if not (file or name in names or Path(name).is_dir() or values["model"]["revision"]):
         raise BadInput(
-            f"{where}: model.revision: model.name {name} is not a local folder, none of {', '.join(names)} and no class"
-            " of a file (my_model.py:MyModel), and a model of the hub needs a revision (a commit hash), so that"
+            f"{where}: model.revision: model.name {name} is neither a local folder, nor one of {', '.join(names)}, nor"
+            " a class in a file (my_model.py:MyModel); a model of the hub needs a revision (a commit hash), so that"
             f" everybody starts from the same weights.{schema.hint(name, names)}"
         )
     if name == "scratch" and values["model"]["hidden_size"] % values["model"]["heads"]:
@@ -116,7 +119,7 @@ def parse(raw: dict, where: str = "config") -> Config:
 
 
 def _plain(values: dict) -> dict:
-    """The configuration with ~ as the user's home, and labels that are numbers as names."""
+    """The configuration with ~ replaced by the user's home, and numbers as labels converted to names."""
     plain = {section: dict(value) if isinstance(value, dict) else value for section, value in values.items()}
     for section, key in PATHS:
         if plain[section][key]:
@@ -129,27 +132,27 @@ def _plain(values: dict) -> dict:
 
 
 def _order(rows: dict) -> list[str]:
-    """The names of the rows that are not dropped: the default ones first; Snakemake puts overrides first."""
+    """The names of the rows that are not null, the default ones first; Snakemake would put overrides first."""
     default = schema.of_configuration()["properties"]["rows"]["default"]
     return [name for name in [*default, *(name for name in rows if name not in default)] if rows.get(name)]
 
 
 class EachKeyOnce(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, of which YAML would take the last and say nothing."""
+    """A YAML loader that refuses duplicate keys; YAML would silently use the last one."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
             if key.value in seen and isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value} is there twice", problem_mark=key.start_mark
+                    problem=f"the key {key.value} occurs twice", problem_mark=key.start_mark
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
 
 
 def load_yaml(file: Path) -> dict:
-    """A configuration file's keys and values. Raises BadInput where it has none, or is a program."""
+    """A configuration file's keys and values. Raises BadInput if it has none, or would run Python."""
     try:
         value = yaml.load(file.read_text(encoding="utf-8"), EachKeyOnce)
     except OSError as error:

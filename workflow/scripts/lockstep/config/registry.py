@@ -1,38 +1,39 @@
-"""The registry: a strategy is a file in lockstep/strategies, and a task one in lockstep/tasks, found by its name.
+"""The registry: a strategy is a file in lockstep/strategies, and a task a file in lockstep/tasks, found by its name.
 
-A strategy file defines a class `Strategy`, and may hold literals that are read without importing it (and so
-without importing torch or its framework):
+A strategy file defines a class `Strategy`. It may define these literals, which are read without importing the file, and
+so without importing torch or its framework:
 
-    OPTIONS        its own keys in a configuration row, as JSON-schema properties with defaults; a key of the
-                   configuration's train or hardware section here narrows it for this strategy, or widens it;
-                   without a default, such a key keeps that of the section
-    DEFAULTS       its own defaults of options that it takes over
-    INHERITS       which options it takes over from the strategies that its class extends; without this, all
-    ONE_DEVICE_ON  the device types on which it trains with one device, however many are asked for
-    ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has its own
-    NEEDS          package -> (version, command that installs it); without it, rows of this strategy are unavailable;
-                   where option -> values come third, only rows that have one of the values under each
-    DIVISION       open where the strategy changes what a step computes, so that its rows are not ranked; published
-                   where it makes again what others have published, flaws and all; else closed
-    REFUSED        (values, reason) pairs: a row whose settings have one of these values under each key is refused;
-                   in place of a list of values, a JSON schema may say which, as {"minimum": 2}
-    LOSSY          the same: such a row can't train exactly the same model, by its nature
-    OTHER_MODEL    the same: such a row trains another model than single, as the proof then finds, which is expected
-    EQUAL_SHARES   the same: all ranks of such a row must train as many samples, so that the global batch is a multiple
-    WHOLE_BATCH    the same: every rank of such a row trains the whole of each batch, so that its ledger has it so often
-    RANKS_PER_REPLICA  its options of which the product is how many ranks hold one replica of the model together, and
-                   see the same samples; without this, each rank has a replica of its own
-                   of it and no failure; ({}, reason) is true of every row
-    CONFIG_FILE    deepspeed where its option config_file names one for that engine; without this, it is its launcher's
-    NO_FP64        why the strategy can't train in float64, in which the proof would look for mistakes; empty if it can
+    OPTIONS        the strategy's own keys in a row, as JSON-schema properties with defaults; a key of the sections
+                   train or hardware may appear here with other limits, and keeps the section's default if it has none
+    DEFAULTS       other defaults for inherited options
+    INHERITS       the options that it inherits from the strategies that its class extends; by default all
+    ONE_DEVICE_ON  the device types on which it trains on one device, however many are asked for
+    ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has a process
+    NEEDS          package -> (version, command that installs it); rows are unavailable without the package. An
+                   optional third element, option -> values, restricts this to rows with one of the values for each key
+    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; published if it
+                   reproduces somebody's published code with its flaws; by default closed
+    REFUSED        (values, reason) pairs: a row is refused if each key has one of its values; ({}, reason) applies to
+                   every row. Instead of a list of values there may be a JSON schema, such as {"minimum": 2}
+    LOSSY          such pairs for rows that can't train exactly the same model by design
+    OTHER_MODEL    such pairs for rows that train another model than single by design; the proof reports this as
+                   expected and not as a failure
+    EQUAL_SHARES   such pairs for rows whose ranks need equal shares, so that the global batch must be a multiple
+    WHOLE_BATCH    such pairs for rows whose ranks each train the whole batch, so that the ledger has it once per rank
+    RANKS_PER_REPLICA  options whose product is the number of ranks that hold one replica of the model together, and
+                   see the same samples; by default each rank has a replica of its own
+    DIVIDES_RANKS  options whose product must divide the number of ranks
+    DIVIDES_HEADS  options whose product must divide the number of attention heads of the model
+    CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
+    NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
 
-A task file defines a class `Task` (tasks/_task.py has what it must answer), and may hold the literal
+A task file defines a class `Task` (the interface is in tasks/_task.py). It may define these literals:
 
-    MODELS         the names of the models that it can make by itself, besides scratch
-    EMBEDDED       the files, from the project's folder, that it reads where no data is named
-    QUALITY        the columns of the table that say how good its models are; the last one is what rows are compared by
-    TERMS          the names of the terms that its loss is the sum of; none where it has one only
-    TAKES          keys of `train` that not every task takes (config/sections.py: of_some_tasks)
+    MODELS         the names of models that it can create, besides scratch
+    EMBEDDED       the files, relative to the project, that it reads if no data is named
+    QUALITY        the table's columns for the quality of its models; rows are compared by the last one
+    TERMS          the names of the terms that its loss is a sum of, if there are several
+    TAKES          keys of `train` that not every task accepts (config/sections.py: of_some_tasks)
 """
 
 import ast
@@ -45,27 +46,29 @@ from pathlib import Path
 
 from lockstep.paths import PROJECT, STRATEGIES, TASKS
 
-# Literals that are lists of pairs: settings, and what is so where a row has them.
+# Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
+# Literals that are lists of options of which the product counts.
+PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 
 
 @dataclass(frozen=True)
 class Need:
-    """A package that something needs which not all rows have: a strategy, or where its figures go."""
+    """An optional package, which a strategy or a tracker needs."""
 
     package: str
-    version: str  # with which Lockstep was tested
-    command: str  # that installs it
-    only: dict[str, list]  # which rows need it: those that have one of the values under each key; empty: all
+    version: str  # the one that Lockstep was tested with
+    command: str  # installs it
+    only: dict[str, list]  # the rows that need it: those with one of the values for each key; empty: all
 
     @property
     def installed(self) -> str | None:
-        """The version that is installed here; None where none is."""
+        """The installed version; None if there is none."""
         return version(self.package)
 
 
 def version(package: str) -> str | None:
-    """The version of a package that is installed here, without a build's name; None where none is."""
+    """The installed version of a package, without the name of a build; None if it is not installed."""
     try:
         return importlib.metadata.version(package).split("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -84,7 +87,7 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {name: [] for name in PAIRS} | {"RANKS_PER_REPLICA": []}
+    values |= {name: [] for name in PAIRS + PRODUCTS}
     values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": ""}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
@@ -98,18 +101,19 @@ def literals(name: str) -> dict:
 
 
 def _inherit(values: dict, parent: dict) -> None:
-    """Add to a strategy's literals what it takes over from those of a strategy that its class extends."""
+    """Add to a strategy's literals those that it inherits from a strategy that its class extends."""
     kept = parent["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
     values["OPTIONS"] = {key: parent["OPTIONS"][key] for key in kept if key in parent["OPTIONS"]} | values["OPTIONS"]
     values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
     values |= {name: parent[name] + values[name] for name in PAIRS}
     values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
-    within = dict.fromkeys([*parent["RANKS_PER_REPLICA"], *values["RANKS_PER_REPLICA"]])
-    values["RANKS_PER_REPLICA"] = [key for key in within if key in values["OPTIONS"]]
+    for name in PRODUCTS:
+        within = dict.fromkeys([*parent[name], *values[name]])
+        values[name] = [key for key in within if key in values["OPTIONS"]]
 
 
 def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
-    """Which of the pairs in a strategy's `literal` (one of PAIRS) hold for `settings`: what was asked, and why."""
+    """The pairs in a strategy's `literal` (one of PAIRS) that apply to `settings`: the settings, and the reason."""
     return [
         (", ".join(f"{key}: {settings[key]}" for key in values), reason)
         for values, reason in literals(name)[literal]
@@ -118,21 +122,26 @@ def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
 
 
 def _is_one_of(value, allowed: list | dict) -> bool:
-    """Whether a setting is among those that a pair names: in a list, or by a JSON schema."""
+    """Whether a setting is one of those that a pair names, in a list or by a JSON schema."""
     if isinstance(allowed, list):
         return value in allowed
-    from jsonschema import Draft202012Validator  # which a rank needs for nothing else
+    from jsonschema import Draft202012Validator  # imported here, as ranks rarely need it
 
     return Draft202012Validator(allowed).is_valid(value)
 
 
 def ranks_per_replica(name: str, options: dict) -> int:
-    """How many ranks hold one replica of the model together, in a row of a strategy with these options."""
-    return math.prod(options[key] for key in literals(name)["RANKS_PER_REPLICA"])
+    """The number of ranks that hold one replica of the model together, in a strategy's row with these options."""
+    return product(name, "RANKS_PER_REPLICA", options)
+
+
+def product(name: str, literal: str, options: dict) -> int:
+    """The product of the options that a strategy's `literal` (one of PRODUCTS) names, in a row with these options."""
+    return math.prod(options[key] for key in literals(name)[literal])
 
 
 def needs(name: str) -> list[Need]:
-    """What a strategy's NEEDS say."""
+    """The packages in a strategy's NEEDS."""
     return [
         Need(package, version, command, only[0] if only else {})
         for package, (version, command, *only) in literals(name)["NEEDS"].items()
@@ -161,7 +170,7 @@ def task_literals(name: str) -> dict:
 
 
 def qualities() -> list[str]:
-    """The columns of the table that say how good models are, of all tasks; a task has some of them."""
+    """The table's columns for the quality of models, of all tasks; each task has some of them."""
     return list(dict.fromkeys(name for task in tasks() for name in task_literals(task)["QUALITY"]))
 
 
@@ -171,7 +180,7 @@ def deciding_quality(task: str) -> str:
 
 
 def format_scores(scores: dict) -> str:
-    """The results of a test, in one line."""
+    """The scores of a test in one line."""
     figures = (f"{name} {scores[name]:.4f}" for name in qualities() if name in scores)
     return f"support {scores['support']}, {', '.join(figures)}"
 

@@ -1,5 +1,6 @@
-"""A row of the table: what it asks for, what this machine makes of it, and what it can't do."""
+"""A row of the table: its settings, how they resolve on this machine, and why it may be refused or unavailable."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -40,14 +41,19 @@ RESERVED = (
     "tune",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
-# Keys of `train` that make low-rank updates what is trained, and what they need, with whichever strategy.
+# Literals of a strategy whose options the number of ranks must be a multiple of, and what that many are.
+WITH_RANKS = {
+    "RANKS_PER_REPLICA": "ranks hold one replica of the model together",
+    "DIVIDES_RANKS": "groups are to share the ranks evenly",
+}
+# The keys of `train` about LoRA, and the package that it needs with any strategy.
 LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
 PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a strategy with its options, and what it trains with."""
+    """One row of the table: a strategy with its options and settings."""
 
     name: str
     strategy: str
@@ -56,23 +62,23 @@ class Row:
     asked: AskedHardware
     shared: Shared
     kind: Kind = Kind.TIMED
-    # Of a trial: how the same processes train the same steps again, by name: what changes.
+    # For a trial: variations in which the same processes train the same steps again, by name, with changed settings.
     variations: dict[str, dict] = field(default_factory=dict)
-    in_forks: bool = False  # whether its ranks are forks of a process with their imports, so that nothing is timed
+    in_forks: bool = False  # whether its ranks are forks of a process with all imports, which can't be timed
     warm: bool = True  # whether one batch of each shape is computed before the timed window
-    excerpt: int = 0  # so many of the plan's steps only, which stand for all of it (Plan.excerpt); 0: the whole plan
+    excerpt: int = 0  # the number of the plan's steps that represent it (Plan.excerpt); 0: the whole plan
 
     @property
     def plan_name(self) -> str:
-        """Names the row's plan; rows that share it do the same work in the same order."""
+        """The name of the row's plan; rows with the same plan do the same work in the same order."""
         return self.train.plan_name + (f"-excerpt{self.excerpt}" if self.excerpt else "")
 
     @cached_property
     def hardware(self) -> Hardware:
-        """What the row runs on. Raises BadInput where this machine does not have it.
+        """The row's resolved hardware. Raises BadInput if this machine does not have it.
 
-        A process has as many threads in every row, also in one that asks for another number of devices, unless it asks
-        for all.
+        Processes of all rows have the same number of threads, even if a row has another number of devices, unless the
+        row sets threads: all.
         """
         asked = self.asked
         if asked.threads in ("auto", "all"):
@@ -81,7 +87,7 @@ class Row:
         devices = 1 if resolved.device in literals["ONE_DEVICE_ON"] else resolved.devices
         processes = devices
         if resolved.device in literals["ONE_PROCESS_ON"]:
-            processes, devices = 1, min(devices, resolved.gpu_count or devices)  # one process sees each GPU once
+            processes, devices = 1, min(devices, resolved.gpu_count or devices)  # a process can't use a GPU twice
         gpu_count = min(devices, resolved.gpu_count)
         alone = resolved.device in (*literals["ONE_DEVICE_ON"], *literals["ONE_PROCESS_ON"])
         nodes = 1 if alone else resolved.nodes
@@ -100,22 +106,32 @@ class Row:
 
     @property
     def ranks_per_replica(self) -> int:
-        """How many ranks hold one replica of the model together, and see the same samples."""
+        """The number of ranks that hold one replica of the model together, and see the same samples."""
         return registry.ranks_per_replica(self.strategy, self.options)
 
     @property
     def replicas(self) -> int:
-        """How many replicas of the model share a global batch; a process of several devices has one on each."""
+        """The number of replicas that share a global batch; a process with several devices has one on each."""
         return self.hardware.devices // self.ranks_per_replica
+
+    def product(self, literal: str) -> tuple[int, str]:
+        """The product of the options that a literal of its strategy names, and what they are."""
+        named = ", ".join(f"{key}: {self.options[key]}" for key in registry.literals(self.strategy)[literal])
+        return registry.product(self.strategy, literal, self.options), named
+
+    @property
+    def ranks_in_multiples_of(self) -> int:
+        """The row can have this many ranks, and multiples of it."""
+        return math.lcm(*(self.product(literal)[0] for literal in WITH_RANKS))
 
     @property
     def needs_equal_shares(self) -> bool:
-        """Whether all its replicas must train as many samples of a micro-batch."""
+        """Whether all replicas must train the same number of samples of a micro-batch."""
         return bool(self._matches("EQUAL_SHARES"))
 
     @property
     def precision(self) -> str:
-        """The precision's name, with `amp` resolved."""
+        """The name of the precision, with `amp` resolved."""
         asked = self.train.precision
         return precisions.AMP[self.hardware.device] if asked == "amp" else asked
 
@@ -123,7 +139,7 @@ class Row:
     def division(self) -> str:
         """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms).
 
-        published: what others have published, reproduced with its flaws. It is never ranked.
+        published: somebody's published code, reproduced with its flaws, which is never ranked.
         """
         of_strategy = registry.literals(self.strategy)["DIVISION"]
         same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in names(Train, MODEL))
@@ -133,7 +149,7 @@ class Row:
         return f"{self.kind}/{paths.run_name(self.name, self.hardware.devices, repeat)}"
 
     def settings(self) -> Settings:
-        """How this row trains; what is a run's own is not set."""
+        """The settings of the row's runs; fields that differ between its runs are not set."""
         return Settings(
             row=self.name,
             task=self.shared.task,
@@ -150,14 +166,14 @@ class Row:
         )
 
     def deciding(self) -> dict:
-        """Those settings that decide what a run comes to: one that was made with others is not of this row."""
+        """The settings that decide a run's result; a run with other settings does not belong to this row."""
         settings = deciding(self.settings().of_row())
-        for label in ("row", "division"):  # what a row is called, and what it is beside the rest of the table
+        for label in ("row", "division"):  # the row's name and its relation to other rows decide nothing
             del settings[label]
         return settings
 
     def refuse(self) -> None:
-        """Raises BadInput if the row's settings contradict each other, or ask for what its strategy can't do."""
+        """Raise BadInput if the row's settings contradict each other, or its strategy does not support them."""
         self._refuse_lora()
         for asked, reason in self._matches("REFUSED"):
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
@@ -166,12 +182,12 @@ class Row:
         if (output := self.options.get("output_device", 0)) and output >= self.hardware.devices:
             raise BadInput(
                 f"rows.{self.name}.output_device: {output}: the row has {self.hardware.devices} devices, numbered"
-                " from 0. Name one of them; on a CPU there is nothing to choose."
+                " from 0. Name one of them; on a CPU leave it out."
             )
         if self.train.snapshot_every > self.train.epochs:
             raise BadInput(
-                f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, and the epochs are {self.train.epochs}:"
-                " no snapshot would be taken. Lower it, or raise epochs; 0 asks for none."
+                f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, but epochs is {self.train.epochs}, so"
+                " no snapshot would be taken. Lower it, or raise epochs; 0 takes none."
             )
         if self.train.attention in ("efficient", "cudnn") and self.hardware.device == "cpu":
             raise BadInput(
@@ -187,22 +203,22 @@ class Row:
                 f"rows.{self.name}.script: {self.options['script']} does not exist. Name an existing file; a container"
                 " sees only this folder's."
             )
-        if self.options.get("config_file") and self.kind.measured:  # a trial trains otherwise, and takes its part
+        if self.options.get("config_file") and self.kind.measured:  # a trial overrides the file's settings
             self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
         if self.options.get("arguments") and self.kind.measured:
             where = f"rows.{self.name}.arguments"
             trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
 
     def _refuse_batch(self) -> None:
-        """Raises BadInput where the row's ranks can't hold whole replicas, or its batch can't be shared by those."""
+        """Raise BadInput if the ranks can't be divided into replicas, or the batch can't be divided among those."""
         together, batch, where = self.ranks_per_replica, self.train.global_batch, f"rows.{self.name}"
-        if self.hardware.processes % together:
-            keys = registry.literals(self.strategy)["RANKS_PER_REPLICA"]
-            named = ", ".join(f"{key}: {self.options[key]}" for key in keys)
-            raise BadInput(
-                f"{where}: {named}: {together} ranks hold one replica of the model together, and there are"
-                f" {self.hardware.processes}. Set processes to a multiple of {together}, or change {named}."
-            )
+        for literal, what in WITH_RANKS.items():
+            number, named = self.product(literal)
+            if self.hardware.processes % number:
+                raise BadInput(
+                    f"{where}: {named}: {number} {what}, but there are {self.hardware.processes} ranks. Set processes"
+                    f" to a multiple of {number}, or change {named}."
+                )
         parts = self.replicas * self.train.accumulation
         sharing = f"{self.replicas} {'devices' if together == 1 else 'replicas'}"
         if batch < parts:
@@ -216,21 +232,21 @@ class Row:
             micro = f" in {self.train.accumulation} micro-batches each" if self.train.accumulation > 1 else ""
             raise BadInput(
                 f"{where}.global_batch: {batch} samples can't be shared evenly by {sharing}{micro}: {reason}{asked}."
-                f" Take a multiple of {parts}."
+                f" Set it to a multiple of {parts}."
             )
 
     def _refuse_lora(self) -> None:
-        """Raises BadInput where the row trains low-rank updates, and that contradicts what else it is."""
+        """Raise BadInput if the row uses LoRA and another setting contradicts it."""
         if not self.train.lora:
             return
         where = f"rows.{self.name}: lora: {self.train.lora}"
         if self.division == "published":
-            raise BadInput(f"{where}: those who published it trained all weights. Set lora to 0 in this row.")
+            raise BadInput(f"{where}: the published code trained all weights. Set lora to 0 in this row.")
         if self.train.optimizer == "adamw8bit":
-            raise BadInput(f"{where}, optimizer: adamw8bit: take one of them: LoRA leaves little state to save.")
+            raise BadInput(f"{where}, optimizer: adamw8bit: use one of them; with LoRA there is little state to save.")
 
     def _refuse_own_file(self, file: str, where: str) -> None:
-        """Raises BadInput where a configuration file of the user's contradicts the row."""
+        """Raise BadInput if the user's configuration file contradicts the row."""
         if registry.literals(self.strategy)["CONFIG_FILE"] == "deepspeed":
             deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
         elif self.options["launcher"] != "accelerate":
@@ -244,12 +260,12 @@ class Row:
 
     @property
     def unattended(self) -> "Row":
-        """The row with ranks that nobody has to start by hand: torchrun then does, which tells them the same."""
+        """The row with torchrun in place of a launcher by hand; torchrun sets the same environment variables."""
         return replace(self, options=self.options | {"launcher": "torchrun"}) if self.launcher.by_hand else self
 
     @property
     def unavailable(self) -> str:
-        """Why the row's strategy can't run here, and what would change that; empty if it can."""
+        """Why the row can't run on this machine, and what would help; empty if it can."""
         has = asdict(self.train) | self.options
         for need in [*registry.needs(self.strategy), *([PEFT] if self.train.lora else [])]:
             if not all(has[key] in allowed for key, allowed in need.only.items()):
@@ -260,7 +276,7 @@ class Row:
                 tested = f"{need.version} is what Lockstep was tested with: {need.command}"
                 return f"{need.package} is {need.installed} here, and {tested}"
         if self.asked.threads == "all" and self.hardware.device == "cuda":
-            return "threads: all gives a row all cores of a CPU, and here GPUs train"
+            return "threads: all gives a row all cores of a CPU, but here GPUs train"
         if why := self.launcher.unavailable(self.options, self.hardware):
             return why
         if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
@@ -269,12 +285,12 @@ class Row:
 
     @property
     def lossy(self) -> str:
-        """Why the row can't train exactly the same model, by its nature; empty if it can."""
+        """Why the row can't train exactly the same model by design; empty if it can."""
         return "; ".join(f"{reason} ({asked})" if asked else reason for asked, reason in self._matches("LOSSY"))
 
     @property
     def other_model(self) -> str:
-        """Why the row trains another model than `single`, by its nature and not by mistake; empty if it does not."""
+        """Why the row trains another model than `single` by design rather than by mistake; empty if it does not."""
         reasons = [reason for _, reason in self._matches("OTHER_MODEL")]
         batch, table = self.train.global_batch, self.shared.train.global_batch
         if self.division == "published" and batch != table:
@@ -283,13 +299,13 @@ class Row:
 
     @property
     def may_depart(self) -> str:
-        """Why its runs may train other samples than the plan's, or at another rate, and tell so; empty if they fail."""
+        """Why its runs may depart from the plan or the schedule, and only report it; empty if they then fail."""
         by_framework = self.options.get("own_loaders") or self.options.get("prepared_scheduler")
         return self.other_model if by_framework else ""
 
     @property
     def no_fp64(self) -> str:
-        """Why the trial is not trained in float64 too, where only a mistake makes a difference; empty if it is."""
+        """Why the trial is not also trained in float64, where only a mistake makes a difference; empty if it is."""
         if self.lossy:
             return "one of its options can't give single's numbers, so only wide limits apply"
         if self.precision != "fp32":
@@ -297,19 +313,19 @@ class Row:
         return registry.literals(self.strategy)["NO_FP64"]
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
-        """Which pairs of a literal of its strategy hold for this row: what was asked, and why."""
+        """The pairs in a literal of its strategy that apply to this row: the settings, and the reason."""
         settings = self.options | asdict(self.train) | asdict(self.hardware)
         settings |= {"precision": self.precision, "task": self.shared.task}
         return registry.matches(self.strategy, literal, settings)
 
 
 def times_trained(strategy: str, options: dict, processes: int) -> int:
-    """How often each sample of the plan is trained: once by every rank, where each has the whole of every batch."""
+    """How often each sample of the plan is trained: once, or once per rank if each rank trains the whole batch."""
     return processes if registry.matches(strategy, "WHOLE_BATCH", options) else 1
 
 
 def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
-    """Read the row `name` of the configuration `where`.
+    """Read the row `name` of the configuration, which is called `where` in messages.
 
     Raises BadInput if it has a setting that no row, or no row of its strategy, may have.
     """
@@ -346,7 +362,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
     for key in ("config_file", "script"):
-        if options.get(key):  # a run that was made with another content is not of this row
+        if options.get(key):  # by the hash, a run with another content of the file does not belong to this row
             options[key] = os.path.expanduser(options[key])
             options[f"{key}_sha256"] = own_files.digest(options[key])
     row = Row(name, strategy, options, train, _override(shared.hardware, own), shared)
@@ -354,66 +370,67 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
 
 
 def refuse_foreign(train: Train, given: dict, where: str) -> None:
-    """Raises BadInput where `given`, keys that were asked for, hold what only another optimizer or schedule takes."""
+    """Raise BadInput if `given`, the keys that were set, contain one that belongs to another optimizer or schedule."""
     for key, about in keys(Train).items():
         chooser, takers = about.of or ("", ())
         if chooser and key in given and getattr(train, chooser) not in takers:
             raise BadInput(
-                f"{where}.{key}: {given[key]} is for {chooser}: {' or '.join(takers)}, and the {chooser} is"
+                f"{where}.{key}: {given[key]} is for {chooser}: {' or '.join(takers)}, but the {chooser} is"
                 f" {getattr(train, chooser)}. Leave {key} out, or change {chooser}."
             )
     for key in LORA[1:]:
         if not train.lora and given.get(key):
-            raise BadInput(f"{where}.{key}: {given[key]} is for LoRA, and lora is 0. Leave {key} out, or set lora.")
+            raise BadInput(f"{where}.{key}: {given[key]} is for LoRA, but lora is 0. Leave {key} out, or set lora.")
     if train.nesterov and not train.momentum and {"nesterov", "momentum"} & given.keys():
         raise BadInput(
             f"{where}.nesterov: Nesterov's momentum needs a momentum above 0; set momentum, to 0.9 for example."
         )
     if train.schedule == "constant_then_linear" and train.constant_epochs >= train.epochs:
         raise BadInput(
-            f"{where}.constant_epochs: of {train.epochs} epochs {train.constant_epochs} are to be constant, and none is"
-            " left for the rate to fall in. Lower it, raise epochs, or take schedule: constant."
+            f"{where}.constant_epochs: {train.constant_epochs} of {train.epochs} epochs would be constant, and none is"
+            " left in which the rate falls. Lower it, raise epochs, or set schedule: constant."
         )
     if train.schedule == "polynomial" and train.learning_rate <= LAST_RATE:
         raise BadInput(
-            f"{where}.learning_rate: {train.learning_rate:g} is no more than the {LAST_RATE:g} that schedule:"
-            " polynomial falls to. Raise it, or take another schedule."
+            f"{where}.learning_rate: {train.learning_rate:g} is not above {LAST_RATE:g}, to which schedule: polynomial"
+            " falls. Raise it, or choose another schedule."
         )
 
 
 def refuse_of_other_tasks(train: Train, task: str, where: str) -> None:
-    """Raises BadInput where `train` asks for what this task has none of."""
+    """Raise BadInput if `train` sets a key that this task does not accept."""
     literals = registry.task_literals(task)
     for key, about in keys(Train).items():
         if about.of_some_tasks and getattr(train, key) != about.default and key not in literals["TAKES"]:
             takers = ", ".join(name for name in registry.tasks() if key in registry.task_literals(name)["TAKES"])
-            raise BadInput(f"{where}: train.{key}: {task} does not take it, {takers} does. Leave it out.")
+            raise BadInput(f"{where}: train.{key}: {task} does not accept it, only {takers} does. Leave it out.")
     if unknown := sorted((train.loss_weights or {}).keys() - set(literals["TERMS"])):
         raise BadInput(
             f"{where}: train.loss_weights: the loss of {task} has no term {unknown[0]}; it is the sum of"
             f" {', '.join(literals['TERMS'])}.{schema.hint(unknown[0], literals['TERMS'])}"
         )
     if train.loss_weights and not any(factors(train.loss_weights, literals["TERMS"])):
-        raise BadInput(f"{where}: train.loss_weights: all terms count 0, so nothing is trained. Give one a number.")
+        raise BadInput(f"{where}: train.loss_weights: all weights are 0, so nothing is trained. Raise one of them.")
 
 
 def with_batch(train: Train, given: dict, replicas: Callable[[], int], where: str) -> Train:
-    """`train` with the global batch that its `device_batch` comes to, where the keys that are `given` ask for that.
+    """`train` with its global batch computed from `device_batch`, if that one is `given`.
 
-    Only then the number of replicas is asked for. Raises BadInput where both are given, or neither is left.
+    replicas: returns the number of replicas; called only if it is needed. Raises BadInput if both keys are given, or
+    both are null.
     """
     asked = [key for key in ("global_batch", "device_batch") if given.get(key) is not None]
     if len(asked) == 2:
         raise BadInput(
-            f"{where}.device_batch: {train.device_batch}, and global_batch is {train.global_batch}: one follows from"
-            " the other. Set global_batch to null, or leave device_batch out."
+            f"{where}.device_batch: {train.device_batch}, but global_batch is also set, to {train.global_batch}: one"
+            " follows from the other. Set global_batch to null, or leave device_batch out."
         )
     if asked == ["global_batch"]:
         return replace(train, device_batch=None)
     if train.device_batch:
         return replace(train, global_batch=train.device_batch * replicas() * train.accumulation)
     if train.global_batch is None:
-        raise BadInput(f"{where}.global_batch: it is null, and device_batch too. Set one of them.")
+        raise BadInput(f"{where}.global_batch: it is null, and so is device_batch. Set one of them.")
     return train
 
 

@@ -1,4 +1,4 @@
-"""JSON Schema as configurations need it: strings become the right type, defaults are filled in, errors are readable."""
+"""JSON Schema for configurations: convert strings to the right type, fill in defaults, and report readable errors."""
 
 import difflib
 import math
@@ -14,19 +14,19 @@ from lockstep.errors import BadInput
 
 
 def coerce(value, schema: dict):
-    """Turn strings into the schema's type: nested values of `snakemake --config` arrive as strings."""
+    """Convert strings to the schema's type, since nested values of `snakemake --config` arrive as strings."""
     if isinstance(value, dict):
         properties, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
         return {key: coerce(item, properties.get(key, others)) for key, item in value.items()}
     if isinstance(value, list):
         return [coerce(item, schema.get("items", {})) for item in value]
-    if isinstance(value, str) and "enum" in schema:  # which may hold numbers and truths, and has no type then
+    if isinstance(value, str) and "enum" in schema:  # an enum may contain numbers and booleans, and has no type then
         words = {str(choice).lower(): choice for choice in schema["enum"] if not isinstance(choice, str)}
         return value if value in schema["enum"] else words.get(value.lower(), value)
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, float) and value.is_integer() and "integer" in kinds and "number" not in kinds:
-        return int(value)  # JSON Schema takes 8.0 for a whole number; what a setting goes to need not
+        return int(value)  # JSON Schema accepts 8.0 as an integer, but the code that uses it may not
     if not isinstance(value, str) or not kinds:
         return value
     if "null" in kinds and value in ("null", "None", "~"):
@@ -42,12 +42,12 @@ def coerce(value, schema: dict):
             read = yaml.safe_load(value)
             return value if isinstance(read, str) else coerce(read, schema)
     except (ValueError, yaml.YAMLError):
-        pass  # the schema check says what was expected
+        pass  # the schema's check reports what was expected
     return value
 
 
 def fill(value, schema: dict):
-    """Add every default that the schema knows."""
+    """Add every default in the schema."""
     if not isinstance(value, dict) or "properties" not in schema:
         return value
     filled = dict(value)
@@ -69,7 +69,7 @@ def check(value: dict, schema: dict, where: str) -> None:
 
 
 def _infinite(value, key: str = "") -> Iterator[tuple[str, float]]:
-    """Where NaN or an infinity stands. JSON Schema's limits let NaN pass, as it is neither above nor below any."""
+    """The keys with NaN or an infinity. JSON Schema's limits accept NaN, as it is neither above nor below any."""
     if isinstance(value, dict | list):
         for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _infinite(inner, f"{key}.{name}" if key else str(name))
@@ -78,7 +78,7 @@ def _infinite(value, key: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _explain(error) -> str:
-    """One jsonschema error in one line: key, what is wrong, what is expected."""
+    """A jsonschema error in one line: the key, what is wrong, and what is expected."""
     key = ".".join(str(part) for part in error.absolute_path)
     match error.validator:
         case "additionalProperties":
@@ -103,7 +103,7 @@ def _explain(error) -> str:
         case "pattern" if error.validator_value == "^auto$":
             return f"{key}: expected auto or a whole number, not {error.instance!r}."
         case "pattern" if key == "rows":
-            return f"rows: {error.instance!r} is not a name. Take up to 40 of a-z, 0-9 and _, a letter first."
+            return f"rows: {error.instance!r} is not a valid name. Use up to 40 of a-z, 0-9 and _, a letter first."
         case _:
             return f"{key or 'configuration'}: {error.message}."
 
@@ -120,7 +120,7 @@ def of_configuration() -> dict:
 
 
 def of_row(strategy: str) -> dict:
-    """What may stand in a row: the strategy, its own OPTIONS, and every train and hardware key."""
+    """The schema of a row: the strategy, its OPTIONS, and every key of train and hardware."""
     sections = of_configuration()["properties"]
     own = registry.literals(strategy)["OPTIONS"]
     inherited = {**sections["train"]["properties"], **sections["hardware"]["properties"]}

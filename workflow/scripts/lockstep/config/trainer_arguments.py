@@ -1,7 +1,7 @@
-"""Arguments of the user's own for transformers.TrainingArguments, held against their row before anything starts.
+"""A user's arguments for transformers.TrainingArguments, checked against their row before anything starts.
 
-What the row decides must be the same there. Of the rest those are taken that have an effect on a row: Trainer is given
-the plan's batches, the row's optimizer and its own loss, so that most of its arguments have none.
+Arguments that the row decides must have the row's value. Others are accepted only if they have an effect on a row; most
+have none, since Trainer gets the plan's batches, the row's optimizer and the row's loss.
 """
 
 from lockstep.config.fixed import EPS
@@ -14,22 +14,22 @@ TAKEN += ("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_l
 
 
 def refuse(arguments: dict, options: dict, train: Train, hardware: Hardware, where: str) -> None:
-    """Raises BadInput where an argument says something else than the row, or has no effect on it."""
+    """Raise BadInput if an argument contradicts the row, or has no effect on it."""
     held = _wanted(options, train, hardware)
     for name, given in arguments.items():
         if name in held:
             wanted, why = held[name]
             if given != wanted:
-                raise BadInput(f"{where}.{name}: {given!r}, and {why}. Leave it out, or set it to {wanted!r}.")
+                raise BadInput(f"{where}.{name}: {given!r}, but {why}. Leave it out, or set it to {wanted!r}.")
         elif name not in TAKEN:
             raise BadInput(
-                f"{where}.{name}: has no effect on a row, or none that a row may have: the plan gives the batches, and"
-                f" the row says the rest. Taken are {', '.join(TAKEN)}; and what the row decides, where it is the same."
+                f"{where}.{name}: has no effect on a row, or one that is not allowed, since the plan and the row decide"
+                f" it. Accepted are {', '.join(TAKEN)}, and arguments that the row decides, with the row's value."
             )
 
 
 def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]:
-    """What arguments have to be where they are given, and why."""
+    """The required values of arguments that the row decides, each with a reason."""
     batch = train.global_batch / hardware.devices / train.accumulation
     in_precision = f"the row trains in {train.precision}"
     return {
@@ -40,7 +40,7 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
         "adam_beta1": (train.betas[0], f"the row's betas are {train.betas}"),
         "adam_beta2": (train.betas[1], f"the row's betas are {train.betas}"),
         "adam_epsilon": (EPS, f"all rows have {EPS:g}"),
-        "max_grad_norm": (train.clip, f"the row clips at {train.clip:g} (0 is not at all)"),
+        "max_grad_norm": (train.clip, f"the row clips at {train.clip:g} (0: no clipping)"),
         "num_train_epochs": (train.epochs, f"the row's epochs are {train.epochs}"),
         "lr_scheduler_type": (train.schedule, f"the row's schedule is {train.schedule}"),
         "label_smoothing_factor": (train.label_smoothing, f"the row's label_smoothing is {train.label_smoothing:g}"),
@@ -57,5 +57,5 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
 
 
 def given(arguments: dict) -> dict:
-    """Those that Trainer is handed as they are; of the others it gets the row's side."""
+    """The arguments that are passed to Trainer unchanged; the others have the row's values anyway."""
     return {name: value for name, value in arguments.items() if name in TAKEN}

@@ -1,1 +1,1 @@
-"""From files or the network to tokens on the disk, and the plan: which samples make up each optimizer step."""
+"""Read data from files or the network, store it for training, and plan which samples make up each optimizer step."""

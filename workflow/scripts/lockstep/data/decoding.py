@@ -1,4 +1,4 @@
-"""Image files as arrays of pixels, decoded alike for training and for prediction."""
+"""Decode image files into arrays of pixels, in the same way for training and for prediction."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,19 +9,19 @@ from lockstep.data.labels import listed
 from lockstep.errors import BadInput, brief
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-WHITE = 2**16 - 1  # of images of 16 bits
+WHITE = 2**16 - 1  # the brightest value of a 16-bit image
 REMARKS = {
     "transparent": "have transparent parts, which are laid over white",
     "frames": "hold several pages or frames, of which the first is taken",
-    "dark": "have 16 bits and use less than a quarter of their range, of which few of 256 levels are left;"
-    " scale them to the whole range, where it is more that you need",
+    "dark": "have 16 bits but use less than a quarter of their range, so few of the 256 levels of 8 bits are left;"
+    " scale them to the whole range if you need more",
     "blank": "are of one colour throughout",
 }
-NAMED = 3  # images that a note names
+NAMED = 3  # how many images a note names
 
 
 class Remarks:
-    """What is to be said of images that were decoded: which, by kind."""
+    """Collects remarks on decoded images by kind (REMARKS), with their number and the first names."""
 
     def __init__(self):
         self.counts: Counter[str] = Counter()
@@ -41,13 +41,21 @@ class Remarks:
 
 
 def decode_file(file: Path, size: int | None, channels: int) -> np.ndarray:
-    """An image file, to predict it: uint8 [channels, height, width]. Raises BadInput."""
+    """Decode an image file for prediction: uint8 [channels, height, width]. Raises BadInput."""
     return pixels(file, str(file), size, "L" if channels == 1 else "RGB")
 
 
 def pixels(source, where: str, size: int | None, mode: str | None = None, remarks: Remarks | None = None) -> np.ndarray:
-    """An image as PIL reads it, uint8 [channels, height, width]: grey where it is grey, else red, green and blue,
-    unless `mode` says which. Transparent parts are laid over white. Raises BadInput."""
+    """Decode an image with PIL: uint8 [channels, height, width], one channel if it is grey, otherwise RGB.
+
+    Args:
+        source: a file, a file object or a PIL image.
+        where: the image's name in messages.
+        size: if given, the image is resized to `size` x `size` pixels.
+        mode: "L" or "RGB", to force the channels.
+
+    Transparent parts are laid over white. Raises BadInput.
+    """
     from PIL import Image as Picture
     from PIL import ImageOps, UnidentifiedImageError
 
@@ -56,18 +64,18 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
         picture = source if isinstance(source, Picture.Image) else Picture.open(source)
         if getattr(picture, "n_frames", 1) > 1:
             remarks.add("frames", where)
-        picture = ImageOps.exif_transpose(picture)  # as its camera was held
+        picture = ImageOps.exif_transpose(picture)  # rotate it as the camera was held
         mode = mode or ("L" if picture.mode in ("1", "L", "LA") or picture.mode.startswith("I") else "RGB")
-        if picture.mode.startswith("I"):  # 16 bits, which PIL would cut off instead of scaling
+        if picture.mode.startswith("I"):  # 16 bits; PIL would clip the values instead of scaling them
             values = np.asarray(picture)
             if values.min() < 0 or values.max() > WHITE:
-                raise ValueError(f"it has numbers from {values.min()} to {values.max()}, and white is {WHITE}")
+                raise ValueError(f"its values are from {values.min()} to {values.max()}, outside of 0 to {WHITE}")
             if values.max() < WHITE / 4:
                 remarks.add("dark", where)
             picture = Picture.fromarray((values / 257).round().astype(np.uint8))
-        if picture.mode == "F":  # which PIL would cut off to whole numbers
-            raise ValueError("its pixels are fractions, of which nobody says what is white")
-        if picture.has_transparency_data:  # PIL would show what lies below, black as a rule
+        if picture.mode == "F":  # PIL would truncate the values to integers
+            raise ValueError("its pixels are floating-point numbers, so the value of white is unknown")
+        if picture.has_transparency_data:  # PIL would show the colour of transparent pixels, usually black
             picture = picture.convert("RGBA")
             if picture.getextrema()[3][0] < 255:
                 remarks.add("transparent", where)

@@ -1,7 +1,7 @@
-"""What comes from the Hugging Face hub, or from a mirror of it (HF_ENDPOINT), checked against its hash.
+"""Fetch files from the Hugging Face hub, or from a mirror of it (HF_ENDPOINT), and check their hashes.
 
-The hub's own library fetches it, goes on where a connection was cut, and compares sizes. It compares no hashes, and a
-file with other bytes would stay in its cache for good: here such a file is removed.
+The hub's library fetches files, resumes interrupted downloads and compares sizes, but not hashes. A file with wrong
+bytes would stay in its cache forever, so it is removed here.
 """
 
 import hashlib
@@ -27,26 +27,26 @@ from lockstep.errors import BadInput, brief, no_room
 from lockstep.files import hash_file
 
 COMMIT = re.compile("[0-9a-f]{40}")
-AGAIN = "Start again, and name another mirror (HF_ENDPOINT) where it comes like that again."
+AGAIN = "Start again; if it happens again, name another mirror (HF_ENDPOINT)."
 UNREACHABLE = (httpx.TransportError, ConnectionError)
 
 
 class WrongHash(Exception):
-    """A file has come whole, and holds something else."""
+    """A file was downloaded completely, but its content is not the expected one."""
 
 
 def fetch_model(name: str, revision: str, patterns: list[str]) -> Path:
-    """The folder in the hub's cache that holds a model's files of these patterns, all at this revision.
+    """Fetch a model's files of these patterns at one revision, and return their folder in the hub's cache.
 
-    Only files that are not there are fetched. Raises BadInput where they can't be had, or have another hash.
+    Files in the cache are not fetched again. Raises BadInput if a file can't be fetched or has another hash.
     """
-    go_on_after_a_reset()
-    inside = ["*/*"]  # the same model for other programs, which many a repository has in folders of its own
+    resume_after_reset()
+    inside = ["*/*"]  # many repositories have subfolders with the same model in other formats
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=inside))
         for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
             check(file)
-    except Exception as error:  # of the network, the hub, its library, the disk: each has its own
+    except Exception as error:  # the network, the hub, its library and the disk each raise their own
         if no_room(error):
             raise
         reason = why(error) + containers.outside(name)
@@ -55,11 +55,11 @@ def fetch_model(name: str, revision: str, patterns: list[str]) -> Path:
 
 
 def fetch_rows(urls: list[str]) -> None:
-    """Fetch a data set's files, as hf://datasets/name@revision/file, into the hub's cache, and check them.
+    """Fetch a data set's files (hf://datasets/name@revision/file) into the hub's cache, and check them.
 
-    Raises whatever the hub's library does, and WrongHash.
+    Raises WrongHash, and whatever the hub's library raises.
     """
-    go_on_after_a_reset()
+    resume_after_reset()
     files = HfFileSystem()
     for url in urls:
         resolved = files.resolve_path(url)
@@ -68,10 +68,10 @@ def fetch_rows(urls: list[str]) -> None:
 
 
 def check(file: Path) -> None:
-    """Raises WrongHash where a file in the hub's cache is not what the hub said, after removing it.
+    """Remove a file from the hub's cache and raise WrongHash if its content has another hash than the hub says.
 
-    There a file is a link to its content, which is named by its hash: sha256 for large files, SHA-1 as git has it for
-    others (or of the bytes alone, with some mirrors). What has another name, or is not a link, can't be checked.
+    The cache has a symbolic link to the content, whose name is its hash: sha256 for large files, git's SHA-1 of a blob
+    for others (with some mirrors, SHA-1 of the bytes alone). A file with another name can't be checked.
     """
     content = file.resolve()
     if re.fullmatch("[0-9a-f]{64}", content.name):
@@ -92,10 +92,10 @@ def check(file: Path) -> None:
     )
 
 
-def go_on_after_a_reset() -> None:
-    """Have the hub's library take up a download where its connection was reset, as it does where one was closed.
+def resume_after_reset() -> None:
+    """Make the hub's library resume a download whose connection was reset, as it does if a connection was closed.
 
-    Firewalls reset them. Without this the library gives up, and throws away what has come.
+    Firewalls reset connections. The library would otherwise give up and discard the part that it has.
     """
 
     class Ended(httpx.SyncByteStream):
@@ -123,12 +123,12 @@ def go_on_after_a_reset() -> None:
 
 
 def why(error: BaseException) -> str:
-    """What stands between here and a file of the hub, and what to do about it, in a line."""
+    """Why a file of the hub can't be fetched, and what to do, in one line."""
     return _known(error) or brief(error)
 
 
 def why_no_rows(error: BaseException, name: str, revision: str) -> str:
-    """What stands between here and a data set. The datasets library hides what the hub said, so it is asked again."""
+    """Why a data set can't be fetched. The datasets library hides the hub's answer, so the hub is asked again."""
     reason = _known(error)
     if not reason and not Path(name).is_dir():
         try:
@@ -149,10 +149,10 @@ def _known(error: BaseException) -> str | None:
         if "Consistency check failed" in str(cause):
             sizes = str(cause).splitlines()[0]
             return f"a file came with another size than {constants.ENDPOINT} says ({sizes}). {AGAIN}"
-        offline = constants.HF_HUB_OFFLINE and isinstance(cause, UNREACHABLE)  # in the words of datasets
+        offline = constants.HF_HUB_OFFLINE and isinstance(cause, UNREACHABLE)  # the error that datasets raises then
         if offline or isinstance(cause, errors.OfflineModeIsEnabled):
             cache = constants.HF_HUB_CACHE
-            return f"it is not in {cache}, and HF_HUB_OFFLINE forbids to fetch it. Unset HF_HUB_OFFLINE."
+            return f"it is not in {cache}, and HF_HUB_OFFLINE forbids fetching it. Unset HF_HUB_OFFLINE."
         if getattr(cause, "response", None) is not None:
             return _refused(cause, cause.response.status_code)
         if isinstance(cause, UNREACHABLE):
@@ -174,10 +174,10 @@ def _refused(error: Exception, status: int) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{hub} has no such revision of it. Take a commit hash from its page there."
     if status in (401, 403):
-        token = "the token in HF_TOKEN does not open it" if get_token() else "it is private or gated, or is not there"
+        token = "the token in HF_TOKEN has no access" if get_token() else "it is private or gated, or does not exist"
         return f"{hub} refuses it ({status}): {token}. Check the name, ask for access on its page, and set HF_TOKEN."
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{hub} has none of that name ({status}). Check the name."
+        return f"{hub} has no repository of that name ({status}). Check the name."
     if status == 429:
         return f"{hub} asks for fewer requests (429). Start again in some minutes, or set HF_TOKEN to a token of yours."
     if status >= 500:

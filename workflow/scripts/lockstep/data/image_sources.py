@@ -1,7 +1,7 @@
-"""Where images come from: folders, idx files, a data set of the hub, scikit-learn's digits; decoded as they are read.
+"""Read images from folders, idx files, a data set of the hub, or scikit-learn's digits, one image at a time.
 
-A source yields (name, pixels, label, part): pixels are uint8 [channels, height, width]; part is the split ("train",
-"test") that the source itself puts an image in, or "".
+A source yields (name, pixels, label, part): pixels are uint8 [channels, height, width]; part is the split ("train" or
+"test") that the source assigns to an image, or "".
 """
 
 import gzip
@@ -24,21 +24,21 @@ from lockstep.data.labels import HALF, listed
 from lockstep.errors import BadInput
 from lockstep.files import open_bytes
 
-# Folders that are parts of a data set, and no classes: train, Test_set, validation-images.
+# Names of folders that are splits of a data set rather than classes: train, Test_set, validation-images.
 SPLIT = re.compile(
     r"(train(ing)?|trn|dev|val|valid|validation|eval|evaluation|test(ing)?|tst)([ _-]?(set|data|images?|imgs|split))?",
     re.IGNORECASE,
 )
-# What the names of such parts hold, where what is in them says it too: seg_train, fold1, 2019, x_test, 训练集.
+# A weaker sign, used if the folders' content also suggests splits: seg_train, fold1, 2019, x_test, 训练集.
 PART = re.compile(r"tr(ai)?n|te?st|val|eval|dev|pred|fold|part|split|\d|训练|测试|验证", re.IGNORECASE)
-IDX_BYTE = 0x08  # the type of an idx file's numbers: unsigned bytes
-IDX_PART = re.compile(r"(train|test|t10k)[-_.]*$")  # how what stands before "images" in the name of an idx file ends
+IDX_BYTE = 0x08  # the type code of unsigned bytes in an idx file
+IDX_PART = re.compile(r"(train|test|t10k)[-_.]*$")  # the split at the end of an idx file's name before "images"
 
 Image = tuple[str, np.ndarray, object, str]
 
 
 def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[Image]]:
-    """The source's name, and its images, at most `data.limit` of them; `notes` are whole after the last one.
+    """The source's name, and its images, at most `data.limit`. `notes` is complete after the last image.
 
     Raises BadInput.
     """
@@ -49,7 +49,7 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Iterator[I
         name, images = data.path, _folder(Path(data.path), data, notes, remarks)
     elif data.url:
         raise BadInput(
-            "data.url: names one file. For images set data.mirrors and data.files, or data.path to a folder."
+            "data.url: names a single file. For images set data.mirrors and data.files, or data.path to a folder."
         )
     elif data.files:
         name, images = " or ".join(data.mirrors), _idx(_fetched(data, downloads), data, remarks)
@@ -73,10 +73,10 @@ def _digits(data: Data, remarks: Remarks) -> Iterator[Image]:
 
 
 def _folder(folder: Path, data: Data, notes: list[str], remarks: Remarks) -> Iterator[Image]:
-    """A folder of idx files, or one with a folder of files for each class."""
+    """Read a folder of idx files, or one that has a folder of image files for each class."""
     if not folder.is_dir():
         raise BadInput(
-            f"data.path: {folder} is not a folder. Name one of idx files, or with a folder for each class."
+            f"data.path: {folder} is not a folder. Name one with idx files, or with a folder for each class."
             f"{containers.outside(str(folder))}"
         )
     if idx := _idx_files(folder):
@@ -87,9 +87,9 @@ def _folder(folder: Path, data: Data, notes: list[str], remarks: Remarks) -> Ite
         images = [file for file in inside if file.suffix.lower() in ENDINGS]
         if len(images) < len(inside):
             others = sorted({file.suffix or file.name for file in inside if file.suffix.lower() not in ENDINGS})
-            notes.append(f"{part}: {len(inside) - len(images)} files are no images by their ending: {listed(others)}")
+            notes.append(f"{part}: {len(inside) - len(images)} files have no ending of an image: {listed(others)}")
         if not images:
-            notes.append(f"{part} holds no image, and is not a class")
+            notes.append(f"{part} holds no image, and is not taken for a class")
         for file in images:
             name = str(file.relative_to(folder))
             if HALF.search(name):
@@ -98,8 +98,10 @@ def _folder(folder: Path, data: Data, notes: list[str], remarks: Remarks) -> Ite
 
 
 def _idx_files(folder: Path) -> list[Path]:
-    """The idx files in a folder; where it has none, those in its folders that have the name of one, as some archives
-    unpack them."""
+    """The idx files in a folder.
+
+    Some archives unpack each idx file into a folder of its name; if there are no files, those folders are searched.
+    """
     files = [file for file in folder.iterdir() if re.search("idx[13]", file.name) and not _hidden(file.name)]
     if not any(file.is_file() for file in files):
         files = [inner for part in files if part.is_dir() for inner in part.iterdir() if "idx" in inner.name]
@@ -107,45 +109,45 @@ def _idx_files(folder: Path) -> list[Path]:
 
 
 def _classes(folder: Path, notes: list[str]) -> list[Path]:
-    """The folders that are classes. Raises BadInput where those in `folder` seem to be something else."""
+    """The folders in `folder`, which are the classes. Raises BadInput if they seem to be something else."""
     parts = sorted(part for part in folder.iterdir() if part.is_dir() and not _hidden(part.name))
     if not parts:
         raise BadInput(f"data.path: {folder} has neither idx files (*-images-idx3-ubyte) nor a folder for each class.")
-    # Of each, the folders in it that hold images.
+    # For each folder, its subfolders that hold images.
     inner = {part: [sub for sub in sorted(part.iterdir()) if sub.is_dir() and _holds_image(sub)] for part in parts}
     splits = [part for part in parts if SPLIT.fullmatch(part.name)]
     trains = [part for part in splits if part.name.lower().startswith("tr")]
     if trains or len(splits) > 1 or any(inner[part] for part in splits):
         with_classes = next((part for part in [*trains, *splits] if len(inner[part]) > 1), None)
-        name = f"Name one that has, as data.path: {with_classes}" if with_classes else "Make one for each class"
+        name = f"Set data.path: {with_classes}" if with_classes else "Make one for each class"
         raise BadInput(
-            f"data.path: {folder} is divided already ({listed(part.name for part in parts)}), and has no folder for"
-            f" each class. {name}; Lockstep divides it by data.splits."
+            f"data.path: {folder} is split already ({listed(part.name for part in parts)}), and has no folder for each"
+            f" class. {name}; Lockstep splits it by data.splits."
         )
     names = [{sub.name for sub in inner[part]} for part in parts]
     if len(parts) > 1 and len(names[0]) > 1 and all(each == names[0] for each in names):
-        found = f"each of its folders ({listed(part.name for part in parts)}) holds the same ones"
+        found = f"each of its folders ({listed(part.name for part in parts)}) has the same subfolders"
         found += f" ({listed(sorted(names[0]))})"
         if all(PART.search(part.name) for part in parts):
-            raise BadInput(f"data.path: {folder}: {found}. Those seem to be the classes: name data.path: {parts[0]}.")
-        notes.append(f"{folder}: {found}, and the outer ones are taken for the classes")
+            raise BadInput(f"data.path: {folder}: {found}. Those seem to be the classes: set data.path: {parts[0]}.")
+        notes.append(f"{folder}: {found}; the outer folders are taken for the classes")
     if any(names) and all(SPLIT.fullmatch(name) for each in names for name in each):
         raise BadInput(
-            f"data.path: {folder}: its classes are divided already ({parts[0].name}/{min(names[0] | {''})}...). Put the"
-            " images of each class into one folder; Lockstep divides them by data.splits."
+            f"data.path: {folder}: its classes are split already ({parts[0].name}/{min(names[0] | {''})}...). Put the"
+            " images of each class into one folder; Lockstep splits them by data.splits."
         )
     for part in splits:
-        notes.append(f"{part}: is taken for a class, though its name is that of a part of a data set")
+        notes.append(f"{part}: is taken for a class, though it is named like a split of a data set")
     if loose := sum(_is_image(file) for file in folder.iterdir()):
-        notes.append(f"{folder}: {loose} images beside the folders of the classes are of none, and left out")
+        notes.append(f"{folder}: {loose} images are in no class's folder, and are left out")
     direct = [part for part in parts if any(_is_image(file) for file in part.iterdir())]
     deep = [part for part in parts if part not in direct and len(inner[part]) > 1]
     if deep and (direct or len(parts) == 1):
         inside = listed(part.name for part in inner[deep[0]])
         beside = f", and {listed(part.name for part in direct)} images of its own" if direct else ""
         raise BadInput(
-            f"data.path: {folder}: its {deep[0].name} holds folders of images ({inside}){beside}. Are those the"
-            f" classes? Name data.path: {deep[0]}. Else move the images of {deep[0].name} into that folder itself."
+            f"data.path: {folder}: its {deep[0].name} holds folders of images ({inside}){beside}. If those are the"
+            f" classes, set data.path: {deep[0]}. If not, move the images of {deep[0].name} into that folder itself."
         )
     return parts
 
@@ -159,7 +161,7 @@ def _is_image(file: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, in order; links to folders are followed, each folder once."""
+    """All files below a folder that are not hidden, sorted; links to folders are followed, each folder once."""
     files, seen = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
@@ -170,12 +172,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _hidden(name: str) -> bool:
-    """Whether it is what systems and editors put beside one's own files: ._1.png, .ipynb_checkpoints."""
+    """Whether a file or folder was created by an operating system or editor: ._1.png, .ipynb_checkpoints."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def _idx(files: list[Path], data: Data, remarks: Remarks) -> Iterator[Image]:
-    """Images and labels of idx files, those of the training set first. One beside a training set is its test set."""
+    """Images and labels of idx files, the training set first. Any other set of images beside it is the test set."""
     images = [file for file in files if "images" in file.name and "idx3" in file.name]
     if not images:
         raise BadInput(f"{files[0].parent}: holds no images (*-images-idx3-ubyte).")
@@ -188,7 +190,7 @@ def _idx(files: list[Path], data: Data, remarks: Remarks) -> Iterator[Image]:
         if not pixels[0:1].size and len(pixels):
             raise BadInput(f"{file}: its images have no pixels: {pixels.shape[2]} x {pixels.shape[1]}. Fetch it again.")
         if len(pixels) != len(labels):
-            raise BadInput(f"{file}: holds {len(pixels)} images, and {label_file.name} {len(labels)} labels.")
+            raise BadInput(f"{file}: holds {len(pixels)} images, but {label_file.name} holds {len(labels)} labels.")
         part = ("train" if "train" in file.name else "test") if several else ""
         for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
             name = f"{_before_images(file)} {number}".strip()
@@ -196,12 +198,12 @@ def _idx(files: list[Path], data: Data, remarks: Remarks) -> Iterator[Image]:
 
 
 def _before_images(file: Path) -> str:
-    """What stands before "images" in an idx file's name, as "train" or "emnist-letters-test"."""
+    """The part of an idx file's name before "images", such as "train" or "emnist-letters-test"."""
     return file.name.partition("images")[0].rstrip("-_.")
 
 
 def _require_one_data_set(images: list[Path]) -> None:
-    """Raises BadInput where files of images belong to several data sets, or are one twice."""
+    """Raise BadInput if files of images belong to several data sets, or if two hold the same set."""
     sets = sorted({IDX_PART.sub("", _before_images(file)).rstrip("-_.") for file in images})
     if len(sets) > 1:
         names = listed(name or "one without a name" for name in sets)
@@ -212,11 +214,11 @@ def _require_one_data_set(images: list[Path]) -> None:
     parts = [_before_images(file) for file in images]
     if twice := next((part for part in parts if parts.count(part) > 1), None):
         names = " and ".join(file.name for file in images if _before_images(file) == twice)
-        raise BadInput(f"data.path: {images[0].parent} holds one set of images twice: {names}. Remove one.")
+        raise BadInput(f"data.path: {images[0].parent} holds the same set of images twice: {names}. Remove one.")
 
 
 def _grey(image: np.ndarray, where: str, data: Data, remarks: Remarks) -> np.ndarray:
-    """uint8 [height, width] as an image, [1, height, width], of the size that is asked for."""
+    """A grey image, uint8 [height, width], as uint8 [1, height, width], resized if data.image_size says so."""
     if data.image_size is None:
         return image[None]
     from PIL import Image as Picture
@@ -225,13 +227,15 @@ def _grey(image: np.ndarray, where: str, data: Data, remarks: Remarks) -> np.nda
 
 
 def read_idx(file: Path, dimensions: int) -> np.ndarray:
-    """The unsigned bytes of an idx file (http://yann.lecun.com/exdb/mnist/), gzip-compressed or not: uint8 [n, ...].
+    """Read an idx file of unsigned bytes (http://yann.lecun.com/exdb/mnist/), gzip-compressed or not: uint8 [n, ...].
 
-    It begins with 0, 0, the type of its numbers, how many dimensions it has, and the size of each, in four bytes that
-    begin with the highest. Raises BadInput.
+    Its header is 0, 0, the type code, the number of dimensions, and the size of each dimension as a big-endian integer
+    of four bytes. Raises BadInput.
     """
     if not file.is_file():
-        raise BadInput(f"{file}: is not a file. Labels stand beside images, under the same name with labels and idx1.")
+        raise BadInput(
+            f"{file}: is not a file. The labels must be beside the images, under the same name with labels and idx1."
+        )
     try:
         with open_bytes(file) as stream:
             content = stream.read()
@@ -244,20 +248,20 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
             f" with {content[:4].hex(' ') or 'nothing'}, not 00 00 08 {dimensions:02x}."
         )
     if len(content) < header:
-        raise BadInput(f"{file}: ends within its first {header} bytes, which say what it holds. Fetch it again.")
+        raise BadInput(f"{file}: ends within its header of {header} bytes. Fetch it again.")
     sizes = struct.unpack(f">{dimensions}I", content[4:header])
     expected = int(np.prod(sizes, dtype=object))
     if len(content) - header != expected:
         shape = " x ".join(map(str, sizes))
         raise BadInput(
-            f"{file}: says that it holds {shape} bytes, which are {expected:,}, and has {len(content) - header:,}."
+            f"{file}: its header says {shape} = {expected:,} bytes, but {len(content) - header:,} follow."
             " It is truncated or damaged; fetch it again."
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
 
 
 def _fetched(data: Data, downloads: Path) -> list[Path]:
-    """The files of data.files, from the first mirror that has each."""
+    """The files of data.files, each from the first mirror that has it."""
     files = []
     for name, sha256 in data.files.items():
         reasons = []

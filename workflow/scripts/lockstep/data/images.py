@@ -1,4 +1,4 @@
-"""Images as they are stored, decoded once, and batches made of them."""
+"""Store decoded images, and make batches of them."""
 
 import hashlib
 import io
@@ -17,14 +17,14 @@ from lockstep.files import hash_arrays, read_json, write_json
 from lockstep.paths import require
 
 PIXELS, LABELS, NAMES = "pixels.npy", "labels.npy", "names.npy"
-ABOUT = "images.json"  # of a prepared data set, and of a converted model: how pixels become numbers
-PART = 1000  # so many images are worked on at a time
+ABOUT = "images.json"  # how pixels are normalised; part of a prepared data set and of a converted model
+PART = 1000  # the number of images in memory at a time
 
 
 class Images:
     """One prepared split: pixels uint8 [n, channels, height, width], memory-mapped, and labels int64 [n].
 
-    mean, std: float32 [channels], of pixels from 0 to 1.
+    mean, std: float32 [channels], for pixels from 0 to 1.
     """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, mean, std):
@@ -39,7 +39,7 @@ class Images:
 
     @staticmethod
     def load(split: Path) -> "Images":
-        """The split stored at a folder, as in results/data/dataset/train."""
+        """Load the split stored in a folder such as results/data/dataset/train."""
         require(split / PIXELS, "prepare.py")
         about = read_json(split.parent / ABOUT)
         try:
@@ -59,7 +59,7 @@ class Images:
 
 
 class Written:
-    """The images of a source, written to a file as they come: pixels are read from there when they are needed."""
+    """The images of a source, written to a file while they are read; their pixels are memory-mapped from there."""
 
     def __init__(self, images: Iterator[Image], file: Path, labels: Labels):
         self.names: list[str] = []
@@ -71,9 +71,8 @@ class Written:
                     self.shape = pixels.shape
                 if pixels.shape != self.shape:
                     raise BadInput(
-                        f"{name}: is {_size(pixels.shape)}, and {self.names[0]} is {_size(self.shape)}. Images must be"
-                        " alike: set data.image_size to have all brought to one size, and save grey and coloured ones"
-                        " alike."
+                        f"{name}: is {_size(pixels.shape)}, but {self.names[0]} is {_size(self.shape)}. All images must"
+                        " have one shape: set data.image_size to resize them, and save all in grey or all in colour."
                     )
                 stream.write(np.ascontiguousarray(pixels).tobytes())
                 digests += hashlib.blake2b(pixels.tobytes(), digest_size=16).digest()
@@ -82,8 +81,8 @@ class Written:
                 tests.append(part == "test")
         if not self.names:
             return
-        self.codes = np.frombuffer(codes, np.int64)  # each image's label, by its number in `labels`
-        self.tests = np.frombuffer(tests, np.int8).astype(bool)  # whether its source keeps it for the test
+        self.codes = np.frombuffer(codes, np.int64)  # each image's label, as its number in `labels`
+        self.tests = np.frombuffer(tests, np.int8).astype(bool)  # whether the source assigns it to the test split
         self.pixels = np.memmap(file, np.uint8, mode="r", shape=(len(self.names), *self.shape))
         self.digests = np.frombuffer(digests, "S16")
 
@@ -93,9 +92,9 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], data: Data, folder: Path) -> dict:
-    """Write every split of images to `folder`. Returns the hash, and how pixels become numbers.
+    """Write every split of images to `folder`. Returns the hash, and how pixels are normalised.
 
-    numbers: int64, each image's label; parts: the positions of each split's images.
+    numbers: int64 [n], each image's label; parts: the positions of each split's images.
     """
     arrays = {}
     for name, places in parts.items():
@@ -116,13 +115,14 @@ def store(written: Written, numbers: np.ndarray, parts: dict[str, np.ndarray], d
 
 
 def normalisation(pixels: np.ndarray, data: Data) -> dict:
-    """How pixels become numbers, by `data` or by those of the training split, uint8 [n, channels, height, width].
+    """Mean and standard deviation for normalising pixels: those of `data`, or else of the training split.
 
-    Raises BadInput where `data` has another number of channels.
+    pixels: the training split, uint8 [n, channels, height, width]. Raises BadInput if `data` has another number of
+    channels.
     """
     for key, given in (("mean", data.mean), ("std", data.std)):
         if given is not None and len(given) != pixels.shape[1]:
-            raise BadInput(f"data.{key}: has {len(given)} numbers, and the images have {pixels.shape[1]} channels.")
+            raise BadInput(f"data.{key}: has {len(given)} numbers, but the images have {pixels.shape[1]} channels.")
     mean, std = _statistics(pixels)
     return {
         "mean": data.mean or mean,
@@ -133,7 +133,7 @@ def normalisation(pixels: np.ndarray, data: Data) -> dict:
 
 
 def _statistics(pixels: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, of pixels from 0 to 1; a channel without any variation has 1."""
+    """Mean and standard deviation of each channel, for pixels from 0 to 1; 1 for a constant channel's deviation."""
     counts = np.stack([np.bincount(pixels[:, channel].ravel(), minlength=256) for channel in range(pixels.shape[1])])
     values, total = np.arange(256) / 255, counts.sum(axis=1)
     mean = counts @ values / total
@@ -149,7 +149,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def encoded(picture) -> bytes:
-    """An image of PIL's as a PNG file."""
+    """A PIL image as a PNG file."""
     stream = io.BytesIO()
     picture.save(stream, format="PNG", optimize=True)
     return stream.getvalue()

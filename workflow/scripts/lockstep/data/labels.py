@@ -1,4 +1,4 @@
-"""Labels as people write them: one rule for every format, so that the same data gives the same classes from each."""
+"""Normalise labels by one rule for every file format, so that the same data has the same classes in each of them."""
 
 import re
 import unicodedata
@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 
 from lockstep.errors import BadInput
 
-# By what programs write where there is no value (pandas, R, SQL, spreadsheets, Python, JavaScript, UCI's data sets).
+# What programs write for a missing value (pandas, R, SQL, spreadsheets, Python, JavaScript, UCI's data sets).
 MISSING = {"", "-", "--", "?", "nan", "-nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "\\n", "nat"}
 MISSING |= {
     "undefined",
@@ -28,26 +28,26 @@ MISSING |= {"#n/a n/a", "1.#qnan", "1.#ind", "-1.#ind", "nan(ind)", "-nan(ind)",
 MISSING |= {".", "''", "---", "\\\\n", "#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"}
 DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")  # hyphens, dashes and the minus sign
 INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # joiners, marks, variants
-WHOLE = re.compile(r"([+-]?\d+)\.0*")  # a whole number that some program has written as a fraction
-HALF = re.compile("[\ud800-\udfff]")
-SHOWN = 10  # labels that a message lists
-WAYS = 5  # ways of writing a label that are remembered
+WHOLE = re.compile(r"([+-]?\d+)\.0*")  # an integer written as a decimal fraction, such as 3.0
+HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
+SHOWN = 10  # how many labels a message lists
+WAYS = 5  # how many spellings of a label are remembered
 
 
 class Labels:
-    """The different labels of a source, numbered from 0 in the order in which they come.
+    """The distinct labels of a source, numbered from 0 in order of their first occurrence.
 
-    A label is a name: a string without blanks around it, in Unicode's composed form (NFC), whole numbers without a
-    fraction. A word that means "no value" is refused, unless it is one of `names`, those of data.labels.
+    A label is normalised to a string without surrounding blanks, in Unicode's composed form (NFC); integers lose a
+    fraction of zeros. A word that means "no value" is refused, unless it is one of `names` (data.labels).
     """
 
     def __init__(self, names: list[str] | None = None):
         self.expected = {unicodedata.normalize("NFC", name) for name in names or ()}
         self.numbers: dict[str, int] = {}
-        self.written: dict[str, set[str]] = {}  # of each label, the ways in which it is written
+        self.written: dict[str, set[str]] = {}  # the spellings of each label in the source
 
     def number(self, value, where: str) -> int:
-        """The number of a label as its source has it. Raises BadInput where there is none, or it is no name."""
+        """The number of a label as read from the source. Raises BadInput if it is missing or is not a name."""
         name, as_written = self._name(value, where)
         number = self.numbers.setdefault(name, len(self.numbers))
         ways = self.written.setdefault(name, set())
@@ -65,14 +65,14 @@ class Labels:
         if HALF.search(name):
             raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Fix the row.")
         if _plain(name) in MISSING and name not in self.expected:
-            raise BadInput(f"{where}: the label is {name!r}, which means that there is none. {self._how_to_keep(name)}")
+            raise BadInput(f"{where}: the label is {name!r}, which means a missing value. {self._how_to_keep(name)}")
         if (whole := WHOLE.fullmatch(name)) and name not in self.expected:
             name = str(int(whole[1])) if len(name) < 20 else whole[1]
         return name, as_written
 
     def _how_to_keep(self, name: str) -> str:
         if name.strip():
-            return f"Remove the row, or, where {name!r} is a class, name all classes in data.labels."
+            return f"Remove the row; if {name!r} is a class, name all classes in data.labels."
         return "Remove the row, or label it."
 
     @property
@@ -80,28 +80,28 @@ class Labels:
         return list(self.numbers)
 
     def notes(self, counts: Counter, unit: str) -> list[str]:
-        """What a user must know of how labels are written. counts: how many samples have each."""
+        """Notes for the user on different spellings of labels. counts: the number of samples with each label."""
         notes = []
         if several := {name: ways for name, ways in self.written.items() if len(ways) > 1}:
             each = [f"{_all(map(repr, sorted(ways)))} are {name!r}" for name, ways in several.items()]
-            notes.append(f"labels that are written in several ways are one: {listed(each, '; ')}")
+            notes.append(f"labels in several spellings are taken for one: {listed(each, '; ')}")
         alike: dict[str, list[str]] = {}
         for name in self.numbers:
             alike.setdefault(spelling(name), []).append(name)
         if unlike := [names for names in alike.values() if len(names) > 1]:
             each = [_all(f"{name!r} ({counts[name]} {unit}s)" for name in names) for names in unlike]
             notes.append(
-                f"labels that differ in how they are written alone are classes of their own: {listed(each, '; ')}."
-                " Write them alike where one is meant"
+                f"labels that differ only in spelling are separate classes: {listed(each, '; ')}. Write them alike if"
+                " one class is meant"
             )
         return notes
 
 
 def spelling(name: str) -> str:
-    """What two labels have in common that differ in nothing but how they are written.
+    """A canonical form that is equal for labels that differ only in spelling.
 
-    Blanks, case, full-width characters (NFKC), zeros before or after a number, a decimal comma, true and 1; characters
-    that nobody sees; forms of the dash and of the apostrophe; hyphens and underscores in place of blanks.
+    It ignores blanks, case, full-width characters (NFKC), leading and trailing zeros, a decimal comma, true versus 1,
+    invisible characters, forms of dashes and apostrophes, and hyphens or underscores in place of blanks.
     """
     plain = "".join(_plain(name).split())
     plain = {"true": "1", "false": "0"}.get(plain, plain)
@@ -113,13 +113,13 @@ def spelling(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A label in plain characters, those that one sees, and small letters."""
+    """A label in lower case, without invisible characters, and with plain dashes and apostrophes."""
     visible = INVISIBLE.sub("", unicodedata.normalize("NFKC", name))
     return DASHES.sub("-", visible).replace("\u2019", "'").replace("\u2018", "'").casefold().strip()
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Labels in the order of their numbers where all are whole numbers, else in that of the alphabet."""
+    """Labels sorted as numbers if all are integers, otherwise alphabetically."""
     names = list(names)
     if all(re.fullmatch(r"[+-]?\d{1,18}", name) for name in names):
         return sorted(names, key=lambda name: (int(name), name))
@@ -129,16 +129,16 @@ def in_order(names: Iterable[str]) -> list[str]:
 def position(
     label: str, names: list[str], where: str, how: str = "set data.labels (null takes the labels from the data)"
 ) -> int:
-    """Where a label stands among `names`: by its name, or by its number where no name is one. Raises BadInput."""
+    """The position of a label among `names`, by name, or by number if no name is a number. Raises BadInput."""
     if label in names:
         return names.index(label)
     numbered = not any(name.isdecimal() for name in names)
-    # Python refuses to read some thousand digits.
+    # int() refuses strings of some thousand digits, so check the length first.
     if numbered and label.isdecimal() and len(label) < 10 and int(label) < len(names):
         return int(label)
     numbers = f" or a number from 0 to {len(names) - 1}" if numbered else ""
     alike = [name for name in names if spelling(name) == spelling(label)]
-    meant = f" It differs from {alike[0]} only in how it is written." if alike else ""
+    meant = f" It differs from {alike[0]} only in spelling." if alike else ""
     raise BadInput(
         f"{where}: label {shortened(label)} is not one of {listed(names)}{numbers}.{meant} Fix the row, or {how}."
     )
@@ -149,7 +149,7 @@ def shortened(value) -> str:
 
 
 def listed(names: Iterable[str], separator: str = ", ", most: int = SHOWN) -> str:
-    """The first of some names, and how many more there are."""
+    """The first `most` names, and the number of further ones."""
     names = list(names)
     return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -1,10 +1,11 @@
-"""Texts end to end instead of padded: several in one row, kept apart by the attention mask.
+"""Packing instead of padding: a row holds several texts, and an attention mask separates them.
 
-Exact, as no text sees another, and each counts its positions from 0 (Krell et al. 2021, arXiv:2107.02027). For models
-of BERT's build, whose head reads each text's first token. Where a GPU has attention for texts of any lengths
-(FlashAttention, Dao et al. 2022, arXiv:2205.14135; by PyTorch's varlen_attn), all lie in one row and need no mask.
-Elsewhere a mask keeps them apart. FlexAttention (Dong et al. 2024, arXiv:2412.05496) would skip the empty blocks of it;
-its blocks have 128 tokens and a row is as wide as the longest text, so there are hardly any.
+Packing is exact, since no text attends to another and each counts its positions from 0 (Krell et al. 2021,
+arXiv:2107.02027). It is for models like BERT, whose head reads the first token of each text. On a GPU with attention
+for variable lengths (FlashAttention, Dao et al. 2022, arXiv:2205.14135, by PyTorch's varlen_attn), all texts of a batch
+are in one row, without a mask. Elsewhere a mask separates them. FlexAttention (Dong et al. 2024, arXiv:2412.05496)
+could skip empty blocks of the mask, but blocks have 128 tokens and a row is only as wide as the longest text, so
+hardly any block is empty.
 """
 
 import numpy as np
@@ -19,9 +20,9 @@ from lockstep.data.tokens import Tokens
 
 
 def rows(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where texts of `lengths` (int [n], each at most `width`) go: the row of each, and its first column; int64 [n].
+    """Assign texts of `lengths` (int [n], each at most `width`) to rows: the row and first column of each, int64 [n].
 
-    First fit, longest first (Johnson 1973): at most 11/9 of the fewest rows possible, and in practice hardly more.
+    First-fit decreasing (Johnson 1973) needs at most 11/9 of the minimal number of rows, usually hardly more than it.
     """
     row, column, used = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64), []
     for text in np.argsort(-lengths, kind="stable"):
@@ -34,14 +35,14 @@ def rows(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
-    """Samples `ids`, packed into rows of `width` tokens: int64 arrays.
+    """Samples `ids`, packed into rows of `width` tokens, as int64 arrays.
 
-    input_ids, position_ids, text [rows, width]: token, its place in its text, and the number of that text (-1: none);
-    first [n]: where in all rows, one after the other, each text begins; labels [n].
+    input_ids, position_ids and text are [rows, width]: the token, its position in its text, and the number of the text
+    (-1 for padding). first [n] is where each text begins, if the rows are concatenated. labels is [n].
     """
     lengths = tokens.lengths[ids]
     row, column = rows(lengths, width)
-    number = np.repeat(np.arange(len(ids)), lengths)  # of each token, one text after the other
+    number = np.repeat(np.arange(len(ids)), lengths)  # the number of each token's text
     position = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     first = row * width + column
     size = (row.max() + 1) * width
@@ -60,9 +61,10 @@ def batch(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
 
 
 def end_to_end(tokens: Tokens, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Samples `ids` in one row, one after the other, for attention that is told where each begins: int64 arrays.
+    """Samples `ids` concatenated in one row, for attention that takes the beginning of each text; int64 arrays.
 
-    input_ids, position_ids [1, tokens]; starts int32 [n + 1]: each text's first token, and the row's end; labels [n].
+    input_ids and position_ids are [1, tokens]; starts, int32 [n + 1], is each text's first token and the end of the
+    row; labels is [n].
     """
     lengths = tokens.lengths[ids]
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -75,24 +77,24 @@ def end_to_end(tokens: Tokens, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def several_rows(tokens: Tokens, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
-    """Samples `ids` as `batch` packs them, in rows as wide as the longest text of all, whatever `width` they have."""
+    """Samples `ids` packed by `batch` into rows as wide as the longest text of the split; `width` is ignored."""
     return batch(tokens, ids, tokens.longest)
 
 
 def one_row(tokens: Tokens, ids: np.ndarray, width: int) -> dict:
-    """Samples `ids` as `end_to_end` has them, and how long the longest text of all is."""
+    """Samples `ids` in one row (`end_to_end`), with the length of the longest text of the split; `width` is ignored."""
     return end_to_end(tokens, ids) | {"longest": tokens.longest}
 
 
 def use_varlen(model: torch.nn.Module) -> None:
-    """Have `model` take rows of `end_to_end`, on a GPU and in bf16 or fp16; padded batches are as before."""
+    """Make `model` accept rows of `end_to_end`, on a GPU in bf16 or fp16; it still accepts padded batches."""
     AttentionInterface.register("varlen", attend)
     AttentionMaskInterface.register("varlen", sdpa_mask)
     model.config._attn_implementation = "varlen"
 
 
 def attend(module, query, key, value, attention_mask, cu_seq_lens_q=None, max_length_q=None, **options):
-    """Attention as transformers calls it; query, key and value are [batch, heads, tokens, width of a head]."""
+    """Attention with the signature that transformers expects; query, key, value: [batch, heads, tokens, head width]."""
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     one_row = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -101,7 +103,7 @@ def attend(module, query, key, value, attention_mask, cu_seq_lens_q=None, max_le
 
 
 class Packed(torch.nn.Module):
-    """A BERT classifier that takes packed rows, those of `end_to_end` with its longest text, and padded batches."""
+    """A BERT classifier that takes packed rows (`several_rows` or `one_row`) and padded batches."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -114,10 +116,10 @@ class Packed(torch.nn.Module):
             return self.model(input_ids=input_ids, attention_mask=attention_mask)
         encoder = self.model.base_model
         if starts is None:
-            mask = text[:, None, :, None] == text[:, None, None, :]  # [rows, 1, width, width]: which token sees which
-            apart = {"attention_mask": mask}
+            mask = text[:, None, :, None] == text[:, None, None, :]  # [rows, 1, width, width]: same text
+            separation = {"attention_mask": mask}
         else:
-            first, apart = starts[:-1], {"cu_seq_lens_q": starts, "max_length_q": longest}
-        hidden = encoder(input_ids=input_ids, position_ids=position_ids, **apart).last_hidden_state
+            first, separation = starts[:-1], {"cu_seq_lens_q": starts, "max_length_q": longest}
+        hidden = encoder(input_ids=input_ids, position_ids=position_ids, **separation).last_hidden_state
         pooled = encoder.pooler(hidden.flatten(0, 1)[first, None])
         return SequenceClassifierOutput(logits=self.model.classifier(self.model.dropout(pooled)))

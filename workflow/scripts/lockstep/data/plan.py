@@ -1,7 +1,7 @@
 """The plan: for each optimizer step, the samples of the global batch, in order, and the length they are padded to.
 
-It is fixed before any strategy runs. Replica r of n trains the r-th share of every global batch, so that every strategy
-does the same work in the same order at any world size, and the ledgers can be checked against it.
+The plan is fixed before any strategy runs. Replica r of n trains the r-th share of every global batch. So every
+strategy does the same work in the same order at any world size, and the ledgers can be checked against the plan.
 """
 
 import math
@@ -15,7 +15,8 @@ from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_file, hash_arrays
 from lockstep.paths import lengths_file, require
 
-# Batches whose texts are sorted by length together. More leaves less padding, fewer mixes lengths more over time.
+# The number of batches whose texts are sorted by length together. More batches mean less padding; fewer batches mix
+# lengths better over time.
 POOL = 100
 
 
@@ -27,7 +28,7 @@ class Plan:
     starts: np.ndarray  # [steps + 1] where each step's ids begin in `ids`
     widths: np.ndarray  # [steps] the padded length of each step, in tokens
     epochs: np.ndarray  # [steps] the epoch that each step belongs to, from 0
-    dropped: np.ndarray  # [n, 2] epoch and id of each sample left out, because it did not fill a global batch
+    dropped: np.ndarray  # [n, 2] epoch and id of each sample left out because its global batch would not be full
 
     @property
     def steps(self) -> int:
@@ -42,13 +43,13 @@ class Plan:
         return self.ids[self.starts[step] : self.starts[step + 1]]
 
     def micro_batches(self, step: int, part: int, parts: int, accumulation: int) -> list[np.ndarray]:
-        """What one replica trains in one optimizer step: its share, `part` of `parts`, in so many micro-batches."""
+        """The micro-batches of one replica in one optimizer step: `part` of `parts` of each of `accumulation` parts."""
         return [share(ids, part, parts) for ids in np.array_split(self.step_ids(step), accumulation)]
 
     def epoch_ends(self, samples: int) -> dict[int, int]:
-        """The number of steps after which each epoch has ended, by its number from 1; `samples` is the split's size.
+        """The number of steps at the end of each epoch, by the epoch's number from 1; `samples` is the split's size.
 
-        One that `max_steps` cuts short has no end.
+        An epoch that `max_steps` cuts short has no end.
         """
         trained = np.bincount(self.epochs, np.diff(self.starts)).astype(int)
         seen = trained + np.bincount(self.dropped[:, 0], minlength=len(trained))[: len(trained)]
@@ -56,14 +57,14 @@ class Plan:
         return {int(epoch) + 1: int(ends[epoch]) for epoch in np.flatnonzero(seen == samples)}
 
     def padding_efficiency(self, lengths: np.ndarray) -> float:
-        """Real tokens over padded tokens, 0 to 1."""
+        """The share of tokens that are not padding, 0 to 1."""
         return float(lengths[self.ids].sum() / (np.diff(self.starts) * self.widths).sum())
 
     def excerpt(self, warmup: int, count: int) -> "Plan":
-        """The first `warmup` steps, and then twice the same `count` steps, whose widths stand for those of all steps.
+        """The first `warmup` steps, then the same `count` steps twice, whose widths represent those of all steps.
 
-        The `count` steps are one from each of `count` equal parts of the plan, ordered by width. If the plan has fewer
-        steps, some are repeated.
+        The steps are sorted by width and divided into `count` equal parts; one step is taken from each. If the plan has
+        fewer steps, some are repeated.
         """
         middles = (np.arange(count) + 0.5) * self.steps / count
         chosen = np.sort(np.argsort(self.widths, kind="stable")[middles.astype(int)])
@@ -83,7 +84,7 @@ class Plan:
 
     @staticmethod
     def load(path: Path) -> "Plan":
-        """Raises BadInput where the file is none of a plan, as after it was cut off."""
+        """Load a stored plan. Raises BadInput if the file is damaged."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return Plan(**arrays)
@@ -92,17 +93,17 @@ class Plan:
 
 
 def save_lengths(data: Path, lengths: np.ndarray) -> None:
-    """Write how long each sample of the training split is, by which plans are made, into a folder of prepared data."""
+    """Write the length of each sample of the training split, which plans need, into a folder of prepared data."""
     np.save(lengths_file(data), lengths)
 
 
 def load_lengths(data: Path) -> np.ndarray:
-    """What `save_lengths` wrote: int64 [n]."""
+    """Read the lengths that `save_lengths` wrote: int64 [n]."""
     return np.load(require(lengths_file(data), "prepare.py"), allow_pickle=False)
 
 
 def share(ids: np.ndarray, part: int, parts: int) -> np.ndarray:
-    """The share `part` of `ids`, of `parts`: contiguous; in order they make up `ids`; sizes differ by one at most."""
+    """Share `part` of `parts` of `ids`. Shares are contiguous, in order, and differ in size by at most 1."""
     return np.array_split(ids, parts)[part]
 
 
@@ -118,11 +119,11 @@ def make(
 ) -> Plan:
     """Plan the training of samples of these `lengths` (int, tokens).
 
-    Each epoch shuffles all ids by its own seed and drops the last ones that do not fill a global batch.
-    `plain` cuts the rest as it comes; `bucketed` sorts pools of it by length first, so that a batch pads little, and
-    then shuffles the order of the batches; `padded` is plain, with every text padded to `longest` tokens.
+    Each epoch shuffles all ids by a seed of its own and drops the last ones that do not fill a global batch. `batching`
+    says how the others become batches: `plain` keeps their order; `bucketed` sorts pools of them by length, so that a
+    batch needs little padding, and shuffles the batches; `padded` is plain, with every text padded to `longest` tokens.
 
-    Raises BadInput where there are fewer samples than one global batch.
+    Raises BadInput if there are fewer samples than one global batch.
     """
     count, batches = len(lengths), len(lengths) // global_batch
     if not batches:
@@ -131,7 +132,7 @@ def make(
             " Lower it, or give more data."
         )
     if max_steps:
-        epochs = min(epochs, math.ceil(max_steps / batches))  # no more than are begun
+        epochs = min(epochs, math.ceil(max_steps / batches))  # skip epochs that max_steps never reaches
     ids, dropped = [], []
     for epoch in range(epochs):
         random = np.random.default_rng([seed, epoch])
@@ -157,14 +158,14 @@ def _bucketed(order: np.ndarray, lengths: np.ndarray, global_batch: int, random:
     batches = np.concatenate(
         [pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch) for pool in pools]
     )
-    # Whatever share of a batch a rank or micro-batch gets, it has short and long texts alike.
+    # Every share of a batch, of a rank or of a micro-batch, then has both short and long texts.
     return random.permutation(batches)[:, _spread(global_batch)].reshape(-1)
 
 
 def _spread(count: int) -> np.ndarray:
-    """0 to count - 1 in such an order that every run of neighbours is spread evenly over them.
+    """A permutation of 0 to count - 1 in which any run of neighbours is spread evenly over the whole range.
 
-    The order of van der Corput's sequence (1935): the binary digits of 0, 1, 2, ... mirrored at the point.
+    The order is that of van der Corput's sequence (1935): the binary digits of 0, 1, 2, ... reversed.
     """
     digits = max(1, (count - 1).bit_length())
     mirrored = sum(((np.arange(count) >> digit) & 1) << (digits - 1 - digit) for digit in range(digits))

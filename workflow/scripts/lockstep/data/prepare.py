@@ -1,7 +1,7 @@
-"""From samples to splits, and from splits of texts to stored tokens.
+"""Divide samples into splits, and tokenise and store splits of texts.
 
-Texts go to disk as they are read, and are read from there in parts: memory grows by some tens of bytes a row, however
-long the texts are.
+Texts are written to disk while they are read, and then read back in parts: memory grows by some tens of bytes per row,
+however long the texts are.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_arrays
 
 SPLITS = ("train", "dev", "test")
-MANY_LABELS = 20  # with too few samples each, as a column of something else has them
-PART = 1000  # so many texts are in memory at a time
+MANY_LABELS = 20  # more labels than this with too few samples suggest that data.label is the wrong column
+PART = 1000  # the number of texts in memory at a time
 
 
 def split(data: Data, downloads: Path, work: Path) -> tuple[dict[str, Dataset], dict]:
-    """Read texts and divide them. Returns each split (columns text, label, row), and a summary for the report.
+    """Read texts and divide them into splits. Returns each split (columns text, label, row) and the report's summary.
 
-    Splits are views of a file in `work`. Raises BadInput.
+    The splits are views of a file in `work`. Raises BadInput.
     """
     notes: list[str] = []
     if data.embedded and data.labels is None:
@@ -69,13 +69,13 @@ def divide(
     Returns each sample's label as a number, the positions of each split's samples, and a summary for the report.
 
     Args:
-        digests: [n], equal where samples are equal; the first of those stays, so that none stands in two splits.
-        codes: int64 [n], each sample's label by its number in `own_labels`.
-        where: says what people call the sample at a position.
-        unit: what people call a sample.
-        tests: bool [n], the samples that the source itself keeps for the test; only the others are divided then.
+        digests: [n], equal for equal samples. Only the first of equal samples is kept, so that none is in two splits.
+        codes: int64 [n], each sample's label, as its number in `own_labels`.
+        where: returns the name of the sample at a position, for messages.
+        unit: what a sample is called in messages: "text" or "image".
+        tests: bool [n], the samples that the source assigns to the test split; only the others are then divided.
 
-    Raises BadInput where a label is unknown, there is only one, or a split would be empty.
+    Raises BadInput if a label is unknown, there is only one label, or a split would be empty.
     """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
@@ -85,13 +85,13 @@ def divide(
     if len(labels) < 2:
         if len(own_names) > 1 and not data.labels:
             raise BadInput(
-                f"{source}: only the label {labels[0]} is left, as each {unit} with another label repeats an earlier"
-                " one. At least two labels are needed."
+                f"{source}: only the label {labels[0]} is left, since every {unit} with another label repeats an"
+                " earlier one. At least two labels are needed."
             )
         only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
         raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
     number_of = np.full(len(own_names), -1)
-    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # where each label stands first
+    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # the first sample of each label
         first_at = int(kept[at])
         number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, f"{source}, {where(first_at)}")
     numbers = number_of[codes]
@@ -99,11 +99,9 @@ def divide(
         notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
     gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
     if gone:
-        notes.append(
-            f"each {unit} with the label {listed(gone)} repeats an earlier one, so that no class is left of it"
-        )
+        notes.append(f"every {unit} with the label {listed(gone)} repeats an earlier one, so the class is empty")
     if contradicted := int((codes != codes[first[which]]).sum()):
-        notes.append(f"{contradicted} of the duplicates removed have another label than what they repeat")
+        notes.append(f"{contradicted} of the removed duplicates have another label than the {unit} that they repeat")
     counts = Counter({own_names[code]: count for code, count in Counter(codes.tolist()).items()})
     notes += own_labels.notes(counts, unit)
     held_back = kept[tests[kept]] if tests is not None else kept[:0]
@@ -114,7 +112,7 @@ def divide(
         parts["test"] = held_back
         if untrained := np.setdiff1d(numbers[held_back], numbers[divided]).tolist():
             names = listed(labels[number] for number in untrained)
-            notes.append(f"only the {unit}s kept for the test have the label {names}, which no model can learn here")
+            notes.append(f"the label {names} is in the test split only, so no model can learn it here")
     summary = {
         "source": source,
         "synthetic": data.embedded,
@@ -131,9 +129,9 @@ def divide(
 
 
 def _write(rows: Iterator[tuple[str, int, int]], file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes), and its label's number.
+    """Write texts and row numbers to `file`. Returns each text's digest (16 bytes) and its label's number.
 
-    Texts that differ in their blanks alone have one digest: a model knows one by the other.
+    Texts that differ only in blanks have the same digest, since a model could recognise one by the other.
     """
     digests, codes = bytearray(), array("q")
     schema = pa.schema({"text": pa.string(), "row": pa.int64()})
@@ -161,7 +159,7 @@ def texts(part: Dataset) -> Iterator[str]:
 def _stratified(
     labels: np.ndarray, names: list[str], data: Data, source: str, unit: str, with_test: bool
 ) -> dict[str, np.ndarray]:
-    """Positions in `labels` of each split's samples; without `with_test` all are divided into train and dev."""
+    """The positions in `labels` of each split's samples; without `with_test` there are only train and dev."""
     from sklearn.model_selection import train_test_split
 
     wanted = SPLITS if with_test else SPLITS[:2]
@@ -183,11 +181,11 @@ def _stratified(
         dev, test = train_test_split(
             rest, test_size=shares["test"] / held_out, stratify=labels[rest], random_state=data.seed
         )
-    except ValueError:  # scikit-learn tells numbers of labels, not their names
+    except ValueError:  # scikit-learn's message has numbers of labels, not their names
         counts = listed(f"{name}: {count}" for name, count in _counts(labels, names).items() if count)
         raise BadInput(
-            f"{source}: {len(labels)} {unit}s ({counts}) can't be split as data.splits says, with each label in every"
-            " part. Give more data, or other shares in data.splits."
+            f"{source}: {len(labels)} {unit}s ({counts}) can't be divided by data.splits with every label in each"
+            " split. Give more data, or other shares in data.splits."
         ) from None
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
 
@@ -197,9 +195,10 @@ def _counts(labels: np.ndarray, names: list[str]) -> dict[str, int]:
 
 
 def store(splits: dict[str, Dataset], tokenizer, folder: Path, notes: list[str], one_end: bool = False) -> dict:
-    """Tokenise every split once and write it to `folder` as Arrow. Returns the hash, and token counts by split.
+    """Tokenise every split and write it to `folder` as Arrow. Returns the hash and the token counts by split.
 
-    one_end: whether the model wants as many of the token that ends texts in each, and raises BadInput where not.
+    one_end: whether the model requires the same number of end-of-text tokens in every text, as BART does. Raises
+    BadInput if texts differ in it.
     """
     disable_progress_bars()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -220,15 +219,15 @@ def store(splits: dict[str, Dataset], tokenizer, folder: Path, notes: list[str],
                 batch_size=PART,
                 features=Features(part.features | {"input_ids": List(Value("int32"))}),
                 cache_file_name=f"{work}/{name}.arrow",
-                new_fingerprint=name,  # or it would be made of the tokenizer, which takes longer than all else
+                new_fingerprint=name,  # datasets would hash the tokenizer for it, which takes longer than tokenising
             )
         tokenised.save_to_disk(folder, num_shards=dict.fromkeys(splits, 1))
     if one_end and len(remarks.ends) > 1:
         usual, _ = remarks.ends.most_common(1)[0]
         others = remarks.ends.total() - remarks.ends[usual]
         raise BadInput(
-            f"model.name: this model looks for {tokenizer.eos_token}, which ends a text, and {others} texts have it in"
-            " their midst, too. Remove it from them."
+            f"model.name: this model looks for {tokenizer.eos_token} at the end of a text, but {others} texts contain"
+            " it elsewhere, too. Remove it from them."
         )
     notes += remarks.notes()
     stored = {name: Tokens.load(folder / name, pad_id=0) for name in splits}

@@ -1,6 +1,6 @@
-"""Rows of local files: JSON, JSON Lines, Parquet, CSV, TSV and plain text, by what a file is and not by its name alone.
+"""Read rows of local files: JSON, JSON Lines, Parquet, CSV, TSV and plain text, recognised by content as well as name.
 
-Every reader yields (row number, row): numbers from 1 as an editor counts them, rows as lists or mappings.
+Every reader yields (row number, row). Numbers start at 1, as in an editor; rows are lists or mappings.
 """
 
 import gzip
@@ -20,9 +20,9 @@ from lockstep.files import GZIP, open_bytes, open_text, text_lines
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 ENDINGS |= {".tab": "tsv", ".pq": "parquet", ".txt": "text"}
 NAMES = {"json": "a JSON list", "jsonl": "JSON Lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet"}
-HEAD = 2**16  # bytes that tell what a file is
+HEAD = 2**16  # the number of bytes by which a file is recognised
 PARQUET = b"PAR1"
-# What a file begins with that people give in place of one with rows, and what to do about it.
+# The first bytes of files of other kinds that users try, what such a file is, and what to do.
 OTHERS = {
     b"PK\x03\x04": ("a zip archive, as Excel's workbooks are too", "Unpack it, or save the sheet as CSV (UTF-8)"),
     b"\xd0\xcf\x11\xe0": ("an Excel workbook", "Save the sheet as CSV (UTF-8)"),
@@ -39,13 +39,13 @@ OTHERS = {
     b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!--", b"<head", b"<body", b"<p>", b"<div")
-TAR = 257, b"ustar"  # where a tar archive says that it is one
+TAR = 257, b"ustar"  # position and value of a tar archive's signature
 LFS = b"version https://git-lfs"
-ESCAPES = (b"\x1b$B", b"\x1b$@", b"\x1b$)", b"\x1b(J")  # by which ISO 2022's encodings begin another character set
+ESCAPES = (b"\x1b$B", b"\x1b$@", b"\x1b$)", b"\x1b(J")  # escape sequences of the ISO 2022 encodings
 
 
 def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[tuple[int, object]]:
-    """The rows of a file, as its format has them. `labelled`: whether each has a text and a label. Raises BadInput."""
+    """The rows of a file. `labelled`: whether each row has a text and a label. Raises BadInput."""
     if file.is_dir():
         raise BadInput(f"data.path: {file} is a folder. Name the file in it that holds the rows.")
     if not file.is_file():
@@ -69,7 +69,7 @@ def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[t
 
 
 def _kind(file: Path, data: Data, notes: list[str], labelled: bool) -> str:
-    """The format of a file: data.format, or what its content shows, or its ending. Raises BadInput."""
+    """The format of a file: data.format, or else by its content and its ending. Raises BadInput."""
     packed = file.suffix.lower() == ".gz"
     if packed and not _is_gzip(file):
         raise BadInput(f"{file}: is not a whole gzip file: it does not begin like one. Fetch it again.")
@@ -86,11 +86,11 @@ def _kind(file: Path, data: Data, notes: list[str], labelled: bool) -> str:
         kind = _of_text(head, named, data, labelled)
     if kind is None:
         choices = ", ".join(sorted({*ENDINGS.values()}))
-        raise BadInput(f"data.format: can't tell it from {file.name}; set it to {choices}.")
+        raise BadInput(f"data.format: can't be recognised from {file.name}; set it to one of {choices}.")
     if kind == "parquet" and _is_gzip(file):
         raise BadInput(f"data.path: {file} is a gzip-compressed Parquet file. Decompress it: gunzip --keep {file}")
     if data.format == "auto" and named and kind != named and named != "text":
-        notes.append(f"{file} holds {NAMES[kind]}, whatever its name says, and is read as such")
+        notes.append(f"{file} is read as {NAMES[kind]}, by its content and not by its name")
     return kind
 
 
@@ -100,7 +100,7 @@ def _is_gzip(file: Path) -> bool:
 
 
 def require_rows(file: Path, head: bytes) -> None:
-    """Raises BadInput where a file is none that could hold rows, and says what it is."""
+    """Raise BadInput, naming the kind of file, if a file is of a kind that can't hold rows."""
     for begin, (what, remedy) in OTHERS.items():
         if head.startswith(begin):
             raise BadInput(f"{file}: is {what}. {remedy}.")
@@ -115,11 +115,11 @@ def require_rows(file: Path, head: bytes) -> None:
             f"{file}: is in ISO 2022, as Japanese mail is. Convert it to UTF-8: iconv -f ISO-2022-JP -t UTF-8."
         )
     if b"\0" in head[:1000] and not head.startswith(PARQUET):
-        raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 or something else than text. Convert it to UTF-8.")
+        raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 or not text at all. Convert it to UTF-8.")
 
 
 def _of_text(head: bytes, named: str | None, data: Data, labelled: bool) -> str | None:
-    """The format of a file that is text, by how it begins and by what its ending names."""
+    """The format of a text file, by its beginning (`head`) and by the format that its ending names (`named`)."""
     if named == "text" and not labelled:
         return named
     text = head.decode("utf-8-sig", errors="replace")
@@ -130,10 +130,10 @@ def _of_text(head: bytes, named: str | None, data: Data, labelled: bool) -> str 
         is_table = named == "text" or (named in ("json", "jsonl", "parquet") and header_of_columns)
         return "csv" if is_table else named
     rows_inside = first[0] == "[" and first[1:].lstrip()[:1] in ("[", "{", "]", "")
-    if len(lines) == 1 and len(head) == HEAD:  # the first line goes on
+    if len(lines) == 1 and len(head) == HEAD:  # the first line is longer than the part that was read
         return "json" if rows_inside and named != "jsonl" else "jsonl"
     value = _value(first)
-    if value is None:  # a value goes on in the next line, or this is no JSON
+    if value is None:  # the value continues in the next line, or this is not JSON
         if named in ("csv", "tsv", "text"):
             return "csv" if named == "text" else named
         return "jsonl" if named == "jsonl" and first[-1] not in "[{," else "json"
@@ -143,7 +143,7 @@ def _of_text(head: bytes, named: str | None, data: Data, labelled: bool) -> str 
 
 
 def _value(line: str):
-    """The JSON value that a line is; None where it is none."""
+    """The JSON value in a line; None if the line is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -151,7 +151,7 @@ def _value(line: str):
 
 
 def require_lines(file: Path) -> None:
-    """Raises BadInput where a file is none of texts, one a line, and says what it is."""
+    """Raise BadInput, naming the kind of file, if a file does not hold plain text, one text per line."""
     with open_bytes(file) as stream:
         head = stream.read(HEAD)
     require_rows(file, head)
@@ -161,7 +161,7 @@ def require_lines(file: Path) -> None:
 
 
 def _undecodable(file: Path) -> int:
-    """The number of a file's first line that is not UTF-8. A decoder tells a place in one of the file's parts only."""
+    """The number of a file's first line that is not UTF-8; the decoder's error has only a position within a block."""
     with open_bytes(file) as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -172,14 +172,14 @@ def _undecodable(file: Path) -> int:
 
 
 def _parse(text: str, where: str):
-    """One JSON value. Raises BadInput for what Python reads no further or in part, and JSONDecodeError for no JSON."""
+    """Parse one JSON value. Raises BadInput if Python can't read it completely, JSONDecodeError if it is not JSON."""
 
     def whole(pairs: list[tuple[str, object]]) -> dict:
         read = dict(pairs)
         if len(read) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise BadInput(f"{where}: an object has the key {twice!r} twice. Remove one, or give it another name.")
+            raise BadInput(f"{where}: an object has the key {twice!r} twice. Remove or rename one.")
         return read
 
     try:
@@ -187,7 +187,7 @@ def _parse(text: str, where: str):
     except json.JSONDecodeError:
         raise
     except ValueError:
-        raise BadInput(f"{where}: holds a number of too many digits. Fix it.") from None
+        raise BadInput(f"{where}: a number has too many digits. Shorten it.") from None
     except RecursionError:
         raise BadInput(
             f"{where}: its lists or objects are nested too deeply. Give rows of a text and a label."
@@ -210,12 +210,12 @@ def _json(file: Path):
 
 
 def _instead(value) -> str:
-    """What a JSON file holds in place of a list of rows, and what to do."""
+    """What a JSON file holds instead of a list of rows, and what to do about it."""
     if not isinstance(value, dict):
         return f"{type(value).__name__}. For one row per line, set data.format to jsonl."
     lists = [key for key, inner in value.items() if isinstance(inner, list)]
     if len(lists) == 1:
-        return f"dict, whose key {lists[0]!r} has a list. Save that list alone, as a file of its own."
+        return f"dict, whose key {lists[0]!r} has a list. Save only that list in a file."
     return (
         f"dict (of {listed(map(repr, value), most=5)}). Save a list of objects, in pandas by"
         " to_json(..., orient='records'). For one object per line, set data.format to jsonl."
@@ -223,7 +223,7 @@ def _instead(value) -> str:
 
 
 def _rows_before(text: str, position: int) -> int:
-    """How many whole rows of a broken JSON list stand before the fault."""
+    """The number of complete rows of a broken JSON list before the error."""
     decoder, at, rows_before = json.JSONDecoder(), text.find("[") + 1, 0
     while at < position:
         try:
@@ -252,12 +252,12 @@ def _parquet(file: Path):
         raise BadInput(f"{file}: is not a Parquet file: {error}.") from None
     names = table.schema_arrow.names
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"{file}: two columns have one name, {twice!r}. Rename one, or leave it out.")
+        raise BadInput(f"{file}: two columns have the same name, {twice!r}. Rename or remove one.")
     yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
 
 
 def _text(file: Path):
-    """What stands between empty lines of a plain text file is a row of one column, numbered by its first line."""
+    """Each block of lines between empty lines is a row of one column, numbered by its first line."""
     numbered = enumerate(text_lines(file), 1)
     for filled, group in itertools.groupby(numbered, lambda numbered_line: bool(numbered_line[1].strip())):
         if filled:

@@ -1,4 +1,4 @@
-"""A tokenised split that lies on a device, where its batches are put together: all that is copied then are ids."""
+"""A tokenised split in a device's memory: batches are assembled there, and only sample ids are copied per step."""
 
 import numpy as np
 import torch
@@ -7,10 +7,7 @@ from lockstep.data.tokens import Tokens
 
 
 class ResidentTokens:
-    """The tokens of every text of a split, end to end, on `device`; with where each begins, how many it has, its label.
-
-    What lies between the texts in a file is left out.
-    """
+    """The tokens of all texts of a split, concatenated on `device`, with each text's start, length and label."""
 
     def __init__(self, tokens: Tokens, device: torch.device):
         token_ids, starts = tokens.flat(np.arange(len(tokens))), np.cumsum(tokens.lengths) - tokens.lengths
@@ -21,7 +18,7 @@ class ResidentTokens:
         self.pad_id = tokens.pad_id
 
     def batch(self, ids: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-        """What `Tokens.batch` returns, made on the device. ids: int64 [n], on the device too."""
+        """The same batch as `Tokens.batch`, assembled on the device. ids: int64 [n], on the device."""
         columns = torch.arange(width, device=ids.device)
         mask = columns < self.lengths[ids, None]
         positions = torch.where(mask, self.starts[ids, None] + columns, 0)

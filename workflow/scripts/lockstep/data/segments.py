@@ -1,7 +1,7 @@
-"""Images of which every pixel has a class: read from a folder of images and masks, or made up; stored, and drawn.
+"""Data for image segmentation: read a folder of images and masks, or generate shapes; store, batch and draw them.
 
-A mask is a picture of the same size whose pixels are the numbers of classes; IGNORED is no class. From it follow the
-outlines: the pixels beside one of another number.
+A mask is an image of the same size whose pixels are the numbers of classes; IGNORED means no class. The outlines are
+computed from it: the pixels that have a neighbour with another number.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ from lockstep.files import hash_arrays, read_json, write_json
 from lockstep.paths import require
 
 MASKS, OUTLINES, COUNTS = "masks.npy", "outlines.npy", "counts.npy"
-ABOUT = "segments.json"  # of a prepared data set, and of a converted model: how pixels become numbers
+ABOUT = "segments.json"  # how pixels are normalised; part of a prepared data set and of a converted model
 SPLITS = ("train", "dev", "test")
-# Red, green and blue of the classes in a picture, in turn; dark grey is the first, as backgrounds are (Okabe & Ito).
+# RGB colours of the classes in a drawing (Okabe & Ito); the first, dark grey, is usually the background.
 COLOURS = ((48, 48, 48), (213, 94, 0), (0, 158, 115), (86, 180, 233), (240, 228, 66), (204, 121, 167), (0, 114, 178))
 NO_CLASS = (255, 255, 255)  # the colour of IGNORED
-GAP, PANEL = 4, 128  # pixels between the panels of a picture, and how large one is at least
+GAP, PANEL = 4, 128  # pixels between the panels of a drawing, and the approximate size that small panels get
 
 Segmented = Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]  # name, pixels, mask, outlines
 
 
 class Segments(images.Images):
-    """One prepared split: beside its pixels, uint8 [n, channels, height, width], what is known of each pixel.
+    """One prepared split: pixels, uint8 [n, channels, height, width], with masks and outlines, all memory-mapped.
 
-    labels: the masks, uint8 [n, height, width]; outlines: 1 on an outline, of the same shape. Both memory-mapped.
-    counts: int64 [n, classes], how many pixels of each image are of each class.
+    labels: the masks, uint8 [n, height, width]; outlines: 1 on an outline, else 0, of the same shape; counts: int64
+    [n, classes], the number of pixels of each class in each image.
     """
 
     def __init__(self, pixels, masks, outlines, counts, mean, std):
@@ -47,7 +47,7 @@ class Segments(images.Images):
 
     @staticmethod
     def load(split: Path) -> "Segments":
-        """The split stored at a folder, as in results/data/dataset/train."""
+        """Load the split stored in a folder such as results/data/dataset/train."""
         require(split / images.PIXELS, "prepare.py")
         about = read_json(split.parent / ABOUT)
         try:
@@ -58,15 +58,15 @@ class Segments(images.Images):
         return Segments(*arrays, counts, about["mean"], about["std"])
 
     def batch(self, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
-        """Images `ids`: pixel_values float32 [n, channels, height, width], and both labels uint8 [n, height, width]."""
+        """Images `ids`: pixel_values float32 [n, channels, height, width]; labels_mask and labels_outlines, uint8."""
         pixels = super().batch(ids, width)["pixel_values"]
         return {"pixel_values": pixels, "labels_mask": self.labels[ids], "labels_outlines": self.outlines[ids]}
 
 
 def read(data: Data, notes: list[str]) -> tuple[str, Segmented]:
-    """The source's name, and its images with what is known of their pixels, at most `data.limit`. Raises BadInput.
+    """The source's name, and its images with masks and outlines, at most `data.limit`. Raises BadInput.
 
-    `notes` are whole after the last one.
+    `notes` is complete after the last image.
     """
     if data.embedded:
         count, size = data.limit or shapes.COUNT, data.image_size or shapes.SIZE
@@ -83,11 +83,11 @@ def _remarked(pairs: Segmented, remarks: Remarks, notes: list[str]) -> Segmented
 
 
 def _folder(folder: Path, data: Data, remarks: Remarks) -> Segmented:
-    """A folder with images/NAME.png (or another kind of image) and masks/NAME.png."""
+    """Read a folder with images/NAME.png (or another image format) and masks/NAME.png."""
     for part in ("images", "masks"):
         if not (folder / part).is_dir():
             raise BadInput(
-                f"data.path: {folder} has no folder {part}. It must hold images/NAME.png, and of each image"
+                f"data.path: {folder} has no folder {part}. It must hold images/NAME.png and, for each image,"
                 f" masks/NAME.png.{containers.outside(str(folder))}"
             )
     found = {part: _by_name(folder / part) for part in ("images", "masks")}
@@ -103,7 +103,7 @@ def _folder(folder: Path, data: Data, remarks: Remarks) -> Segmented:
         mask = read_mask(found["masks"][name], data.labels)
         if mask.shape != pixels.shape[1:]:
             raise BadInput(
-                f"{found['masks'][name]}: is {mask.shape[1]} x {mask.shape[0]} pixels, and {file} is"
+                f"{found['masks'][name]}: is {mask.shape[1]} x {mask.shape[0]} pixels, but {file} is"
                 f" {pixels.shape[2]} x {pixels.shape[1]}. A mask must be as large as its image."
             )
         if data.image_size:
@@ -113,7 +113,7 @@ def _folder(folder: Path, data: Data, remarks: Remarks) -> Segmented:
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    """The image files in a folder by their names without ending. Raises BadInput where two have the same."""
+    """The image files in a folder by their names without ending. Raises BadInput if two have the same name."""
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.name.startswith(".") or file.suffix.lower() not in ENDINGS or not file.is_file():
@@ -121,21 +121,21 @@ def _by_name(folder: Path) -> dict[str, Path]:
         if HALF.search(file.name):
             raise BadInput(f"{str(file)!a}: its name is not UTF-8. Rename it.")
         if file.stem in files:
-            raise BadInput(f"{file}: {files[file.stem].name} has the same name. Which one is meant? Remove the other.")
+            raise BadInput(f"{file}: {files[file.stem].name} has the same name without its ending. Remove one of them.")
         files[file.stem] = file
     return files
 
 
 def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
-    """The numbers in a mask, those of a palette or the greys themselves: uint8 [height, width]. Raises BadInput.
+    """The class numbers in a mask, palette indices or grey values: uint8 [height, width]. Raises BadInput.
 
-    labels: the names of the classes, where they are known: a number above the last one is refused, but for IGNORED.
+    labels: the names of the classes, if known; then a number without a name is refused, except IGNORED.
     """
     from PIL import Image as Picture
     from PIL import UnidentifiedImageError
 
     if file.suffix.lower() in (".jpg", ".jpeg", ".jfif", ".webp"):
-        raise BadInput(f"{file}: this format changes numbers when it is saved. Masks must be PNG files.")
+        raise BadInput(f"{file}: this format is lossy and would change class numbers. Masks must be PNG files.")
     try:
         with Picture.open(file) as picture:
             mode, numbers = picture.mode, np.asarray(picture)
@@ -143,32 +143,32 @@ def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
         raise BadInput(f"{file}: can't be decoded as an image: {brief(error)}. Save it anew.") from None
     if mode not in ("P", "L", "1") and not mode.startswith("I"):
         raise BadInput(
-            f"{file}: has colours ({mode}), of which nobody says which class each is. Save it with a palette or in"
-            " grey, so that a pixel is the number of its class."
+            f"{file}: has colours ({mode}), whose classes are unknown. Save it with a palette or in grey, so that a"
+            " pixel is the number of its class."
         )
     if numbers.max(initial=0) > IGNORED:
         raise BadInput(
-            f"{file}: holds {numbers.max()}; the numbers of classes end before {IGNORED}, which is no class."
+            f"{file}: holds {numbers.max()}; numbers of classes must be below {IGNORED}, which means no class."
         )
     numbers = numbers.astype(np.uint8)
     known = numbers[numbers != IGNORED]
     if labels and len(known) and known.max() >= len(labels):
         raise BadInput(
-            f"{file}: holds class {known.max()}, and data.labels names {len(labels)}, numbered from 0"
+            f"{file}: holds class {known.max()}, but data.labels names {len(labels)} classes, numbered from 0"
             f" ({listed(labels)}). Name the others too, or write {IGNORED} where there is no class."
         )
     return numbers
 
 
 def _resized(mask: np.ndarray, size: int) -> np.ndarray:
-    """A mask of another size, in which each pixel has the number of the nearest one."""
+    """A mask resized to `size` x `size` by nearest neighbour."""
     from PIL import Image as Picture
 
     return np.asarray(Picture.fromarray(mask).resize((size, size), Picture.Resampling.NEAREST))
 
 
 def outlines_of(mask: np.ndarray) -> np.ndarray:
-    """Which pixels lie beside one of another number, left, right, above or below: uint8 [height, width]."""
+    """The pixels with a different number to the left, right, above or below, as 1 among 0: uint8 [height, width]."""
     outlines = np.zeros(mask.shape, dtype=bool)
     across, down = mask[:, 1:] != mask[:, :-1], mask[1:] != mask[:-1]
     outlines[:, 1:] |= across
@@ -180,18 +180,18 @@ def outlines_of(mask: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Written:
-    """The images of a source as they lie on the disk: the pixels are read from there when they are needed."""
+    """The images of a source, written to disk and memory-mapped from there."""
 
     names: list[str]
-    pixels: np.ndarray  # uint8 [n, channels, height, width], as the next two memory-mapped
+    pixels: np.ndarray  # uint8 [n, channels, height, width]
     masks: np.ndarray  # uint8 [n, height, width]
-    outlines: np.ndarray
-    digests: np.ndarray  # [n], equal where images are equal
+    outlines: np.ndarray  # uint8 [n, height, width]
+    digests: np.ndarray  # [n], equal for equal images
     masks_digests: np.ndarray
 
 
 def write(pairs: Segmented, source: str, folder: Path) -> Written:
-    """Write the images of a source to files in `folder` as they come. Raises BadInput where they differ in size."""
+    """Write the images of a source to files in `folder` while they are read. Raises BadInput if sizes differ."""
     names: list[str] = []
     shape: tuple[int, ...] = ()
     digests: tuple[list[bytes], list[bytes]] = [], []
@@ -201,8 +201,8 @@ def write(pairs: Segmented, source: str, folder: Path) -> Written:
             shape = shape or pixels.shape
             if pixels.shape != shape:
                 raise BadInput(
-                    f"{source}: {name} is {pixels.shape[2]} x {pixels.shape[1]} pixels, and {names[0]} is {shape[2]} x"
-                    f" {shape[1]}. Images must be alike: set data.image_size to have all brought to one size."
+                    f"{source}: {name} is {pixels.shape[2]} x {pixels.shape[1]} pixels, but {names[0]} is {shape[2]} x"
+                    f" {shape[1]}. All images must have one size: set data.image_size to resize them."
                 )
             for stream, array in ((pixels_file, pixels), (masks_file, mask), (outlines_file, outlines)):
                 stream.write(np.ascontiguousarray(array).tobytes())
@@ -217,16 +217,16 @@ def write(pairs: Segmented, source: str, folder: Path) -> Written:
 
 
 def store(written: Written, data: Data, source: str, notes: list[str], folder: Path) -> dict:
-    """Divide images among the splits by `data.splits` and `data.seed`, and write each to `folder`.
+    """Divide images among the splits by `data.splits` and `data.seed`, and write each split to `folder`.
 
-    Of equal images only the first is kept, so that none stands in two splits. Returns the summary of data.json.
-    Raises BadInput where a split would be empty, or there are fewer than two classes.
+    Only the first of equal images is kept, so that none is in two splits. Returns the summary for data.json. Raises
+    BadInput if a split would be empty, or there are fewer than two classes.
     """
     labels, counts = _classes(written, data, source)
     _, first, which = np.unique(written.digests, return_index=True, return_inverse=True)
     known = counts.sum(axis=1) > 0
     if unknown := int((~known[np.sort(first)]).sum()):
-        notes.append(f"images that have no pixel of a class, and are left out: {unknown}")
+        notes.append(f"images without a pixel of any class, which are left out: {unknown}")
     kept = np.sort(first[known[first]])
     other_mask = int((written.masks_digests != written.masks_digests[first[which]]).sum())
     parts = _divided(kept, data, source)
@@ -267,49 +267,49 @@ def store(written: Written, data: Data, source: str, notes: list[str], folder: P
 
 
 def _holding(counts: np.ndarray) -> list[int]:
-    """How many images hold each class: [classes]."""
+    """The number of images that contain each class: [classes]."""
     return (counts > 0).sum(axis=0).tolist()
 
 
 def _classes(written: Written, data: Data, source: str) -> tuple[list[str], np.ndarray]:
-    """The names of the classes, and how many pixels of each image are of each: int64 [n, classes]."""
+    """The names of the classes, and the number of pixels of each class in each image: int64 [n, classes]."""
     every = np.stack([np.bincount(mask.ravel(), minlength=IGNORED + 1) for mask in written.masks])[:, :IGNORED]
     highest = int(np.flatnonzero(every.any(axis=0)).max(initial=-1))
     labels = data.labels or (shapes.NAMES if data.embedded else [str(number) for number in range(highest + 1)])
     if data.embedded and len(labels) != len(shapes.NAMES):
-        raise BadInput(f"data.labels: names {len(labels)} classes, and the made-up shapes have {len(shapes.NAMES)}.")
+        raise BadInput(f"data.labels: names {len(labels)} classes, but the generated shapes have {len(shapes.NAMES)}.")
     if highest < 0:
-        raise BadInput(f"{source}: no pixel of any mask is of a class: all are {IGNORED}, which stands for none.")
+        raise BadInput(f"{source}: no pixel of any mask has a class: all are {IGNORED}, which means no class.")
     present = np.flatnonzero(every.any(axis=0))
     if len(labels) < 2 or len(present) < 2:
         only = labels[present[0]] if present[0] < len(labels) else present[0]
-        raise BadInput(f"{source}: all pixels that are of a class are of {only}; at least two classes are needed.")
+        raise BadInput(f"{source}: all pixels with a class have the class {only}; at least two classes are needed.")
     return labels, every[:, : len(labels)]
 
 
 def _divided(places: np.ndarray, data: Data, source: str) -> dict[str, np.ndarray]:
-    """The places of each split's images, at random by `data.seed`."""
+    """The positions of each split's images, drawn at random by `data.seed`."""
     order = np.random.default_rng(data.seed).permutation(places)
     ends = np.cumsum([data.splits[part] for part in SPLITS]) / sum(data.splits[part] for part in SPLITS)
     cut = np.split(order, np.round(ends[:-1] * len(order)).astype(int))
     parts = {part: np.sort(inside) for part, inside in zip(SPLITS, cut, strict=True)}
     if empty := [part for part, inside in parts.items() if not len(inside)]:
         raise BadInput(
-            f"{source}: {len(places)} images can't be split as data.splits says: {listed(empty)} would have none. Give"
-            " more, or other shares."
+            f"{source}: {len(places)} images can't be divided by data.splits: {listed(empty)} would be empty. Give more"
+            " images, or other shares."
         )
     return parts
 
 
 def palette() -> np.ndarray:
-    """The colour of each number that a mask may hold: uint8 [256, 3]."""
+    """The colour of each possible number in a mask: uint8 [256, 3]."""
     colours = np.array(COLOURS, dtype=np.uint8)[np.arange(IGNORED + 1) % len(COLOURS)]
     colours[IGNORED] = NO_CLASS
     return colours
 
 
 def mask_png(mask: np.ndarray) -> bytes:
-    """A mask, uint8 [height, width], as a PNG file whose pixels are its numbers, with a palette to be seen by."""
+    """A mask, uint8 [height, width], as a PNG file whose pixels are its numbers, with a palette of visible colours."""
     from PIL import Image as Picture
 
     picture = Picture.fromarray(mask)
@@ -318,9 +318,9 @@ def mask_png(mask: np.ndarray) -> bytes:
 
 
 def drawn(rows: list[tuple[np.ndarray, ...]]) -> bytes:
-    """Images, uint8 [channels, height, width], and masks, uint8 [height, width], beside one another: a PNG file.
+    """Draw images, uint8 [channels, height, width], and masks, uint8 [height, width], side by side: a PNG file.
 
-    A row for each; small ones are enlarged.
+    `rows` has one tuple for each row of the drawing. Small images are enlarged.
     """
     from PIL import Image as Picture
 
@@ -346,7 +346,7 @@ def drawn(rows: list[tuple[np.ndarray, ...]]) -> bytes:
 
 
 def shares(mask: np.ndarray, labels: list[str]) -> str:
-    """Which part of a mask each class has, the largest first, as "background 80 %, circle 20 %"."""
+    """The share of each class in a mask, the largest first, such as "background 80 %, circle 20 %"."""
     known = mask[mask != IGNORED]
     counted = Counter(known.tolist()).most_common()
     percents = [(labels[number], 100 * count / known.size) for number, count in counted]

@@ -1,28 +1,27 @@
-"""Pictures of shapes, made from a seed, of which every pixel's class is known: data to segment that nobody downloads.
+"""Generate pictures of shapes with known masks: segmentation data without a download.
 
-Circles, squares and triangles of any size and turn lie over one another on a striped background, all in noise. A colour
-tells something of a shape's class and not all of it. Around each outline lies a band of which nobody says which class
-it is, as in masks that people draw.
+Circles, squares and triangles of random size and rotation overlap on a striped background with noise. Colour is a weak
+sign of a shape's class. A band around each outline has no class, as in masks that people draw.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-IGNORED = 255  # what stands in a mask where no class is known (PASCAL VOC, Everingham et al. 2010)
+IGNORED = 255  # the number of "no class" in a mask (PASCAL VOC, Everingham et al. 2010)
 NAMES = ["background", "circle", "square", "triangle"]
-COUNT, SIZE = 480, 32  # of pictures, and pixels in height and width, where the configuration names none
-BAND, EDGE = 0.6, 1.0  # half the width, in pixels, of the band that is ignored, and of the outline that is to be found
-HUES = {1: (0.75, 0.45, 0.35), 2: (0.40, 0.65, 0.40), 3: (0.40, 0.45, 0.75)}  # red, green, blue, from 0 to 1
-JITTER, NOISE = 0.16, 0.07  # standard deviations of a shape's colour, and of each pixel
+COUNT, SIZE = 480, 32  # defaults: the number of pictures, and their height and width in pixels
+BAND, EDGE = 0.6, 1.0  # half the width in pixels of the band without a class, and of the outline to be predicted
+HUES = {1: (0.75, 0.45, 0.35), 2: (0.40, 0.65, 0.40), 3: (0.40, 0.45, 0.75)}  # RGB from 0 to 1
+JITTER, NOISE = 0.16, 0.07  # standard deviations of a shape's colour, and of each pixel's noise
 
 Shapes = Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]
 
 
 def generate(count: int, size: int, seed: int) -> Shapes:
-    """Each picture's name, its pixels, uint8 [3, size, size], its mask and its outlines, uint8 [size, size].
+    """Yield each picture's name, pixels, uint8 [3, size, size], mask and outlines, uint8 [size, size].
 
-    The mask holds the numbers of NAMES, or IGNORED; outlines are 1 and all else is 0.
+    The mask holds positions in NAMES, or IGNORED; outlines are 1, all other pixels 0.
     """
     for number in range(count):
         yield (f"shapes {number}", *_picture(size, np.random.default_rng([seed, number])))
@@ -48,11 +47,11 @@ def _picture(size: int, random: np.random.Generator) -> tuple[np.ndarray, np.nda
 
 
 def _distance(kind: int, down: np.ndarray, right: np.ndarray, radius: float, turn: float) -> np.ndarray:
-    """How far each pixel lies outside of a shape's outline, in pixels, less than 0 inside: [height, width]."""
+    """The signed distance of each pixel to a shape's outline, in pixels, negative inside: [height, width]."""
     if NAMES[kind] == "circle":
         return np.hypot(down, right) - radius
     sides = 4 if NAMES[kind] == "square" else 3
     angles = turn + 2 * np.pi * np.arange(sides) / sides
-    # The farthest of the lines that its sides lie on, which are nearer to the centre than its corners.
+    # `reach` is the distance of the sides from the centre; the corners are farther away.
     reach = radius * (0.88 if sides == 4 else 0.70)
     return np.max([down * np.sin(angle) + right * np.cos(angle) - reach for angle in angles], axis=0)

@@ -1,6 +1,6 @@
-"""Rows of texts, from a local file, an https address, a Hugging Face data set, or the embedded corpus.
+"""Read rows of texts from a local file, an https address, a Hugging Face data set, or the embedded corpus.
 
-Every reader yields (row number, row): numbers from 1 as an editor counts them, rows as lists or mappings.
+Every reader yields (row number, row). Numbers start at 1, as in an editor; rows are lists or mappings.
 """
 
 import itertools
@@ -21,18 +21,18 @@ from lockstep.data.labels import HALF, Labels, listed
 from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
-BLANK = re.compile(r"(\S) +(?=(\S))")  # what stands on both sides of blanks
-BESIDE_CHARACTERS = "beside characters"  # what "auto" comes to for join_blanks, where most blanks are
-BLANKS_LOOK = 1000  # rows that tell what blanks are for
-BLOCK = 2**16  # bytes of a download at a time; what has come of one is lost with the connection
-MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data belongs into a data set id
+BLANK = re.compile(r"(\S) +(?=(\S))")  # blanks, with the characters on both sides
+BESIDE_CHARACTERS = "beside characters"  # the value of join_blanks that "auto" chooses if most blanks are there
+BLANKS_LOOK = 1000  # the number of rows by which "auto" decides
+BLOCK = 2**16  # bytes of a download that are read at a time; an incomplete block is lost with the connection
+MAX_DOWNLOAD = 4 * 2**30  # bytes; larger data should be a data set on the hub
 
 
 def read(data: Data, downloads: Path, notes: list[str], labels: Labels) -> tuple[str, Iterator[tuple[str, int, int]]]:
-    """The source's name, and its (text, label's number in `labels`, row number) triples, at most `data.limit` of them.
+    """The source's name, and its (text, label's number in `labels`, row number) triples, at most `data.limit`.
 
-    Text is a cleaned, non-empty string. Downloads are kept in `downloads`. What a reader of the results must know of
-    the source is added to `notes`, at the latest with the first row.
+    Texts are cleaned and never empty. Downloads are kept in `downloads`. Remarks on the source for readers of the
+    results are added to `notes`, by the time the first row is read.
     """
     name, rows = records(data, downloads, notes)
     data, rows = with_blanks_decided(data, rows, [(data.text, 0)], notes)
@@ -42,7 +42,7 @@ def read(data: Data, downloads: Path, notes: list[str], labels: Labels) -> tuple
 def records(
     data: Data, downloads: Path, notes: list[str], labelled: bool = True
 ) -> tuple[str, Iterator[tuple[int, object]]]:
-    """The source's name, and its rows as they stand there with their numbers, at most `data.limit` of them."""
+    """The source's name, and its unprocessed rows with their numbers, at most `data.limit`."""
     if data.embedded:
         name, rows = "the embedded synthetic corpus", enumerate(corpus.generate(data.seed), 1)
     elif data.hub and not data.path and not data.url:
@@ -54,7 +54,7 @@ def records(
 
 
 def _in_one_order(rows: Iterator[tuple[int, object]], data: Data, name: str) -> Iterator[tuple[int, object]]:
-    """The rows. Raises BadInput where columns are asked for by position, and objects name theirs in several orders."""
+    """Yield the rows. Raises BadInput if columns are given by position, but objects order their keys differently."""
     asked = [column for column in (data.text, data.label, data.prompt, data.completion) if isinstance(column, int)]
     count, first = max(asked, default=-1) + 1, None
     for number, row in rows:
@@ -63,8 +63,8 @@ def _in_one_order(rows: Iterator[tuple[int, object]], data: Data, name: str) -> 
             first = first or (number, names)
             if names != first[1] and not set(map(str, asked)) <= row.keys():
                 raise BadInput(
-                    f"{name}, row {number}: begins with {listed(map(repr, names))}, and row {first[0]} with"
-                    f" {listed(map(repr, first[1]))}; columns are asked for by position. Name them, as in"
+                    f"{name}, row {number}: its first keys are {listed(map(repr, names))}, but those of row {first[0]}"
+                    f" are {listed(map(repr, first[1]))}, and columns are given by position. Name them, as in"
                     " data.text: text, data.label: label."
                 )
         yield number, row
@@ -80,9 +80,9 @@ def _columns(rows, data: Data, name: str, labels: Labels) -> Iterator[tuple[str,
 def with_blanks_decided(
     data: Data, rows: Iterator[tuple[int, object]], columns: list[tuple[str | int, int]], notes: list[str]
 ) -> tuple[Data, Iterator[tuple[int, object]]]:
-    """`data` with its `join_blanks` decided by the first texts where it is "auto", and all of `rows`.
+    """`data` with `join_blanks: auto` resolved by the first texts, and all of `rows`.
 
-    columns: those that hold texts, each with its position in rows without names.
+    columns: the columns that hold texts, each with its position in rows without names.
     """
     first = list(itertools.islice(rows, BLANKS_LOOK))
     between = characters = 0
@@ -97,16 +97,16 @@ def with_blanks_decided(
         data = replace(data, join_blanks=BESIDE_CHARACTERS if mostly_characters else False)
         if mostly_characters:
             notes.append(
-                "blanks beside Chinese and Japanese characters are removed, as most stand between these; those between"
-                " words of alphabets stay"
+                "blanks beside Chinese and Japanese characters are removed, since most blanks are between such"
+                " characters; blanks between alphabetic words stay"
             )
     elif data.join_blanks and between and not mostly_characters:
-        notes.append("blanks between words are removed (data.join_blanks), and most stand between letters of alphabets")
+        notes.append("blanks between words are removed (data.join_blanks), though most are between alphabetic words")
     return data, itertools.chain(first, rows)
 
 
 def _is_character(letter: str) -> bool:
-    """Whether a character is one of a script, as Chinese and Japanese, that puts no blanks between its words."""
+    """Whether a character belongs to a script without blanks between words, such as Chinese or Japanese."""
     return unicodedata.east_asian_width(letter) in ("W", "F") and not "\uac00" <= letter <= "\ud7a3"
 
 
@@ -122,7 +122,7 @@ def _without_blanks_beside_characters(text: str) -> str:
 
 
 def _cell(row, column: str | int, position: int):
-    """What a row has in a column; None where it has none."""
+    """A row's value in a column; None if it has no such column."""
     try:
         return _column(row, column, position, "text", "")
     except BadInput:
@@ -130,7 +130,7 @@ def _cell(row, column: str | int, position: int):
 
 
 def text_of(row, column: str | int, position: int, key: str, where: str, data: Data) -> str:
-    """A row's cleaned text in one column, which `data.key` names. Raises BadInput where it is none, or empty."""
+    """A row's cleaned text in the column of the setting data.`key`. Raises BadInput if it is no text, or is empty."""
     text = _column(row, column, position, key, where)
     if not isinstance(text, str):
         raise BadInput(f"{where}: the {key} is {text!r}; expected a string.")
@@ -151,11 +151,11 @@ def _column(row, column: str | int, position: int, key: str, where: str):
         index = column if isinstance(column, int) else position
         if index < len(row):
             return row[index]
-        raise BadInput(f"{where}: has {len(row)} columns; data.{key} wants the one at position {index}.")
+        raise BadInput(f"{where}: has {len(row)} columns, but data.{key} needs the one at position {index}.")
     if isinstance(row, dict):
         if column in row:
             return row[column]
-        if isinstance(column, int) and str(column) in row:  # as pandas calls columns without names
+        if isinstance(column, int) and str(column) in row:  # pandas' names of unnamed columns
             return row[str(column)]
         if isinstance(column, int) and column < len(row):
             return list(row.values())[column]
@@ -169,19 +169,19 @@ def _column(row, column: str | int, position: int, key: str, where: str):
 
 
 def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
-    """The rows of a Hugging Face data set, numbered from 1. Raises BadInput where they can't be had."""
+    """The rows of a Hugging Face data set, numbered from 1. Raises BadInput if they can't be fetched."""
     from datasets import load_dataset_builder
 
-    from lockstep.data import hub  # starts the hub's library
+    from lockstep.data import hub  # imports the hub's library, which is slow
 
     where = f"data.hub: {data.hub} at revision {data.revision}"
     try:
         builder = load_dataset_builder(data.hub, name=data.subset, revision=data.revision)
         if hub.COMMIT.fullmatch(data.revision) and builder.hash != data.revision and not Path(data.hub).is_dir():
-            # Where the hub does not answer, datasets takes what it has.
+            # If the hub does not answer, datasets silently uses another revision from its cache.
             raise BadInput(
-                f"{where} can't be read: the hub can't be reached, and what was fetched before is revision"
-                f" {builder.hash}. Connect to the network, or set data.revision to that one."
+                f"{where} can't be read: the hub can't be reached, and the cache holds revision {builder.hash}. Connect"
+                " to the network, or set data.revision to that one."
             )
         files = itertools.chain.from_iterable((builder.config.data_files or {}).values())
         hub.fetch_rows(sorted({file for file in files if file.startswith("hf://")}))
@@ -189,20 +189,20 @@ def hub_rows(data: Data) -> Iterator[tuple[int, dict]]:
         rows = builder.as_dataset(split=data.split)
     except BadInput:
         raise
-    except Exception as error:  # of the network, the hub, its library, Arrow: each has its own
+    except Exception as error:  # the network, the hub, its library and Arrow each raise their own
         if no_room(error):
             raise
         reason = hub.why_no_rows(error, data.hub, data.revision)
         raise BadInput(f"{where} can't be read: {reason}") from None
     names = getattr((rows.features or {}).get(data.label), "names", None)
     for number, row in enumerate(rows, 1):
-        if names and data.labels is None:  # the data set stores numbers, and -1 where a label is kept secret
+        if names and data.labels is None:  # the data set stores numbers, and -1 for a withheld label
             row[data.label] = names[row[data.label]] if row[data.label] not in (None, -1) else None
         yield number, row
 
 
 def download(url: str, sha256: str, folder: Path) -> Path:
-    """Fetch `url` into `folder` once, and check it against its hash. Raises BadInput; leaves nothing half-written."""
+    """Fetch `url` into `folder` once, and check its hash. Raises BadInput; never leaves an incomplete file."""
     file = Path(url)
     file = folder / f"{sha256[:16]}{Path(file.stem).suffix if file.suffix.lower() == '.gz' else ''}{file.suffix}"
     if file.is_file() and hash_file(file) == sha256:
@@ -222,9 +222,9 @@ def download(url: str, sha256: str, folder: Path) -> Path:
 
 
 def _fetch(url: str, stream: BinaryIO) -> bool:
-    """Write to a file what is behind `url`, from where the file ends; whether that was all.
+    """Append the rest of `url`'s content to a file, from the file's end on. Returns whether it is complete.
 
-    Where the connection is cut it was not, and the next call goes on. Raises requests' errors where nothing came.
+    If the connection breaks, the next call resumes. Raises requests' errors if nothing was received.
     """
     begin = stream.tell()
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
@@ -233,7 +233,7 @@ def _fetch(url: str, stream: BinaryIO) -> bool:
             response.raise_for_status()
             if not response.url.startswith("https://"):
                 raise BadInput(f"data.url: {url} leads to {response.url}, which is not https.")
-            if begin and response.status_code != requests.codes.partial_content:  # the whole file once more
+            if begin and response.status_code != requests.codes.partial_content:  # the server sends the whole file
                 stream.seek(0)
                 stream.truncate()
             for block in response.iter_content(BLOCK):

@@ -1,7 +1,8 @@
-"""Rows of CSV and TSV files: what separates columns, what quotation marks mean, and whether there is a header.
+"""Read rows of CSV and TSV files: detect the separator, the meaning of quotation marks, and a header.
 
-By RFC 4180 a quotation mark at a field's beginning encloses it, line ends too. In files that were written line by line
-it is a letter like any other, and that rule makes one row of many. So the file as a whole is looked at first.
+By RFC 4180 a quotation mark at the beginning of a field encloses it, including line ends. In files that were written
+line by line, a quotation mark is an ordinary character, and that rule would merge many rows into one. So the whole file
+is surveyed first.
 """
 
 import csv
@@ -18,22 +19,22 @@ from lockstep.errors import BadInput
 from lockstep.files import open_text
 
 SEPARATORS = ",;\t|"
-LOOK = 100  # rows that tell a file's separator
-REMEMBERED = 10_000  # different labels
-QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a field that quotation marks enclose, those inside it doubled
-ESCAPED = re.compile(r'"(?:[^"\\]|\\.)*\\"(?:[^"\\]|\\.)*"')  # the same, with backslashes before those inside it
+LOOK = 100  # the number of rows by which the separator is detected
+REMEMBERED = 10_000  # the largest number of distinct labels that is kept
+QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a field in quotation marks; marks inside are doubled
+ESCAPED = re.compile(r'"(?:[^"\\]|\\.)*\\"(?:[^"\\]|\\.)*"')  # the same with a backslash before marks inside
 
 
 @dataclass
 class Dialect:
-    """How a file is to be read. letters: whether quotation marks are letters, and each line is a row."""
+    """How to read a file. letters: whether quotation marks are ordinary characters, so that each line is a row."""
 
     separator: str
     letters: bool = False
 
 
 def rows(file: Path, data: Data, kind: str, notes: list[str]) -> Iterator[tuple[int, list[str] | dict[str, str]]]:
-    """Each row with the number of the line on which it begins: by name below a header line, else a list.
+    """Yield each row with the number of its first line: as a mapping if there is a header, otherwise as a list.
 
     kind: "csv" or "tsv". Raises BadInput.
     """
@@ -54,14 +55,14 @@ def rows(file: Path, data: Data, kind: str, notes: list[str]) -> Iterator[tuple[
     header = [name.strip() for name in first[1]]
     if by_name or _is_header(first[1], data, file, dialect):
         if not by_name:
-            notes.append(f"row 1 of {file} ({', '.join(header)[:80]}) is taken for its header, and not for data")
+            notes.append(f"row 1 of {file} ({', '.join(header)[:80]}) is taken for the header, not for data")
         _require_one_of_each(header, data, file)
-        # Columns without a name, as spreadsheets leave them, and those that share one are had by position alone.
+        # Columns without a name, common in spreadsheets, and columns that share a name are available by position only.
         names = [
             name if name and header.count(name) == 1 else f"({number}) {name}".strip()
             for number, name in enumerate(header, 1)
         ]
-        by_name = by_name or data.label in header  # of one that was found, the text's column may be a position
+        by_name = by_name or data.label in header  # with a detected header, data.text may still be a position
     else:
         records = itertools.chain([first], records)
     for number, row in records:
@@ -72,18 +73,18 @@ def rows(file: Path, data: Data, kind: str, notes: list[str]) -> Iterator[tuple[
         if not dialect.letters and number in survey.swallowed:
             lines = survey.swallowed[number]
             raise BadInput(
-                f"{file}, row {number}: a quotation mark opens a field that goes on to row {number + lines - 1}, and"
-                " takes in lines that are rows. Where it is a letter, write it twice, and one around the whole field."
+                f"{file}, row {number}: a quotation mark opens a field that ends in row {number + lines - 1}, and the"
+                " lines between look like rows. If the mark is part of the text, double it and quote the whole field."
             )
         yield number, dict(zip(names, row, strict=True)) if by_name else row
 
 
 def _require_one_of_each(header: list[str], data: Data, file: Path) -> None:
-    """Raises BadInput where a column that is asked for by its name is there twice."""
+    """Raise BadInput if the name of a requested column occurs twice."""
     for key, name in (("text", data.text), ("label", data.label)):
         if header.count(name) > 1:
             raise BadInput(
-                f"{file}, row 1: two columns have one name, {name!r}. Rename one, or set data.{key} to a number."
+                f"{file}, row 1: two columns have the same name, {name!r}. Rename one, or set data.{key} to a number."
             )
 
 
@@ -93,7 +94,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _records(file: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    """Every row that is not empty, with the number of the line on which it begins."""
+    """Yield every row that is not empty, with the number of its first line."""
     reader, number = _reader(_lines(file), dialect), 0
     try:
         for row in reader:
@@ -121,25 +122,25 @@ def _name(dialect: Dialect) -> str:
 
 def _explained(error: csv.Error) -> str:
     if "unexpected end of data" in str(error):
-        return 'a field begins with a quotation mark (") that none closes'
-    return f"{error}; a quotation mark inside a field is written twice, and one stands around the whole field"
+        return 'a field begins with a quotation mark (") that is never closed'
+    return f"{error}; double a quotation mark inside a field, and quote the whole field"
 
 
 class Survey:
-    """What a file's quotation marks tell, of all its lines."""
+    """How quotation marks are used in a file, from all its lines."""
 
     def __init__(self, separator: str):
         self.separator = separator
-        self.marks = False  # whether there is any
-        self.lines = 0  # that are not empty
-        self.every_line_a_row = True  # with as many separators as the first line
-        self.enclosing = True  # whether marks stand as a program writes them that quotes where it must
-        self.enclosed, self.filled = Counter(), Counter()  # by column: fields within marks, and all that hold something
-        self.doubled = False  # whether any field within marks holds one that is written twice
-        self.escaped = 0  # the first line with a field within marks that holds one after a backslash
-        self.unreadable = False  # by RFC 4180
-        self.over_lines: dict[int, int] = {}  # rows of several lines; and how many
-        self.swallowed: dict[int, int] = {}  # rows of several lines, of which two are rows by themselves; and how many
+        self.marks = False  # whether the file has any quotation mark
+        self.lines = 0  # the number of lines that are not empty
+        self.every_line_a_row = True  # whether every line has as many separators as the first one
+        self.enclosing = True  # whether marks are used as by a program that quotes only fields that need it
+        self.enclosed, self.filled = Counter(), Counter()  # by column: quoted fields, and fields that are not empty
+        self.doubled = False  # whether any quoted field contains a doubled mark
+        self.escaped = 0  # the first line with a quoted field that contains a mark after a backslash
+        self.unreadable = False  # whether RFC 4180's rules fail
+        self.over_lines: dict[int, int] = {}  # rows that span several lines, with their number of lines
+        self.swallowed: dict[int, int] = {}  # those of them in which at least two lines look like rows themselves
 
     @classmethod
     def of(cls, file: Path, separator: str, data: Data) -> "Survey":
@@ -152,8 +153,8 @@ class Survey:
         return survey
 
     def _line_by_line(self, file: Path) -> None:
-        """Every line, as if quotation marks were letters."""
-        width, needless = None, set()  # columns with fields within marks that need none
+        """Survey every line as if quotation marks were ordinary characters."""
+        width, needless = None, set()  # columns with quoted fields that need no quotation marks
         for number, line in enumerate(_lines(file), 1):
             fields = line.rstrip("\r\n").split(self.separator)
             if not line.strip():
@@ -176,12 +177,12 @@ class Survey:
                     self.doubled = True
                 else:
                     needless.add(column)
-        # A program that quotes where it must quotes a whole column, or none that does not need it; but for the header.
+        # A program quotes either whole columns, except the header, or only fields that need it.
         self.enclosing &= all(self.enclosed[column] >= self.filled[column] - 1 for column in needless)
         self.width = width or 0
 
     def _by_rule(self, file: Path, data: Data) -> None:
-        """Every row by RFC 4180, and of those over several lines whether these are rows by themselves."""
+        """Survey the rows as RFC 4180 defines them, and find rows over several lines whose lines look like rows."""
         taken: list[str] = []
 
         def followed() -> Iterator[str]:
@@ -213,7 +214,7 @@ class Survey:
                 self.swallowed[number] = len(lines)
 
     def quotes_are_letters(self) -> bool:
-        """Whether each line is a row, and quotation marks are part of what it says."""
+        """Whether each line is a row, so that quotation marks are part of the text."""
         if not self.marks:
             return False
         readable = not self.unreadable and not self.swallowed
@@ -224,26 +225,26 @@ class Survey:
 
     def notes(self, file: Path, dialect: Dialect) -> list[str]:
         if dialect.letters and (self.unreadable or self.swallowed):
-            return [f"{file}: each line is a row, and quotation marks are letters, as they enclose no fields"]
+            return [f"{file}: each line is a row, and quotation marks are part of the text, as they enclose no fields"]
         if self.over_lines and not dialect.letters:
             numbers, longest = listed(map(str, self.over_lines)), max(self.over_lines.values())
             return [
-                f"{file}: rows {numbers} hold line ends within quotation marks, up to {longest} lines; each"
-                " is taken for one row"
+                f"{file}: rows {numbers} contain line ends in quotation marks, up to {longest} lines; each is taken for"
+                " one row"
             ]
         return []
 
     def of_quotes(self, dialect: Dialect) -> str:
-        """What an error about columns adds where a quotation mark may be why."""
+        """A hint for an error about columns, if quotation marks may be the cause."""
         if not self.marks:
             return ""
         if dialect.letters:
-            return " Quotation marks are taken for letters there, as they don't enclose fields throughout."
-        return " A quotation mark that is a letter may be why: write it twice, and one around the whole field."
+            return " Quotation marks are taken for part of the text, as they don't enclose fields consistently."
+        return " A quotation mark in the text may be the cause: double it, and quote the whole field."
 
 
 def _column_of_label(header: list[str], data: Data) -> int:
-    """Where labels stand, by a file's first row."""
+    """The position of the labels' column, by a file's first row."""
     if isinstance(data.label, int):
         return data.label
     names = [name.strip() for name in header]
@@ -251,14 +252,15 @@ def _column_of_label(header: list[str], data: Data) -> int:
 
 
 def _separator(file: Path, data: Data, kind: str, notes: list[str]) -> str:
-    """What stands between a file's columns: what gives its first rows several columns each, all as many, with the names
-    that are asked for above them. Where none does, a tab in TSV and a comma in CSV.
+    """Detect the separator of a file's columns.
 
-    Where several do, by which columns have no names, the one with the fewest different labels; of as many, the usual.
+    A separator fits if the first rows then have the same number of columns, at least two, and the first row has the
+    requested names. If several fit, the one with the fewest distinct labels is chosen, and among equals the usual one.
+    If none fits, it is the usual one: a tab in TSV, a comma in CSV.
     """
     usual = "\t" if kind == "tsv" else ","
     names = {name for name in (data.text, data.label) if isinstance(name, str)} if isinstance(data.text, str) else set()
-    labels: dict[str, int] = {}  # how many different ones each separator gives
+    labels: dict[str, int] = {}  # the number of distinct labels by separator
     for separator in sorted(SEPARATORS, key=lambda separator: separator != usual):
         for letters in (False, True):
             try:
@@ -272,23 +274,23 @@ def _separator(file: Path, data: Data, kind: str, notes: list[str]) -> str:
     chosen = min(labels, key=labels.get, default=usual)
     if others := [separator for separator in labels if separator != chosen]:
         notes.append(
-            f"{file}: {chosen!r} is taken for what separates its columns; {listed(map(repr, others))} would divide each"
+            f"{file}: {chosen!r} is taken for the separator of columns; {listed(map(repr, others))} would divide each"
             " row, too"
         )
     return chosen
 
 
 def _is_header(first: list[str], data: Data, file: Path, dialect: Dialect) -> bool:
-    """Whether the first row names the columns: its label is none of those that the other rows have.
+    """Whether the first row is a header: the value in its label column is not a label of any other row.
 
-    Where the labels are not known, the others must be numbers or come again and again, for the first to stand out.
+    If data.labels is not set, the other labels must be numbers, or occur at least four times each on average.
     """
     if data.label in [name.strip() for name in first]:
         return True
     at = data.label if isinstance(data.label, int) else 1
     label = first[at].strip() if at < len(first) else ""
     if [name.strip() for name in first] == [str(position) for position in range(len(first))]:
-        return True  # as pandas calls columns without names
+        return True  # pandas' names of unnamed columns
     others: Counter[str] = Counter()
     for _, row in itertools.islice(_records(file, dialect), 1, None):
         others[row[at].strip() if at < len(row) else ""] += 1

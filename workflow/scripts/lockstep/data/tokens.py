@@ -1,6 +1,6 @@
-"""Tokenised splits as they are stored, and batches made of them.
+"""Load tokenised splits, and make batches of them.
 
-Training reads the Arrow files alone: it needs neither the datasets library nor a tokenizer, which would slow its start.
+Training reads the Arrow files directly. It needs neither the datasets library nor a tokenizer, whose imports are slow.
 """
 
 import mmap
@@ -22,7 +22,7 @@ def table(folder: Path) -> pa.Table:
 
 
 def _mapped(folder: Path) -> pa.Buffer:
-    """The file that holds the split; what is not read of it takes no memory."""
+    """The file that holds the split, memory-mapped, so that only the parts that are read take memory."""
     (part,) = read_json(require(folder / "state.json", "prepare.py"))["_data_files"]
     with (folder / part["filename"]).open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -31,10 +31,10 @@ def _mapped(folder: Path) -> pa.Buffer:
 
 
 class Tokens:
-    """One tokenised split: where the tokens of each text begin in `token_ids`, how many there are, and its label.
+    """One tokenised split: the start of each text in `token_ids`, its number of tokens, and its label.
 
-    starts, lengths, labels: int64 [n]. token_ids: int [any], with whatever lies between the texts; without `starts`
-    they are end to end.
+    starts, lengths, labels: int64 [n]. token_ids: int [any], which may contain other numbers between the texts; without
+    `starts` the texts are contiguous.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Tokens:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest text."""
+        """The number of tokens of the longest text."""
         return int(self.lengths.max())
 
     @staticmethod
     def load(folder: Path, pad_id: int | None = None) -> "Tokens":
-        """The split stored at `folder`, as in results/data/dataset/train; without `pad_id` by data.json beside it.
+        """Load the split stored in a folder such as results/data/dataset/train; `pad_id` is by default data.json's.
 
-        Nothing is copied: the whole file is seen as one array of numbers, in which the tokens lie here and there.
+        Nothing is copied: the whole file is viewed as one array of numbers, with the tokens somewhere in it.
         """
         file = _mapped(folder)
         try:
@@ -70,7 +70,7 @@ class Tokens:
         lists = columns.column("input_ids").chunks
         number = lists[0].values.type.to_pandas_dtype()
         size = np.dtype(number).itemsize
-        # Where a list's numbers begin in the file: by the addresses in memory.
+        # Where each chunk's numbers begin in the file, computed from addresses in memory.
         first = [(chunk.values.buffers()[1].address - file.address) // size + chunk.values.offset for chunk in lists]
         return Tokens(
             token_ids=np.frombuffer(file, number, count=file.size // size),
@@ -86,7 +86,7 @@ class Tokens:
         )
 
     def flat(self, ids: np.ndarray) -> np.ndarray:
-        """The token ids of samples `ids`, one text after the other: int [tokens]."""
+        """The token ids of samples `ids`, concatenated: int [tokens]."""
         lengths = self.lengths[ids]
         begins = np.cumsum(lengths) - lengths
         return self.token_ids[np.arange(lengths.sum()) + np.repeat(self.starts[ids] - begins, lengths)]
@@ -103,5 +103,5 @@ class Tokens:
         }
 
     def batches(self, size: int) -> list[np.ndarray]:
-        """All ids, shortest texts first, in batches of at most `size`: for evaluation, where order does not matter."""
+        """All ids in batches of at most `size`, shortest texts first; for evaluation, where order does not matter."""
         return np.array_split(np.argsort(self.lengths, kind="stable"), range(size, len(self), size))

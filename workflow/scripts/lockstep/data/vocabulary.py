@@ -1,20 +1,20 @@
-"""What is to be said of how a tokenizer takes the texts of a data set."""
+"""Remarks on how a tokenizer fits the texts of a data set."""
 
 import re
 from collections import Counter
 
 from lockstep.data.labels import listed
 
-MANY_UNKNOWN = 0.03  # of all tokens
+MANY_UNKNOWN = 0.03  # the share of unknown tokens above which there is a note
 
 
 class Remarks:
-    """Counts, over the texts that are tokenised, what their user must know of."""
+    """Counts, while texts are tokenised, what the user should know: truncated texts, special tokens, unknown tokens."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.tokens, self.unknown, self.with_marks = tokenizer, 0, 0, 0
-        self.texts, self.cut = 0, 0  # how many there are, and how many are longer than what is left of them
-        self.ends: Counter[int] = Counter()  # texts, by how many of the token that ends one they have
+        self.texts, self.cut = 0, 0  # the number of texts, and of truncated texts
+        self.ends: Counter[int] = Counter()  # the number of texts by their number of end-of-text tokens
         self.marks: Counter[str] = Counter()
         marks = set(tokenizer.all_special_tokens) if not tokenizer.split_special_tokens else set()
         self.mark = re.compile("|".join(map(re.escape, sorted(marks)))) if marks else None
@@ -31,9 +31,9 @@ class Remarks:
                 self.marks.update(found)
 
     def add_cut(self, texts: list[str], token_ids: list[list[int]]) -> None:
-        """Count the texts of which `token_ids` are the first ones only, as the tokenizer was told how many it may give.
+        """Count the texts that the tokenizer has truncated.
 
-        Only those are looked at once more that have just so many.
+        Only texts with exactly the largest number of tokens are tokenised once more, without truncation.
         """
         self.texts += len(texts)
         longest = self.tokenizer.model_max_length
@@ -47,18 +47,18 @@ class Remarks:
         if self.cut:
             notes.append(
                 f"{self.cut} of {self.texts} texts have more than {self.tokenizer.model_max_length} tokens"
-                " (data.max_length), and what is beyond is left out"
+                " (data.max_length), and are truncated"
             )
         if self.with_marks:
             marks = listed(mark for mark, _ in self.marks.most_common())
             notes.append(
-                f"{self.with_marks} texts hold {marks}, which the tokenizer takes for its own marks, not for letters: a"
-                " text may end there. Remove them from the data, where they are not meant so"
+                f"{self.with_marks} texts contain {marks}, which the tokenizer reads as special tokens: a text may end"
+                " there. Remove them from the data if they are not meant as such"
             )
         if self.tokens and self.unknown / self.tokens > MANY_UNKNOWN:
             share = f"{100 * self.unknown / self.tokens:.0f} %"
             notes.append(
-                f"{share} of all tokens are {self.tokenizer.unk_token}, for what the tokenizer does not know: look"
-                " whether it is made for this language, and what data.join_blanks does to the texts"
+                f"{share} of all tokens are {self.tokenizer.unk_token}, which stands for what the tokenizer does not"
+                " know: check whether it is made for this language, and what data.join_blanks does to the texts"
             )
         return notes

@@ -1,8 +1,8 @@
-"""Batch normalisation over the samples of all ranks, so that several train the model that one process would.
+"""Batch normalisation over the samples of all ranks, so that several ranks train the same model as one process.
 
-Its statistics are those of the batch (Ioffe and Szegedy 2015, arXiv:1502.03167), so by itself each rank normalises by
-its own share. PyTorch's SyncBatchNorm shares them, on GPUs only; `SharedBatchNorm` does so by any differentiable sum
-over ranks, also on a CPU.
+Batch normalisation uses the statistics of the batch (Ioffe and Szegedy 2015, arXiv:1502.03167), so each rank would
+normalise by its own share only. PyTorch's SyncBatchNorm combines the statistics of all ranks, on GPUs only.
+`SharedBatchNorm` uses any differentiable sum over ranks, and so runs on a CPU, too.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.errors import RunFailed
 
 KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-Sum = Callable[[torch.Tensor], torch.Tensor]  # over all ranks, through which gradients are summed too
+Sum = Callable[[torch.Tensor], torch.Tensor]  # sums over all ranks, forward and backward
 
 
 class SharedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d and 3d, whose statistics in training are those of all ranks' samples, as many as each has."""
+    """nn.BatchNorm1d, 2d or 3d with statistics over the samples of all ranks; shares may differ in size."""
 
     sum_over_ranks: Sum
 
@@ -47,7 +47,7 @@ class SharedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _remember(self, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor) -> None:
-        """Move the running statistics as nn.BatchNorm does: the variance's is unbiased."""
+        """Update the running statistics as nn.BatchNorm does, with the unbiased variance."""
         self.num_batches_tracked += 1
         share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
@@ -55,9 +55,9 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def synchronised(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    """`model` with every batch normalisation replaced by what `convert` makes of it; parameters and names stay.
+    """Replace every batch normalisation of `model` by `convert` of it, in place; parameters and their names stay.
 
-    Raises RunFailed where it has a normalisation that may depend on the batch and is none of PyTorch's.
+    Raises RunFailed if the model has a normalisation that may depend on the batch and is not one of PyTorch's.
     """
     for name, module in model.named_modules():
         if depends_on_batch(module) and type(module) not in KNOWN:
@@ -75,7 +75,7 @@ def synchronised(model: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -
 
 
 def take_over(old: _BatchNorm, new: _BatchNorm) -> _BatchNorm:
-    """`new`, with the parameters, buffers and mode of `old` itself."""
+    """Give `new` the parameters, buffers and mode of `old`; the tensors are shared, not copied."""
     for name, parameter in old._parameters.items():
         new._parameters[name] = parameter
     for name, buffer in old._buffers.items():
@@ -84,7 +84,7 @@ def take_over(old: _BatchNorm, new: _BatchNorm) -> _BatchNorm:
 
 
 def shared(sum_over_ranks: Sum) -> Callable[[_BatchNorm], nn.Module]:
-    """How `synchronised` makes SharedBatchNorm of a module."""
+    """A function for `synchronised` that converts a module into a SharedBatchNorm."""
 
     def convert(old: _BatchNorm) -> nn.Module:
         new = SharedBatchNorm(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
@@ -95,10 +95,10 @@ def shared(sum_over_ranks: Sum) -> Callable[[_BatchNorm], nn.Module]:
 
 
 def depends_on_batch(module: nn.Module) -> bool:
-    """Whether what the module makes of a sample may depend on the others of its batch.
+    """Whether a module's output for a sample may depend on the other samples of the batch.
 
-    Such modules keep running statistics, for when there is no batch; those of instances are each sample's own, and
-    frozen ones don't move.
+    Such modules keep running statistics for evaluation. Instance normalisation is excluded, as its statistics are those
+    of each sample; frozen normalisation, as its statistics never change.
     """
     if isinstance(module, _BatchNorm):
         return True
@@ -108,6 +108,6 @@ def depends_on_batch(module: nn.Module) -> bool:
 
 
 def is_synchronised(model: nn.Module) -> bool:
-    """Whether all of a live model's batch normalisations share their statistics."""
+    """Whether every batch normalisation of a live model uses the statistics of all ranks."""
     norms = [module for module in model.modules() if depends_on_batch(module)]
     return all(not isinstance(module, KNOWN) for module in norms)

@@ -1,7 +1,7 @@
-"""Small convolutional networks for images: BasicNet of PyTorch's MNIST example, a ResNet of three stages, and a U-Net.
+"""Small convolutional networks for images: PyTorch's MNIST example (BasicNet), a ResNet of three stages, and a U-Net.
 
-They take pixel_values, float [n, channels, height, width], and return the scores of the classes, float [n, classes];
-the U-Net those of each pixel.
+They take pixel_values, float [n, channels, height, width], and return the logits of the classes, float [n, classes];
+the U-Net returns them for each pixel.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,8 @@ NAMES = {
 class BasicNet(nn.Module):
     """Two 3x3 convolutions of 32 and 64 channels, max pooling, and two linear layers; dropout of .25 and .5.
 
-    The network of PyTorch's MNIST example (examples/mnist, 2016): of 28 x 28 pixels come 9216 - 128 - 10.
+    This is the network of PyTorch's MNIST example (examples/mnist, 2016). Images of 28 x 28 pixels give 9216 features,
+    followed by layers of 128 and 10.
     """
 
     normalisation: type[nn.Module] = nn.Identity
@@ -31,7 +32,7 @@ class BasicNet(nn.Module):
         flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
         if min(height, width) < 6:
             raise ValueError(f"images of {height} x {width} pixels are too small; 6 x 6 is the least")
-        bias = self.normalisation is nn.Identity  # before a normalisation it would be taken away again
+        bias = self.normalisation is nn.Identity  # a normalisation would subtract it again
         self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3, bias=bias), self.normalisation(32)
         self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, bias=bias), self.normalisation(64)
         self.pool, self.dropout1 = nn.MaxPool2d(2), nn.Dropout(0.25)
@@ -45,7 +46,7 @@ class BasicNet(nn.Module):
 
 
 class BasicNetBN(BasicNet):
-    """The same with batch normalisation after each convolution (Ioffe and Szegedy 2015, arXiv:1502.03167)."""
+    """BasicNet with batch normalisation after each convolution (Ioffe and Szegedy 2015, arXiv:1502.03167)."""
 
     normalisation = nn.BatchNorm2d
 
@@ -67,7 +68,7 @@ class ResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """A residual block: two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int):
         super().__init__()
@@ -83,16 +84,16 @@ class Block(nn.Module):
 
 
 class Segmented(NamedTuple):
-    """What a network says of each pixel."""
+    """A segmentation network's output for each pixel."""
 
-    logits: torch.Tensor  # the scores of the classes: float [n, classes, height, width]
-    boundary: torch.Tensor  # the score of an outline, whose sigmoid is its probability: float [n, height, width]
+    logits: torch.Tensor  # of the classes: float [n, classes, height, width]
+    boundary: torch.Tensor  # the logit of an outline: float [n, height, width]
 
 
 class UNet(nn.Module):
     """A U-Net of three levels of 16, 32 and 64 channels, with batch normalisation, and two outputs for each pixel.
 
-    After Ronneberger et al. 2015 (arXiv:1505.04597), with one convolution where theirs has two on the way down.
+    It follows Ronneberger et al. 2015 (arXiv:1505.04597), with one convolution per level in place of their two.
     """
 
     def __init__(self, channels: int, classes: int):
@@ -117,5 +118,5 @@ def _normed(before: int, after: int, stride: int) -> nn.Sequential:
 
 
 def _enlarged(hidden: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
-    """Pixels repeated, until there are as many in height and width as in `beside`."""
+    """`hidden` enlarged to the height and width of `beside`, each pixel repeated."""
     return interpolate(hidden, size=beside.shape[2:], mode="nearest")

@@ -1,4 +1,4 @@
-"""Causal language models: their tokenizers, a small one from scratch, and what a pretrained one must be able to do."""
+"""Causal language models: their tokenizers, a small model from scratch, and what a pretrained model must support."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from lockstep.errors import BadInput, brief
 from lockstep.model import encoders, pretrained
 from lockstep.model.models import LOCAL, is_causal_name
 
-if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+if TYPE_CHECKING:  # a training process needs no configuration, and starts sooner without this import
     from lockstep.config.sections import Model
 
 VOCABULARY = 1024  # tokens of a new tokenizer, 256 of which are the bytes
-# With a character that no token of bytes has: of texts that are full of "<s>" a token of that name would be learnt.
+# These names contain a character that no token of bytes has. Texts that often contain "<s>" would teach the tokenizer a
+# token of that name, which would then be taken for the special one.
 PAD, BEGIN, END = "⟨pad⟩", "⟨s⟩", "⟨/s⟩"
 
 
 def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
-    """The pretrained tokenizer; for a scratch model a new one, learnt from `texts`, those of the training split."""
+    """The pretrained tokenizer; for a scratch model a new one, trained on `texts`, those of the training split."""
     if model.name != "scratch":
         return encoders.make_tokenizer(model, (), max_length)
     return byte_pairs(texts, max_length)
 
 
 def byte_pairs(texts: Iterable[str], max_length: int):
-    """A tokenizer of bytes and of those that often stand together (Sennrich et al. 2016, arXiv:1508.07909).
+    """A tokenizer by byte-pair encoding over bytes (Sennrich et al. 2016, arXiv:1508.07909).
 
-    It can write any text, and what it decodes is the text again. The same texts give the same one.
+    It encodes any text without loss. The same texts give the same tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -49,7 +50,7 @@ def byte_pairs(texts: Iterable[str], max_length: int):
         bos_token=BEGIN,
         eos_token=END,
         model_max_length=max_length,
-        split_special_tokens=True,  # a text that holds one of these holds letters
+        split_special_tokens=True,  # the name of a special token in a text is ordinary letters
         clean_up_tokenization_spaces=False,
     )
 
@@ -57,7 +58,8 @@ def byte_pairs(texts: Iterable[str], max_length: int):
 def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[str]) -> torch.nn.Module:
     """The model with its initial weights: the pretrained ones, or those of a small new Llama.
 
-    Raises BadInput where a pretrained one can't be had, is not a causal language model, or does not fit the tokenizer.
+    Raises BadInput if a pretrained model can't be loaded, is not a causal language model, or does not fit its
+    tokenizer.
     """
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -69,14 +71,15 @@ def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[
     else:
         if model.hidden_size % (2 * model.heads):
             raise BadInput(
-                f"model.heads: {model.heads} heads of an even width don't make up a hidden_size of {model.hidden_size}."
+                f"model.heads: a hidden_size of {model.hidden_size} can't be divided into {model.heads} heads of an"
+                " even width."
             )
         decoder = LlamaForCausalLM(
             LlamaConfig(
                 vocab_size=len(tokenizer),
                 hidden_size=model.hidden_size,
-                # Of three matrices a layer, as many weights as two of 4 * hidden_size have (Shazeer 2020,
-                # arXiv:2002.05202), rounded up to 16s.
+                # Llama's three matrices then have as many weights as two matrices of width 4 * hidden_size (Shazeer
+                # 2020, arXiv:2002.05202), rounded up to a multiple of 16.
                 intermediate_size=math.ceil(8 * model.hidden_size / 48) * 16,
                 num_hidden_layers=model.layers,
                 num_attention_heads=model.heads,
@@ -89,12 +92,12 @@ def initialise(model: Model, tokenizer, max_length: int, seed: int, notes: list[
                 eos_token_id=tokenizer.eos_token_id,
             )
         )
-    decoder.config.use_cache = False  # keys and values of the past, which training has no use for
+    decoder.config.use_cache = False  # training does not use the cache of keys and values
     return decoder
 
 
 def _require_causal(model: Model) -> None:
-    """Raises BadInput where config.json names another kind of model: transformers would give it a new head."""
+    """Raise BadInput if config.json names another kind of model; transformers would give such a model a new head."""
     from transformers import AutoConfig
 
     with pretrained.explained(model):
@@ -103,17 +106,17 @@ def _require_causal(model: Model) -> None:
     if not is_causal_name(name) or config.is_encoder_decoder:
         raise BadInput(
             f"model.name: {model.name} is a {name}, which is not a causal language model. Name one that was saved as"
-            " such (as LlamaForCausalLM, say)."
+            " one (LlamaForCausalLM, for example)."
         )
 
 
 def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length: int) -> None:
-    """Raises BadInput where a model can't take its tokenizer's tokens, such sequences, or documents that share one."""
+    """Raise BadInput if a model can't take its tokenizer's tokens, sequences of this length, or packed documents."""
     pretrained.require_embeddings(decoder, model.name, tokens)
     window = getattr(decoder.config, "sliding_window", None)
     if window and window < max_length:
         raise BadInput(
-            f"model.name: {model.name}: attends to {window} tokens only. Lower data.max_length from {max_length}."
+            f"model.name: {model.name} attends to {window} tokens only. Lower data.max_length from {max_length}."
         )
     decoder.eval()
     try:
@@ -121,23 +124,23 @@ def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length
             decoder(input_ids=torch.zeros(1, max_length, dtype=torch.int64), use_cache=False)
     except (RuntimeError, IndexError, ValueError) as error:
         raise BadInput(
-            f"model.name: {model.name}: can't take a sequence of {max_length} tokens ({brief(error)}). Lower"
+            f"model.name: {model.name} can't take a sequence of {max_length} tokens ({brief(error)}). Lower"
             " data.max_length."
         ) from None
     try:
-        kept_apart = keeps_apart(decoder, tokens)
+        separate = separates_documents(decoder, tokens)
     except (RuntimeError, IndexError, ValueError, TypeError):
-        kept_apart = False
-    if not kept_apart:
+        separate = False
+    if not separate:
         raise BadInput(
-            f"model.name: {model.name}: it ignores an attention_mask of [sequences, 1, tokens, tokens] or"
-            " position_ids, so documents that share a sequence would see each other. Name another model."
+            f"model.name: {model.name} ignores an attention_mask of [sequences, 1, tokens, tokens] or position_ids, so"
+            " documents that share a sequence would see each other. Name another model."
         )
     decoder.train()
 
 
-def keeps_apart(decoder: torch.nn.Module, tokens: int) -> bool:
-    """Whether a document's logits stay the same behind another document, under a mask, and whatever tokens follow."""
+def separates_documents(decoder: torch.nn.Module, tokens: int) -> bool:
+    """Whether a document's logits depend neither on a document packed before it nor on later tokens."""
     ids = torch.arange(7)[None] % tokens
     documents = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     mask = (documents[:, None] == documents) & torch.ones(7, 7, dtype=torch.bool).tril()

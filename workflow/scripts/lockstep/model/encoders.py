@@ -1,4 +1,4 @@
-"""Models of texts: their tokenizers, and the encoder that a classifier begins with."""
+"""Encoders for text classification: their tokenizers and initial weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.errors import BadInput, brief
 from lockstep.model import pretrained
 from lockstep.model.models import LOCAL
 
-if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+if TYPE_CHECKING:  # a training process needs no configuration, and starts sooner without this import
     from lockstep.config.sections import Model
 
 EXAMPLE = "Lockstep 测试"
@@ -20,9 +20,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
-    """The pretrained tokenizer; for a scratch model and one's own, one token per character of `texts`.
+    """The pretrained tokenizer; for a scratch model and a user's own, a tokenizer with one token per character.
 
-    `texts` are those of the training split. Either one cuts texts to `max_length` tokens.
+    `texts` are those of the training split. Both tokenizers truncate texts to `max_length` tokens.
     """
     from transformers import AutoTokenizer
 
@@ -31,15 +31,15 @@ def make_tokenizer(model: Model, texts: Iterable[str], max_length: int):
             folder = pretrained.folder_of(model, pretrained.SMALL)
             tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=max_length, **LOCAL)
         if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise BadInput(f"model.name: {model.name}: holds no tokenizer. Save the one that the model was made with.")
+            raise BadInput(f"model.name: {model.name} holds no tokenizer. Save the one it was trained with.")
         return tokenizer
     return character_tokenizer(texts, max_length)
 
 
 def character_tokenizer(texts: Iterable[str], max_length: int):
-    """A tokenizer with one token per character (lower case, blanks skipped), most frequent first.
+    """A tokenizer with one token per character, in lower case and without blanks; frequent characters come first.
 
-    Characters that stand in `texts` only once become [UNK], so that the model learns what to make of unknown ones.
+    Characters that occur only once in `texts` become [UNK], so that the model is trained on unknown characters, too.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -66,7 +66,7 @@ def character_tokenizer(texts: Iterable[str], max_length: int):
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_length,
-        split_special_tokens=True,  # a text that holds "[SEP]" holds five letters
+        split_special_tokens=True,  # "[SEP]" in a text is five characters, not the special token
         **dict(zip(names, SPECIAL, strict=True)),
     )
 
@@ -80,10 +80,10 @@ def initialise(
     notes: list[str] | None = None,
     example: str = EXAMPLE,
 ):
-    """The model with its initial weights: those of the pretrained one under a new head, or all new ones.
+    """The model with its initial weights: a pretrained encoder with a classification head, or all new weights.
 
-    A head that the pretrained model has is kept where it tells the same labels apart; where not, `notes` is told.
-    example: a text on which a pretrained model is tried. Raises BadInput where one can't be had.
+    The head of a pretrained model is kept if it has the same labels; otherwise a new head replaces it, with a line in
+    `notes`. example: a text on which a pretrained model is tried. Raises BadInput if the model can't be loaded.
     """
     from transformers import AutoModelForSequenceClassification, BertConfig
 
@@ -94,7 +94,7 @@ def initialise(
         return encoder
     names = {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
     if model.hidden_size % model.heads:
-        raise BadInput(f"model.heads: {model.heads} heads do not divide a hidden_size of {model.hidden_size}.")
+        raise BadInput(f"model.heads: a hidden_size of {model.hidden_size} can't be divided into {model.heads} heads.")
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=model.hidden_size,
@@ -110,7 +110,7 @@ def initialise(
 
 
 def _require_fit(encoder: torch.nn.Module, model: Model, tokenizer, max_length: int, example: str) -> None:
-    """Raises BadInput where a model can't take its tokenizer's tokens, or as many as a text may have."""
+    """Raise BadInput if a model can't take its tokenizer's tokens, or a text of `max_length` tokens."""
     pretrained.require_embeddings(encoder, model.name, len(tokenizer))
     longest = tokenizer(" ".join([example] * max_length), truncation=True, return_tensors="pt")
     try:
@@ -119,6 +119,6 @@ def _require_fit(encoder: torch.nn.Module, model: Model, tokenizer, max_length: 
     except (RuntimeError, IndexError, ValueError) as error:
         tokens = longest["input_ids"].shape[1]
         raise BadInput(
-            f"model.name: {model.name}: can't take a text of {tokens} tokens ({brief(error)}). Lower data.max_length"
-            " where it takes shorter ones; else name another model."
+            f"model.name: {model.name} can't take a text of {tokens} tokens ({brief(error)}). Lower data.max_length if"
+            " it takes shorter texts; otherwise name another model."
         ) from None

@@ -1,4 +1,4 @@
-"""The head of a pretrained classifier: whether it tells the data's labels apart, and in which order."""
+"""The head of a pretrained classifier: whether it has the labels of the data, and in which order."""
 
 import re
 
@@ -6,24 +6,24 @@ import torch
 
 from lockstep.data.labels import listed, spelling
 
-NO_NAME = re.compile(r"LABEL_\d+")  # what transformers calls labels that nobody has named
-ONE_LABEL = "single_label_classification"  # what is trained here: one label for each sample
+NO_NAME = re.compile(r"LABEL_\d+")  # transformers' default names of labels
+ONE_LABEL = "single_label_classification"  # the problem_type that Lockstep trains
 
 
 def set_labels(config, labels: list[str], name: str, notes: list[str]) -> None:
-    """Have a configuration say what is trained: these labels, one for each sample."""
+    """Set a model's configuration to what is trained: these labels, one for each sample."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     kind = getattr(config, "problem_type", None)
     if kind not in (None, ONE_LABEL):
-        notes.append(f"{name} was made for {kind.replace('_', ' ')}, and is trained to tell one label for each sample")
+        notes.append(f"{name} was made for {kind.replace('_', ' ')}; here it is trained to give each sample one label")
     config.problem_type = ONE_LABEL
-    if getattr(config, "function_to_apply", None):  # by transformers' pipeline, to the scores
+    if getattr(config, "function_to_apply", None):  # transformers' pipeline applies it to the logits
         config.function_to_apply = "softmax"
 
 
 def output_name(model: torch.nn.Module, classes: int) -> str | None:
-    """The last module whose weight has a row for each class, which makes the scores; None where none is found."""
+    """The name of the output layer: the last module whose weight has one row per class. None if there is none."""
     names = [
         name
         for name, module in model.named_modules()
@@ -38,9 +38,9 @@ def output_name(model: torch.nn.Module, classes: int) -> str | None:
 def fitted(
     model: torch.nn.Module, output: str, own_labels: list[str], labels: list[str], name: str, notes: list[str]
 ) -> torch.nn.Module:
-    """The model with its head in the order of `labels`, or with a new one where it tells others apart.
+    """The model with its head in the order of `labels`, or with a new head if it has other labels.
 
-    output: the module that makes the scores, in the order of `own_labels`.
+    output: the name of the output layer, whose rows are in the order of `own_labels`.
     """
     own, wanted = ([spelling(label) for label in names] for names in (own_labels, labels))
     if sorted(own) != sorted(wanted) or len(set(wanted)) < len(wanted):
@@ -55,12 +55,12 @@ def fitted(
             for parameter in (module.weight, getattr(module, "bias", None)):
                 if parameter is not None:
                     parameter.copy_(parameter[order].clone())
-        notes.append(f"the head of {name} is put from the order {listed(own_labels)} into {listed(labels)}")
+        notes.append(f"the head of {name} is reordered from {listed(own_labels)} to {listed(labels)}")
     return model
 
 
 def _with_new_head(model: torch.nn.Module) -> torch.nn.Module:
-    """A model of the same class and configuration, all of its weights new but those below its head."""
+    """A model of the same class and configuration that keeps the weights of the body; all others are new."""
     fresh = type(model)(model.config)
     body = {key: value for key, value in model.state_dict().items() if key.startswith(f"{model.base_model_prefix}.")}
     fresh.load_state_dict(body, strict=False)

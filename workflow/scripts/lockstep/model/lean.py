@@ -1,15 +1,15 @@
-"""Importing transformers without what it imports wherever that is installed, and training never calls."""
+"""Import transformers without the optional packages that it imports if they are installed, and training never uses."""
 
 import contextlib
 import importlib
 import sys
 
-UNUSED = ("peft", "bitsandbytes")  # for adapters and weights in 8 bits: together a second at every start
+UNUSED = ("peft", "bitsandbytes")  # adapters and 8-bit weights; importing both takes a second at every start
 
 
 @contextlib.contextmanager
 def hidden(*packages: str):
-    """Have imports find none of these packages, unless they are there already."""
+    """Make these packages look uninstalled within the block, unless they are imported already."""
     absent = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))
     try:
@@ -21,10 +21,10 @@ def hidden(*packages: str):
 
 @contextlib.contextmanager
 def imports():
-    """Have imports find none of UNUSED.
+    """Make the packages in UNUSED look uninstalled within the block, and scipy while transformers is imported.
 
-    Of scipy transformers takes the assignment for losses of object detection, a tenth of a start. Whether it is there
-    is asked once, when transformers is imported; where that was before, scipy is imported with its models.
+    transformers uses scipy only for losses of object detection, and importing scipy is a tenth of a start. transformers
+    looks for scipy once, when it is imported itself; if that happened before, scipy is imported with its models.
     """
     with hidden("scipy"):
         importlib.import_module("transformers")

@@ -1,7 +1,7 @@
-"""LoRA: layers are changed by products of two thin matrices, and those are trained, by peft.
+"""LoRA by peft: each layer gets an update that is the product of two low-rank matrices, and only those are trained.
 
-A classifier's head is trained too, whole; all other weights stay as they are (Hu et al. 2021, arXiv:2106.09685). What
-is trained is decided here for every strategy, before its framework wraps the model (rank/session.py).
+A classifier's head is trained in full, and all other weights are frozen (Hu et al. 2021, arXiv:2106.09685). What is
+trained is decided here for every strategy, before its framework wraps the model (rank/session.py).
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from lockstep.config.sections import Train
 from lockstep.errors import RunFailed, brief
 from lockstep.model import batch_norm, lean, models
 
-if TYPE_CHECKING:  # importing it takes long, and most rows do without
+if TYPE_CHECKING:  # peft takes long to import, and most rows do not use it
     from peft import PeftModel
 
-HEAD = {"pooler", "pre_classifier", "classifier", "classification_head", "score"}  # as transformers calls it
-EVERY_LINEAR = "all-linear"  # a word of peft's
-UNUSED = "bitsandbytes"  # which peft looks for, to update layers in 8 bits, and which takes long to import
-NAME = "default"  # of the one set of updates that a model has, as peft calls it
+HEAD = {"pooler", "pre_classifier", "classifier", "classification_head", "score"}  # transformers' names of heads
+EVERY_LINEAR = "all-linear"  # peft's name for all linear layers
+UNUSED = "bitsandbytes"  # peft imports it if it is installed, for layers in 8 bits; that takes long
+NAME = "default"  # peft's name of a model's only adapter
 
 
 @lean.hidden(UNUSED)
 def load() -> None:
-    """Import peft, which takes long; later it is there."""
+    """Import peft now, since it takes long; later imports of it are then free."""
     importlib.import_module("peft")
 
 
 def put_into(model: torch.nn.Module, train: Train) -> torch.nn.Module:
-    """The model with the updates that `train` asks for beside its layers, in place; unchanged where it asks for none.
+    """Add LoRA's adapter to the model's layers as `train` says, in place; without `train.lora` nothing changes.
 
-    It is of the same class as before, and all but the updates and the head is frozen. Raises RunFailed where it can't
-    be changed so.
+    The model keeps its class, and all weights but the adapter's and the head's are frozen. Raises RunFailed if peft
+    can't adapt the model.
     """
     if not train.lora:
         return model
-    # In evaluation PyTorch's own encoder layers read their weights, and call none of the layers that have updates.
+    # In evaluation PyTorch's encoder layers take a fast path that reads the weights directly and skips the adapter.
     torch.backends.mha.set_fastpath_enabled(False)
     return adapted(model, train).get_base_model()
 
 
 @lean.hidden(UNUSED)
 def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
-    """peft's wrapper around `model`, in which it has put the updates.
+    """`model` with the adapter in its layers, inside peft's wrapper.
 
-    An update's one matrix begins as zero; the other alike on all ranks and in all runs, as the model does. Modules with
-    batch normalisation are trained too, since what they count in training changes with them.
+    One matrix of each update is initialised with zeros, the other with the same random numbers on all ranks and in all
+    runs. Batch normalisation is trained too, since its running statistics change in training anyway.
     """
     import peft
 
@@ -68,7 +68,7 @@ def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
         modules_to_save=[*sorted({head.split(".")[-1] for head in heads}), *normalising] or None,
     )
     with torch.random.fork_rng(devices=[]), _quietly():
-        torch.default_generator.manual_seed(0)  # the model is not on its device yet, whose dropout stays as it is
+        torch.default_generator.manual_seed(0)  # of the CPU, where the model is now; a GPU's dropout is not affected
         try:
             return peft.get_peft_model(model, asked)
         except (ValueError, TypeError, NotImplementedError) as error:
@@ -80,10 +80,15 @@ def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
 
 @lean.hidden(UNUSED)
 def take_out(model: torch.nn.Module, state: dict[str, torch.Tensor], train: Train, folder: Path) -> dict:
-    """The state dict of the plain model, with the updates that are in `state` added to its weights.
+    """Merge the adapter in `state` into the weights of `model`, and return the plain model's state dict.
 
-    The updates and the head alone are written into `folder`, as peft keeps them. model: with the weights that training
-    began with; state: of what `put_into` made of such a model. Raises RunFailed where the two do not come to it.
+    The adapter and the head are also written to `folder` in peft's format.
+
+    Args:
+        model: with the weights that training began with.
+        state: the state dict of a trained model that `put_into` returned.
+
+    Raises RunFailed if the initial weights and the stored adapter do not reproduce `state`.
     """
     import peft
 
@@ -92,23 +97,23 @@ def take_out(model: torch.nn.Module, state: dict[str, torch.Tensor], train: Trai
     wrapper.get_base_model().load_state_dict(state, strict=True)
     with _quietly():
         wrapper.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's form of a model's card, not filled in
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty template of a model card
         merged = {name: tensor.clone() for name, tensor in wrapper.merge_and_unload().state_dict().items()}
         model.load_state_dict(base, strict=True)
         again = peft.PeftModel.from_pretrained(model, folder).get_base_model().state_dict()
     if models.hash_weights(again) != models.hash_weights(state):
         other = [name for name, tensor in state.items() if not torch.equal(tensor.cpu(), again[name])]
         raise RunFailed(
-            f"{folder}: with the weights that training began with it does not come to the live ones: {other[0]} is"
-            " another. What LoRA leaves as it is was changed; please report it."
+            f"{folder}: the adapter on the initial weights does not reproduce the trained model: {other[0]} differs. A"
+            " weight that LoRA freezes has changed; please report it."
         )
     return merged
 
 
 def live(model: torch.nn.Module) -> dict:
-    """The keys of `train` about LoRA as a live model has them: of its first updated layer, and which layers those are.
+    """The settings of LoRA (`lora`, `lora_alpha`, `lora_dropout`, `lora_targets`) read back from a live model.
 
-    Where layers differ in a value, it is a list of all.
+    A value in which layers differ is a list of all their values.
     """
     layers = {path: module for path, module in model.named_modules() if hasattr(module, "lora_A")}
     if not layers:
@@ -123,7 +128,7 @@ def live(model: torch.nn.Module) -> dict:
 
 
 def asked(train: Train) -> dict:
-    """What `live` must say where `train` is what is trained; without the layers where those are peft's to choose."""
+    """What `live` must return for these settings; without `lora_targets` if peft chooses the layers."""
     if not train.lora:
         return {"lora": 0}
     values = {"lora": train.lora, "lora_alpha": _alpha(train), "lora_dropout": train.lora_dropout}
@@ -133,20 +138,20 @@ def asked(train: Train) -> dict:
 
 
 def is_in(model: torch.nn.Module) -> bool:
-    """Whether a model has such updates."""
+    """Whether a model has an adapter."""
     return live(model)["lora"] != 0
 
 
 def count_trained(model: torch.nn.Module) -> int:
-    """How many numbers are trained."""
+    """The number of parameters that are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 @contextlib.contextmanager
 def _quietly():
-    """Without warnings of peft's that ask for nothing."""
+    """Suppress warnings of peft that need no action."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # of GPT-2's layers, which it then sets itself
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft corrects it itself for GPT-2's layers
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         yield
 
@@ -156,10 +161,10 @@ def _alpha(train: Train) -> float:
 
 
 def heads_of(model: torch.nn.Module) -> list[str]:
-    """The paths of the modules that are trained whole: those that transformers calls so.
+    """The paths of the modules that are trained in full: those with a name in HEAD, or else the last linear layer.
 
-    Of a network that has none of these names it is the last linear layer, but for a causal model's, which may be its
-    embedding, and one that peft can't tell from others, as it looks for the ends of paths.
+    A causal model without such a name has no head here, since its last layer may be the embedding. Nor is a layer taken
+    whose path ends another module's path, since peft selects modules by the ends of their paths.
     """
     paths = [path for path, _ in model.named_modules()]
     named = [path for path in paths if path.split(".")[-1] in HEAD]
@@ -171,9 +176,10 @@ def heads_of(model: torch.nn.Module) -> list[str]:
 
 
 def _layers(model: torch.nn.Module, heads: list[str]) -> dict[str, torch.nn.Module]:
-    """What LoRA can update: layers with a matrix, outside of the head, which is trained whole."""
+    """The layers that LoRA can adapt, by path: those with a weight matrix, outside of the head."""
     kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
-    never_called = torch.nn.modules.linear.NonDynamicallyQuantizableLinear  # of nn.MultiheadAttention, which reads it
+    # nn.MultiheadAttention reads the weight of this layer without calling it, so an adapter would have no effect.
+    never_called = torch.nn.modules.linear.NonDynamicallyQuantizableLinear
     return {
         path: module
         for path, module in model.named_modules()
@@ -184,7 +190,7 @@ def _layers(model: torch.nn.Module, heads: list[str]) -> dict[str, torch.nn.Modu
 
 
 def _targets(model: torch.nn.Module, names: list[str] | None, heads: list[str]) -> list[str] | None:
-    """The layers that `names` name, for peft. Raises RunFailed where one of them names none, or what can't be one."""
+    """The layers to adapt, in the form that peft takes. Raises RunFailed if one of `names` is not such a layer."""
     if names is None:
         return None
     layers, tied = _layers(model, heads), models.tied_names(model)
@@ -198,18 +204,18 @@ def _targets(model: torch.nn.Module, names: list[str] | None, heads: list[str]) 
         paths = [path for path in layers if f".{path}".endswith(f".{name}")]
         if not paths:
             whole = any(f".{path}".endswith(f".{name}") for path in heads)
-            why = "is the head, which is trained whole" if whole else "names no layer of the model"
+            why = "is the head, which is trained in full" if whole else "names no layer of the model"
             raise RunFailed(f"lora_targets: {name} {why}. There are: {_listed(model, heads)}")
         if both := [path for path in paths if path in shared]:
             raise RunFailed(
-                f"lora_targets: {name}: the weight of {both[0]} is another layer's too (tied), so an update of one of"
-                " them can't be added to it. Name other layers"
+                f"lora_targets: {name}: the weight of {both[0]} is tied to another layer's, so an update of one layer"
+                " can't be merged into it. Name other layers"
             )
     return names
 
 
 def sizes(model: torch.nn.Module) -> dict[str, int]:
-    """The layers that LoRA can update, by their paths, and the smaller side of each one's matrix."""
+    """The layers that LoRA can adapt, by path, with the highest rank of an update: the smaller side of the matrix."""
     layers = _layers(model, heads_of(model))
     return {path: min(layer.weight.shape[0], layer.weight[0].numel()) for path, layer in layers.items()}
 

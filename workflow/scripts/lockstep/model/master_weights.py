@@ -1,17 +1,17 @@
-"""Master weights: the model computes in bf16, and the optimizer trains copies of its weights in fp32.
+"""Master weights: the model computes in bf16, and the optimizer updates fp32 copies of its weights.
 
-Most updates are too small to change a number of bf16's 8 bits; in fp32 they add up (Micikevicius et al. 2018,
-arXiv:1710.03740, section 3.1).
+bf16 has 8 significant bits, so most updates are too small to change a weight; in fp32 they accumulate (Micikevicius et
+al. 2018, arXiv:1710.03740, section 3.1).
 """
 
 import torch
 
 
 class MasterWeights(torch.optim.Optimizer):
-    """Around the `optimizer` of the model `master`, in fp32: trains it by the gradients of `working`, its copy in bf16.
+    """Wraps the optimizer of `master`, a model in fp32, and feeds it the gradients of `working`, its copy in bf16.
 
-    A step takes the gradients over, clips them to the norm `clip` (0: not at all), updates the weights of `master`, and
-    rounds them into `working`. Groups and state are those of `optimizer`, not copies, so a schedule sets both.
+    A step copies the gradients to `master`, clips them to the norm `clip` (0: no clipping), updates `master`, and
+    rounds its weights into `working`. Parameter groups and state are shared with `optimizer`, so a schedule sets both.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class MasterWeights(torch.optim.Optimizer):
     def step(self) -> None:
         for master, working in zip(self.master, self.working, strict=True):
             master.grad = None if working.grad is None else working.grad.float()
-        if self.clip:  # here, and not before: the norm of gradients in bf16 would be rounded
+        if self.clip:  # not earlier, as the norm of gradients in bf16 would be rounded
             torch.nn.utils.clip_grad_norm_(self.master, self.clip)
         self.optimizer.step()
         self.round()
@@ -38,7 +38,7 @@ class MasterWeights(torch.optim.Optimizer):
         torch._foreach_copy_(self.working, self.master)
 
     def load_state_dict(self, state_dict) -> None:
-        self.optimizer.load_state_dict(state_dict)  # which makes groups and state anew
+        self.optimizer.load_state_dict(state_dict)  # it replaces groups and state, so share the new ones
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -1,17 +1,20 @@
-"""How much work a training is, by formula, and which share of what the devices could do was reached.
+"""The floating-point operations of a training, and the devices' utilisation (MFU).
 
-A transformer's training takes, for a sequence of s tokens,
+Training a transformer on a sequence of s tokens takes
 
     6 * N * s + 12 * L * h * s**2 + 6 * H      floating-point operations
 
 N: weights in the encoder's matrix products, L: layers, h: width, H: weights in the head, which sees one token of each
-sequence. A multiplication and an addition are two operations, and the backward pass does twice the work of the forward
-one: 6 (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). The second term is attention's scores and their use
-(Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Embeddings, normalisation and activations are left out.
-With LoRA the N weights stay, and have no gradient of their own: 4 * N * s. Its updates, a few in a hundred, are left
-out.
-Of other models PyTorch counts the products of one sample's forward pass: H, and the rest is zero.
-MFU, model FLOPs utilisation, is that over time and the devices' peak (the same appendix).
+sequence. The factor is 6 because a multiplication and an addition are two operations, and the backward pass does twice
+the work of the forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1). The second term is the attention
+scores and the weighted sum of values (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Embeddings, normalisation
+and activations are left out.
+
+With LoRA the N weights are frozen and need no gradient, so their term is 4 * N * s. The adapter's own operations, a few
+per cent, are left out. For other models PyTorch counts the operations of one sample's forward pass; that count is H,
+and the other terms are zero.
+
+MFU (model FLOPs utilisation) is these operations divided by time and by the devices' peak (the same appendix).
 """
 
 import re
@@ -27,15 +30,15 @@ from lockstep.paths import WORKFLOW
 
 PEAKS_FILE = WORKFLOW / "devices.yaml"
 MEASURE_SECONDS = 0.5
-# Parts of a GPU (MIG, and virtual ones such as A10-24Q), and slower ones that have another's name in theirs.
+# Parts of a GPU (MIG, and virtual GPUs such as A10-24Q), and slower models whose name contains a faster one's.
 LESS_THAN_ITS_NAME = re.compile(r"\b(MIG|NVL|Laptop|Mobile|Max-Q|Ti|SUPER|D)\b|-\d+[ABCQ]\b")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the formula needs of a model."""
+    """The sizes of a model that the formula needs."""
 
-    encoder: float  # N; of a model of one's own the products of a token, on average
+    encoder: float  # N; for a user's own model the measured multiplications per token
     head: int  # H
     layers: int  # L
     width: int  # h
@@ -55,16 +58,16 @@ class Shape:
     def of_decoder(model) -> "Shape":
         """The shape of a causal language model of transformers', whose head sees every token."""
         from torch.nn import Linear
-        from transformers.pytorch_utils import Conv1D  # the products of GPT-2 and its like
+        from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
         products = sum(module.weight.numel() for module in model.modules() if isinstance(module, (Linear, Conv1D)))
         return Shape(products, 0, model.config.num_hidden_layers, model.config.hidden_size)
 
     @staticmethod
     def counted(model, inputs: dict, tokens: int = 0) -> "Shape":
-        """The shape of any model, by what PyTorch counts in a forward pass over the `inputs` of one sample.
+        """The shape of any model, counted by PyTorch in a forward pass over the `inputs` of one sample.
 
-        tokens: how many of them that is, where the work grows with the length of a sample.
+        tokens: the sample's length in tokens, if the work grows with it; otherwise 0.
         """
         import torch
         from torch.utils.flop_counter import FlopCounterMode
@@ -79,7 +82,7 @@ class Shape:
 def training_flops(shape: Shape, lengths: np.ndarray, frozen: bool = False) -> float:
     """Operations of one forward and backward pass over sequences of these lengths (int [n], tokens).
 
-    frozen: whether the weights stay as they are, but for the head of an encoder.
+    frozen: whether the weights are frozen, except the head of an encoder.
     """
     lengths = lengths.astype(float)
     of_weight = 4 if frozen else 6
@@ -89,7 +92,7 @@ def training_flops(shape: Shape, lengths: np.ndarray, frozen: bool = False) -> f
 
 
 def work(plan, lengths: np.ndarray, shape: Shape, frozen: bool = False) -> dict[str, float]:
-    """What training `plan` takes: samples, tokens and operations, of the texts themselves and with their padding.
+    """The work in `plan`: samples, tokens and operations, the last two with and without padding.
 
     lengths: int [training split], each sample's tokens; frozen: as in `training_flops`.
     """
@@ -109,7 +112,7 @@ def _known() -> list[dict]:
 
 
 def device_peak(name: str, precision: str) -> float | None:
-    """A GPU's peak in operations per second, by the name that its driver gives; None where the table has no figure."""
+    """A GPU's peak in operations per second, by its driver's name for it; None if the table has no figure."""
     if LESS_THAN_ITS_NAME.search(name):
         return None
     words = set(re.split(r"[\s-]+", name))
@@ -121,7 +124,7 @@ def device_peak(name: str, precision: str) -> float | None:
 
 
 def measure_cpu_peak(precision: str) -> float:
-    """Operations per second of a square matrix product on this process's threads: the best of half a second."""
+    """Operations per second of a square matrix product on this process's threads: the best run in half a second."""
     import torch
 
     declared = precisions.of(precision)
@@ -136,5 +139,5 @@ def measure_cpu_peak(precision: str) -> float:
 
 
 def utilisation(flops: float, seconds: float, devices: float, peak: float | None) -> float | None:
-    """The share of the devices' peak (each `peak` operations per second) that was reached; None where unknown."""
+    """The share of the devices' peak (each `peak` operations per second) that was reached; None if it is unknown."""
     return flops / (seconds * devices * peak) if peak else None

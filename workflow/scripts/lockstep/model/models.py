@@ -1,8 +1,8 @@
-"""The model: as it is stored, loaded and built again, and what can be asked of a live one.
+"""Store, load and rebuild a model, and read properties of a live one.
 
-Knows nothing of strategies, nor of tasks: a folder says of which class its model is. Foreign bytes: weights come from
-safetensors, or from torch.load(weights_only=True), which is what transformers does since torch 2.6; code that comes
-with a model is never run, nor asked for (left to its default, trust_remote_code asks whoever is at the terminal).
+This module knows neither strategies nor tasks: a model's folder names its class. Untrusted files are safe to load:
+weights come from safetensors or torch.load(weights_only=True), which transformers uses since torch 2.6, and code in a
+model's folder is never run. trust_remote_code is False, since its default would ask the user at the terminal.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
 from lockstep.model import batch_norm, heads, lean, own
 
-DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's
-LOCAL = {"local_files_only": True, "trust_remote_code": False}  # how transformers is to read a folder: as data
+DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's dropout modules
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # read a folder without network, and run no code of it
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -56,21 +56,21 @@ def _architecture(folder: Path):
     cls = getattr(transformers, (config.architectures or [""])[0], None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise BadInput(
-            f"{folder}: its config.json names no class of this transformers for its model (architectures:"
-            f" {config.architectures}). Name the folder of a model as transformers saves them."
+            f"{folder}: its config.json names no model class of the installed transformers (architectures:"
+            f" {config.architectures}). Name a folder that transformers saved a model in."
         )
     return config, cls
 
 
 def import_code(folder: Path) -> None:
-    """Import the class of the model stored in a folder, if it is one of transformers'; `load` does so too."""
+    """Import the class of the model stored in a folder, if it is one of transformers'; `load` is quick afterwards."""
     if not own.is_stored(folder):
         with lean.imports():
             _architecture(folder)
 
 
 def build(folder: Path) -> torch.nn.Module:
-    """A model of the class and size of the one stored in a folder, with any weights."""
+    """A model of the class and size of the one stored in a folder, with arbitrary weights."""
     if own.is_stored(folder):
         return own.build(folder)
     config, cls = _architecture(folder)
@@ -78,9 +78,9 @@ def build(folder: Path) -> torch.nn.Module:
 
 
 def classifier(folder: Path, labels: list[str], notes: list[str]) -> torch.nn.Module:
-    """A classifier of these labels, by their numbers, of the size of the model stored in a folder; with any weights."""
+    """A classifier of `labels`, with the size of the model stored in a folder and arbitrary weights."""
     if own.is_stored(folder):
-        raise BadInput(f"{folder}: is a model of one's own, and knows its labels. Leave --labels out.")
+        raise BadInput(f"{folder} is a model of your own, which stores its labels. Leave --labels out.")
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
@@ -90,7 +90,7 @@ def classifier(folder: Path, labels: list[str], notes: list[str]) -> torch.nn.Mo
 
 
 def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
-    """Write a model into `folder`: as transformers does, or as model/own.py says; there with `labels`, if given."""
+    """Write a model into `folder`, in the format of transformers or of model/own.py; only the latter takes `labels`."""
     if hasattr(model, "save_pretrained"):
         model.save_pretrained(folder)
     else:
@@ -102,16 +102,16 @@ def is_stored(folder: Path) -> bool:
     return own.is_stored(folder) or (folder / "config.json").is_file()
 
 
-CAUSAL = ("ForCausalLM", "LMHeadModel")  # how transformers' names of causal language models end
+CAUSAL = ("ForCausalLM", "LMHeadModel")  # endings of transformers' class names of causal language models
 ENDINGS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
 ENDINGS |= dict.fromkeys(CAUSAL, "language-modelling")
 
 
 def task_name(folder: Path) -> str | None:
-    """The task for which the model stored in a folder was made, by the name of its class; None where that is not known.
+    """The task of the model stored in a folder, by the name of its class; None if it is unknown.
 
-    One of model/own.py tells its inputs by the files beside it, a tokenizer's or none; and a language model has no
-    labels.
+    For a model in the format of model/own.py the files beside it tell: a text model has a tokenizer, and a language
+    model has no labels.
     """
     if own.is_stored(folder):
         if (folder / "segments.json").is_file():
@@ -126,12 +126,12 @@ def task_name(folder: Path) -> str | None:
 
 
 def is_causal_name(name: str) -> bool:
-    """Whether transformers' class of this name is a causal language model."""
+    """Whether this name of a transformers class is that of a causal language model."""
     return name.endswith(CAUSAL)
 
 
 def labels(folder: Path) -> list[str]:
-    """The labels that the classifier stored in a folder tells apart, by their numbers."""
+    """The labels of the classifier stored in a folder, in the order of their numbers."""
     if own.is_stored(folder):
         return own.labels(folder)
     names = read_json(folder / "config.json")["id2label"]
@@ -144,10 +144,10 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 @contextlib.contextmanager
 def kept_wide():
-    """Have `Tensor.float`, and `Tensor.to` float32, leave float64 as it is: models widen bf16 so, and would narrow it.
+    """Make `Tensor.float` and `Tensor.to(float32)` leave float64 tensors unchanged within the block.
 
-    ModernBERT does so in its rotary embedding, and Llama in its norms: a rounding to float32, which a difference of
-    1e-16 tips now and then.
+    Models call them to widen bf16, as ModernBERT does in its rotary embedding and Llama in its norms. In a float64
+    proof they would round to float32, where a difference of 1e-16 can become one of 1e-7.
     """
     narrow, to = torch.Tensor.float, torch.Tensor.to
 
@@ -166,7 +166,7 @@ def kept_wide():
 
 
 def _dropout_keys(config) -> list[str]:
-    """What a configuration calls its dropout probabilities: each architecture has names of its own."""
+    """The names of a configuration's dropout probabilities, which differ between architectures."""
     return [
         name
         for name, value in config.to_dict().items()
@@ -175,11 +175,11 @@ def _dropout_keys(config) -> list[str]:
 
 
 def dropouts(model: torch.nn.Module) -> list[float]:
-    """The probabilities, each once, with which a live model drops anything: of modules, and of what they call.
+    """The distinct dropout probabilities of a live model: of dropout modules, and of attributes that name dropout.
 
-    Not what LoRA drops before its updates, which has a setting of its own.
+    LoRA's dropout is left out; it has a setting of its own, which model/lora.py reads back.
     """
-    modules = [module for name, module in model.named_modules() if ".lora_dropout." not in name]  # model/lora.py has it
+    modules = [module for name, module in model.named_modules() if ".lora_dropout." not in name]
     probabilities = {module.p for module in modules if isinstance(module, DROPOUT)}
     for module in modules:
         probabilities |= {
@@ -188,20 +188,27 @@ def dropouts(model: torch.nn.Module) -> list[float]:
     return sorted(probabilities)
 
 
+def heads_of_attention(model: torch.nn.Module) -> dict[str, int]:
+    """How many attention heads a model of transformers' has, by its configuration's names for them; else none."""
+    config = getattr(model, "config", None)
+    named = {name: getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")}
+    return {name: number for name, number in named.items() if isinstance(number, int)}
+
+
 def has_batch_statistics(model: torch.nn.Module) -> bool:
-    """Whether what the model makes of a sample depends on the others of its batch, as batch normalisation does."""
+    """Whether the model's output for a sample depends on the rest of the batch, as with batch normalisation."""
     return any(batch_norm.depends_on_batch(module) for module in model.modules())
 
 
 def has_changing_buffers(model: torch.nn.Module) -> bool:
-    """Whether DDP must send buffers in every forward pass, as it does by default. BERT's are position numbers."""
+    """Whether DDP must broadcast buffers in every forward pass, its default. BERT's are constant position numbers."""
     return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Tensors of a state that are another under a second name, as an output layer may be the embedding: name -> first.
+    """The second names of tied tensors, mapped to the first: an output layer may share its weight with the embedding.
 
-    safetensors keeps each only once, and DeepSpeed too, so what some strategies save lacks them.
+    safetensors and DeepSpeed store a tied tensor only once, so some strategies' checkpoints lack the second name.
     """
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     stored, first = model.state_dict().keys(), {}
@@ -213,21 +220,21 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def with_tied(state: dict[str, torch.Tensor], tied: dict[str, str]) -> dict[str, torch.Tensor]:
-    """A state dict in which the second names (`tied_names`) are there too, with tensors of their own.
+    """A state dict with the second names of tied tensors (`tied_names`) added, as copies.
 
-    One that holds other values than its first name stays so, which its hash then shows.
+    A second name that is present with other values keeps them, so that a comparison of hashes finds the difference.
     """
     seconds = {}
     for name, first in tied.items():
-        own = state.get(name)  # at DeepSpeed's stage 3 it is there, and empty
+        own = state.get(name)  # DeepSpeed's stage 3 stores it as an empty tensor
         seconds[name] = (own if own is not None and own.shape == state[first].shape else state[first]).clone()
     return state | seconds
 
 
 def keep_masks() -> None:
-    """Have transformers apply every attention mask, also one that masks nothing.
+    """Make transformers apply every attention mask, even one that masks nothing.
 
-    To leave that one out it would read the mask back, and so wait for the device in every forward pass.
+    To skip such a mask, transformers reads it back, which waits for the device in every forward pass.
     """
     with lean.imports():
         from transformers import AttentionMaskInterface
@@ -240,11 +247,11 @@ def keep_masks() -> None:
 
 
 def require_weights(folder: Path, name: str) -> None:
-    """Raises BadInput where a folder, told of as `name`, holds no weights of transformers'."""
+    """Raise BadInput if a folder holds no weights in a format of transformers; the message calls it `name`."""
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise BadInput(f"{name}: holds no model weights ({' or '.join(WEIGHT_FILES)}).")
 
 
 def hash_weights(state: dict[str, torch.Tensor]) -> str:
-    """sha256 over a state dict's names, shapes and float values, wherever its tensors are."""
+    """sha256 over a state dict's names, shapes and values; tensors may be on any device."""
     return hash_arrays({name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in state.items()})

@@ -1,4 +1,4 @@
-"""The optimizer and its learning-rate schedule, as every strategy gets them."""
+"""The optimizer and its learning-rate schedule, the same for every strategy."""
 
 import inspect
 from collections.abc import Sequence
@@ -7,15 +7,17 @@ import torch
 
 from lockstep.config.fixed import EPS
 from lockstep.config.sections import Train
+from lockstep.model import muon
 from lockstep.model.schedule import lr_factor
 
 
 def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimizer:
-    """`train.optimizer`, with weight decay on matrices, not on biases and normalisation weights (one dimension).
+    """`train.optimizer`, with weight decay on matrices only, not on biases and normalisation weights (one dimension).
 
-    AdamW decays weights beside the update; Adam and SGD add the decay to the gradient, as PyTorch's do. adamw8bit is
-    bitsandbytes' AdamW, whose state takes 8 bits a number, not 32, of tensors of 4096 numbers or more (Dettmers et al.
-    2021, arXiv:2110.02861).
+    AdamW decouples weight decay from the gradient; Adam and SGD add it to the gradient, as in PyTorch. adamw8bit is
+    bitsandbytes' AdamW, which stores its state in 8 bits per number for tensors of at least 4096 numbers (Dettmers et
+    al. 2021, arXiv:2110.02861). muon trains the matrices of hidden layers by Muon, and the rest by AdamW
+    (model/muon.py).
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -23,23 +25,31 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     own = hyperparameters(train)
+    if train.optimizer == "muon":
+        hidden = {id(parameter) for parameter in muon.hidden_matrices(model)}
+        matrices = [p for p in groups[0]["params"] if id(p) in hidden]
+        groups[0]["params"] = [p for p in groups[0]["params"] if id(p) not in hidden]
+        by_muon = [{"params": matrices, "weight_decay": train.weight_decay}]
+        return muon.Muon(by_muon, groups, lr=train.learning_rate, **own, fused=True)
     if train.optimizer == "adamw8bit":
-        from bitsandbytes.optim import AdamW8bit  # which takes long, and most rows do without
+        from bitsandbytes.optim import AdamW8bit  # a slow import, which most rows do not need
 
         return AdamW8bit(groups, lr=train.learning_rate, **own)
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[train.optimizer]
     return kind(groups, lr=train.learning_rate, **own, fused=True)
 
 
-def hyperparameters(train: Train) -> dict:
-    """The optimizer's settings besides rate and weight decay; all of its groups have the same."""
+def hyperparameters(train: Train, group: dict | None = None) -> dict:
+    """The settings of one of the optimizer's groups besides learning rate and weight decay; most have the same."""
+    if train.optimizer == "muon" and muon.is_of_matrices(group or {}):
+        return muon.SETTINGS
     if train.optimizer == "sgd":
         return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
     return {"betas": tuple(train.betas), "eps": EPS}
 
 
 def rewrapped(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Hand the groups and settings of an optimizer that has taken no step to `wrapper`, which makes it anew."""
+    """Recreate an optimizer inside `wrapper`, with the same groups and settings. It must not have taken a step yet."""
     accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
     settings = {name: value for name, value in optimizer.defaults.items() if name in accepted}
@@ -49,8 +59,8 @@ def rewrapped(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimi
 def make_schedule(
     optimizer: torch.optim.Optimizer, train: Train, steps: int, epochs: Sequence[int] = ()
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """The learning rate at each of `steps` optimizer steps; step it after each one.
+    """PyTorch's scheduler for `steps` optimizer steps; call its `step` after each of them.
 
-    `epochs` is the epoch, from 0, that each step belongs to; only the schedule `step` asks for it.
+    `epochs` is the epoch of each step, from 0; see `lr_factor`.
     """
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(train, steps, epochs))

@@ -1,9 +1,9 @@
-"""Models that are classes of PyTorch's and not of transformers': one's own (my_model.py:MyModel), and Lockstep's few.
+"""Models that are plain torch.nn.Modules: a user's own (my_model.py:MyModel) and Lockstep's small networks.
 
-Stored, such a model is model.safetensors beside model.json, which names its class, what it was made with and the labels
-that it tells apart; and beside a copy of the file, if it is one's own. That file is run, as its user asked for by
-naming it. The copy is run only where this project has run the same file by that name: a results folder or a model of
-somebody else's runs nothing.
+Such a model is stored as model.safetensors and model.json, which holds its class, its constructor's arguments and its
+labels. A user's own model also stores a copy of its Python file. Naming the file in the configuration is the consent to
+run it. A stored copy is run only if its content was named in this project before, so that somebody else's results
+folder or model can't run code here.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from lockstep.errors import BadInput, brief
 from lockstep.files import hash_file, read_json, write_json
 from lockstep.paths import PROJECT
 
-TRUSTED = PROJECT / ".snakemake" / "lockstep-trusted"  # sha256 of each file that was named; not of what travels
-EVERY_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that each module has
+TRUSTED = PROJECT / ".snakemake" / "lockstep-trusted"  # sha256 of each file that the user named; never copied along
+EVERY_MODULES = frozenset(vars(torch.nn.Module()))  # the attributes that every module has
 ABOUT, WEIGHTS, CODE = "model.json", "model.safetensors", "model.py"
 
 
 def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
-    """A new model of the class `name`, as my_model.py:MyModel or lockstep.model.convnets:BasicNet.
+    """A new model of the class `name`, such as my_model.py:MyModel or lockstep.model.convnets:BasicNet.
 
-    Of `sizes`, which the task knows of its data, its constructor gets those that it names. Raises BadInput where the
-    file or the class can't be used; the message has the error's own words, and its line.
+    sizes: what the task knows of its data; the constructor gets those that its parameters name. Raises BadInput if the
+    file or the class can't be used; the message contains the original error and its line.
     """
     file, cls = None, None
     if match := OWN.fullmatch(name):
@@ -53,15 +53,15 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     ]
     if unknown:
         raise BadInput(
-            f"model.name: {name}: its constructor wants {', '.join(unknown)}, and this task gives"
-            f" {', '.join(sizes)}. Take those that you need by these names, and give others a default."
+            f"model.name: {name}: its constructor requires {', '.join(unknown)}, but this task passes"
+            f" {', '.join(sizes)}. Use these names for what you need, and give other parameters a default."
         )
     arguments = {key: value for key, value in sizes.items() if key in wants}
     torch.manual_seed(seed)
     try:
         model = cls(**arguments)
-    except (Exception, SystemExit) as error:  # of the user's own code: anything
-        raise BadInput(f"model.name: {name} can't be made: {_at(error, file)}") from None
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise BadInput(f"model.name: {name} can't be created: {_at(error, file)}") from None
     others = {
         f"{key} in {str(parameter.dtype).removeprefix('torch.')}"
         for key, parameter in model.named_parameters()
@@ -69,8 +69,8 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
     }
     if others:
         raise BadInput(
-            f"model.name: {name} has {min(others)}, and weights are kept in float32. Leave their type as it is;"
-            " train.precision says in which one is computed."
+            f"model.name: {name} has {min(others)}, but weights are kept in float32. Leave the parameters in float32;"
+            " train.precision sets the type for computing."
         )
     _require_registered(model, name)
     model.lockstep = {"class": name, "arguments": arguments}
@@ -80,7 +80,7 @@ def initialise(name: str, sizes: dict, seed: int) -> torch.nn.Module:
 
 
 def _require_registered(model: torch.nn.Module, name: str) -> None:
-    """Raises BadInput where modules or parameters are in a plain list or dict, where PyTorch does not know of them."""
+    """Raise BadInput if modules or parameters are in a plain list or dict, where PyTorch does not register them."""
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -95,15 +95,15 @@ def _require_registered(model: torch.nn.Module, name: str) -> None:
 
 
 def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...], owners: str) -> None:
-    """Raises BadInput where what the model makes of `inputs`, those of one sample, is not of this shape.
+    """Raise BadInput if the model's output for one sample (`inputs`) does not have this shape.
 
-    owners: whose scores they are, in words.
+    owners: what the scores belong to, for the message, such as "2 classes".
     """
     name = model.lockstep["class"]
     try:
         with torch.no_grad():
             outputs = model.eval()(**inputs)
-    except (Exception, SystemExit) as error:  # of the user's own code: anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         given = ", ".join(f"{key} {list(value.shape)}" for key, value in inputs.items())
         raise BadInput(f"model.name: {name} fails on a sample ({given}): {where(error, model)}") from None
     model.train()
@@ -111,15 +111,15 @@ def require_scores(model: torch.nn.Module, inputs: dict, shape: tuple[int, ...],
     if not isinstance(scores, torch.Tensor) or scores.shape != shape:
         returned = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise BadInput(
-            f"model.name: {name} returns {returned} for one sample, and must return the scores of {owners}:"
-            f" a tensor {list(shape)}, or an object with one as its logits."
+            f"model.name: {name} returns {returned} for one sample, but must return the scores of {owners}:"
+            f" a tensor {list(shape)}, or an object that has it as `logits`."
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise BadInput(f"model.name: {name} has no parameter to train. Leave requires_grad of some as it is.")
+        raise BadInput(f"model.name: {name} has no parameter to train. Leave requires_grad True for some.")
 
 
 def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) -> None:
-    """Write a model that `initialise` or `build` made into `folder`."""
+    """Write a model from `initialise` or `build` into `folder`."""
     about = dict(model.lockstep)
     if labels is not None:
         about["labels"] = labels
@@ -131,18 +131,18 @@ def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) 
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise BadInput(
-                f"model.name: {about['class']}: its state's {name} is not a dense tensor, and can't be stored."
+                f"model.name: {about['class']}: {name} in its state dict is not a dense tensor, so it can't be stored."
             )
     save_file(apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def apart(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy of each tensor, in the host's memory: safetensors takes none that share memory, as tied weights do."""
+    """A copy of each tensor in host memory; safetensors refuses tensors that share memory, as tied weights do."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
 
 def build(folder: Path) -> torch.nn.Module:
-    """A model of the class and size stored in `folder`, with any weights."""
+    """A model of the class and size stored in `folder`, with arbitrary weights."""
     about = read_json(folder / ABOUT)
     code = None
     if "code_sha256" in about:
@@ -151,7 +151,7 @@ def build(folder: Path) -> torch.nn.Module:
             raise BadInput(f"{folder / CODE} has changed since the model was stored. Prepare the data again.")
         if about["code_sha256"] not in _trusted():
             raise BadInput(
-                f"{folder / CODE} is code that this project was never told to run, so it was not run. Read it; to trust"
+                f"{folder / CODE} is code that was never named in this project, so it was not run. Read it; to trust"
                 f" it, add its sha256 to {TRUSTED}."
             )
         cls = _class(folder / CODE, about["class"], str(folder))
@@ -192,7 +192,7 @@ def _trusted() -> set[str]:
 
 
 def _trust(file: Path) -> None:
-    """Note that the user has named this file."""
+    """Remember that the user named this file."""
     if file.is_file() and (digest := hash_file(file)) not in _trusted():
         TRUSTED.parent.mkdir(parents=True, exist_ok=True)
         with TRUSTED.open("a", encoding="utf-8") as stream:
@@ -200,16 +200,16 @@ def _trust(file: Path) -> None:
 
 
 def _class(file: Path, name: str, where: str) -> type:
-    """The class `name` of a Python file, which is run. Raises BadInput with its own error, at its line."""
+    """Run a Python file and return its class `name`. Raises BadInput with the file's own error and its line."""
     if not file.is_file():
         raise BadInput(f"{where}: {file} is not a file. Name an existing one, as in my_model.py:MyModel.")
     module_name = f"lockstep_own_{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file.resolve())
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # as torch and pickle look a class up by it
+    sys.modules[module_name] = module  # torch and pickle look classes up there
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # of the user's own code: anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise BadInput(f"{where}: {file} can't be imported: {_at(error, file)}") from None
     cls = getattr(module, name, None)
     if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
@@ -224,12 +224,12 @@ def _class(file: Path, name: str, where: str) -> type:
 
 
 def where(error: BaseException, model: torch.nn.Module) -> str:
-    """The words of an error in the code of a model's class, with its line there."""
+    """The message of an error, with its line in the file of the model's class."""
     return _at(error, Path(inspect.getfile(type(model))))
 
 
 def _at(error: BaseException, file: Path | None) -> str:
-    """An error's own words, with the line of `file` at which it was raised."""
+    """The message of an error, with the line of `file` at which it was raised."""
     line = None
     if isinstance(error, SyntaxError):
         line = error.lineno

@@ -1,19 +1,19 @@
-"""One padding token for a model and its tokenizer, and whether what stands in padding changes anything."""
+"""Make a model and its tokenizer agree on a padding token, and measure whether padding changes a model's output."""
 
 import numpy as np
 import torch
 
 from lockstep.errors import BadInput
 
-COMPARED = 4  # texts that are looked at with padding beside them, and alone
-ROUNDING = 1e-4  # of the largest score: what float32 makes of sums in another order is a hundredth of it
+COMPARED = 4  # texts that are computed both with padding and without
+ROUNDING = 1e-4  # as a share of the largest score; reordered sums in float32 differ by a hundredth of it
 
 
 def agree(config, tokenizer, name: str, notes: list[str]) -> None:
-    """Have a pretrained model's `config` and its tokenizer name the same padding token, before the model is made.
+    """Make a pretrained model's `config` and its tokenizer use the same padding token, before the model is created.
 
-    The model's own comes first: its positions may be counted from it, and its classifier may look for it. Where neither
-    names one, the token that ends texts pads too, as GPT-2's users do. Raises BadInput where there is no such token.
+    The model's token wins, since its positions may be counted from it and its classifier may look for it. If neither
+    has one, the end-of-text token is used, as is usual for GPT-2. Raises BadInput if there is no such token either.
     """
     text = config.get_text_config()
     of_model, of_tokenizer = getattr(text, "pad_token_id", None), tokenizer.pad_token_id
@@ -23,22 +23,22 @@ def agree(config, tokenizer, name: str, notes: list[str]) -> None:
         token = tokenizer.eos_token or tokenizer.unk_token
         if token is None:
             raise BadInput(
-                f"model.name: {name}: neither its config.json (pad_token_id) nor its tokenizer names a padding token,"
-                " nor one that ends texts. Name one in its tokenizer_config.json (pad_token)."
+                f"model.name: {name}: neither its config.json (pad_token_id) nor its tokenizer has a padding token or"
+                " an end-of-text token. Add one to its tokenizer_config.json (pad_token)."
             )
         tokenizer.pad_token = token
-        notes.append(f"{name} and its tokenizer name no padding token: {token!r} pads")
+        notes.append(f"{name} and its tokenizer name no padding token, so {token!r} is used")
     elif of_model is not None and of_model != of_tokenizer:
         was = "none" if of_tokenizer is None else repr(tokenizer.pad_token)
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(of_model)
-        notes.append(f"{name} pads by {tokenizer.pad_token!r}, as its config.json says; its tokenizer named {was}")
+        notes.append(f"{name} pads with {tokenizer.pad_token!r}, as its config.json says; its tokenizer named {was}")
     text.pad_token_id = tokenizer.pad_token_id
 
 
 def influence(model: torch.nn.Module, samples) -> float:
-    """How far a sample's scores move when it is padded, as a share of the largest score; 0 within float32's rounding.
+    """How much padding changes a sample's scores, as a share of the largest score; 0 within float32's rounding.
 
-    Some of the shortest samples are computed alone, and again beside the longest one.
+    The shortest samples are computed alone, and again in a batch with the longest one.
     """
     order = np.argsort(samples.lengths, kind="stable")
     longest = int(order[-1])
@@ -53,7 +53,7 @@ def influence(model: torch.nn.Module, samples) -> float:
         for row, at in enumerate(short):
             own = int(samples.lengths[at])
             alone = _scores(model, samples, np.array([at]), own)[0]
-            # Of a language model's sequence its own tokens, without what stands behind them.
+            # A language model has scores for each token: compare those of the sample, not those of its padding.
             beside = together[row][:own] if alone.ndim > 1 else together[row]
             largest = max(largest, alone.abs().max().item())
             moved = max(moved, (alone - beside).abs().max().item())

@@ -1,4 +1,4 @@
-"""Pretrained models of transformers: fetched from the hub or read from a folder, with a head for the task at hand."""
+"""Pretrained models of transformers: fetched from the hub or read from a folder, with a head for the task."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from lockstep.errors import BadInput, brief
 from lockstep.model import heads, padding
 from lockstep.model.models import LOCAL, require_weights
 
-if TYPE_CHECKING:  # training needs no configuration, and starts sooner without it
+if TYPE_CHECKING:  # a training process needs no configuration, and starts sooner without this import
     from lockstep.config.sections import Model
 
-# What is fetched of a model: configuration and tokenizer, then weights in the better of the two formats that it has.
+# The files to fetch of a model: configuration and tokenizer, then weights, as safetensors if it has them.
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
-MADE_ANEW = ("position_ids", "token_type_ids")  # buffers that older versions stored
+MADE_ANEW = ("position_ids", "token_type_ids")  # constant buffers that older versions of transformers stored
 WEIGHTS = (["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"])
 
 
 def load(
     auto: type, model: Model, notes: list[str] | None, labels: list[str] | None = None, tokenizer=None
 ) -> torch.nn.Module:
-    """The pretrained model, by one of transformers' classes for a task (`auto`, as AutoModelForSequenceClassification).
+    """The pretrained model, loaded by one of transformers' classes for a task.
 
-    With `labels`, under a head for them: the one that it has is kept, in their order, where it tells the same ones
-    apart; where not, `notes` is told. With a `tokenizer` (of texts), both pad by the same token from then on.
-    Raises BadInput where the model can't be had, or its files don't belong together.
+    Args:
+        auto: that class, such as AutoModelForSequenceClassification.
+        labels: the labels of the data. A head with the same labels is kept, in their order; otherwise a new head
+            replaces it, with a line in `notes`. None: the model needs no such head.
+        tokenizer: is made to use the same padding token as the model.
+
+    Raises BadInput if the model can't be loaded, or its files don't belong together.
     """
     from transformers import AutoConfig
 
@@ -54,17 +58,17 @@ def load(
         )
     others = {name: shape for name, shape, _ in report["mismatched_keys"]}
     if body := [name for name in others if name.startswith(f"{pretrained.base_model_prefix}.")]:
-        raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than its config.json says.")
+        raise BadInput(f"model.name: {model.name}: {body[0]} has another shape than in its config.json.")
     if others and labels is None:
         name = next(iter(others))
-        raise BadInput(f"model.name: {model.name}: {name} has another shape than its config.json says.")
+        raise BadInput(f"model.name: {model.name}: {name} has another shape than in its config.json.")
     _require_body(pretrained, report["missing_keys"], model.name, notes)
-    body = f"{pretrained.base_model_prefix}."  # heads of another task are expected, and left out
+    body = f"{pretrained.base_model_prefix}."  # unused weights outside the body are another task's head, as expected
     unused = sorted(
         name for name in report["unexpected_keys"] if name.startswith(body) and not name.endswith(MADE_ANEW)
     )
     if unused:
-        notes.append(f"{model.name}: its config.json has no place for {listed(unused)}, which is left out")
+        notes.append(f"{model.name}: {listed(unused)} is left out, as its config.json has no such layer")
     if labels is None:
         return pretrained
     if others:
@@ -75,45 +79,43 @@ def load(
     output = heads.output_name(pretrained, len(labels))
     if output is None or any(name.startswith(f"{output}.") for name in report["missing_keys"]):
         if report["missing_keys"] and (config.architectures or [""])[0].endswith("Classification"):
-            notes.append(
-                f"{model.name} is called a classifier, and its files hold no head of this form: it gets a new one"
-            )
+            notes.append(f"{model.name} is named a classifier, but its files hold no such head: it gets a new one")
         return pretrained
     return heads.fitted(pretrained, output, own_labels, labels, model.name, notes)
 
 
 def require_embeddings(pretrained: torch.nn.Module, name: str, tokens: int) -> None:
-    """Raises BadInput where a model has fewer embeddings than its tokenizer has tokens."""
+    """Raise BadInput if a model has fewer embeddings than its tokenizer has tokens."""
     have = pretrained.get_input_embeddings().num_embeddings
     if have < tokens:
         raise BadInput(
-            f"model.name: {name}: has embeddings for {have} tokens, and its tokenizer has {tokens}. Give it its own"
+            f"model.name: {name} has embeddings for {have} tokens, but its tokenizer has {tokens}. Give it its own"
             " tokenizer."
         )
 
 
 def _require_body(pretrained: torch.nn.Module, missing, name: str, notes: list[str]) -> None:
-    """Raises BadInput where a weights file held nothing of the model below its head; notes what else was not in it.
+    """Raise BadInput if the weights file held no weight of the model's body; note any other missing weights.
 
-    transformers draws at random what a file lacks, and only warns.
+    transformers initialises missing weights at random, and only warns.
     """
     body = [key for key, _ in pretrained.named_parameters() if key.startswith(f"{pretrained.base_model_prefix}.")]
     absent = [key for key in body if key in missing]
     if body and absent == body:
         raise BadInput(
-            f"model.name: {name}: its weights file holds no {body[0]}, nor any other weight of the model in its"
+            f"model.name: {name}: its weights file holds neither {body[0]} nor any other weight of the model in its"
             " config.json. Name a model whose files belong together."
         )
     if absent:
         others = f" and {len(absent) - 1} more of {len(body)} weights" if absent[1:] else ""
-        notes.append(f"{name} holds no {absent[0]}{others}: new ones take their place")
+        notes.append(f"{name} holds no {absent[0]}{others}: they are initialised at random")
 
 
 def folder_of(model: Model, patterns: list[str]) -> Path:
-    """Where a pretrained model's files of these patterns are: in its own folder, or in the hub's cache.
+    """The folder with a pretrained model's files of these patterns: the user's folder, or one in the hub's cache.
 
-    Whatever transformers is to read lies in a folder then. Left to fetch by itself it would ask for a file after the
-    other, and have a service of the hub's convert a model that has no safetensors, to fetch that one as well.
+    transformers then reads a complete local folder. By itself it would request one file after the other, and would
+    start a conversion on the hub for a model without safetensors.
     """
     if Path(model.name).is_dir():
         return Path(model.name)
@@ -132,7 +134,7 @@ def _with_weights(model: Model) -> Path:
 
 @contextlib.contextmanager
 def explained(model: Model):
-    """What transformers says where a model can't be had, in one line."""
+    """Turn transformers' errors about a model that can't be loaded into BadInput, in one line."""
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:

@@ -1,4 +1,4 @@
-"""The learning-rate schedule as a function of the step; without PyTorch, as a run's supervisor asks it too."""
+"""The learning-rate schedule as a function of the step; without PyTorch, since a run's supervisor uses it too."""
 
 import bisect
 import math
@@ -9,14 +9,14 @@ from lockstep.config.sections import Train
 
 
 def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[[int], float]:
-    """`train.schedule` as a function: the factor of `train.learning_rate` in the step that comes after `step` others.
+    """`train.schedule` as a function from the step, counted from 0, to the factor of `train.learning_rate`.
 
     Args:
-        steps: how many optimizer steps there are.
-        epochs: the epoch of each step, from 0, never falling; only schedules that count epochs ask for it.
+        steps: the number of optimizer steps.
+        epochs: the epoch of each step, from 0, in ascending order; only schedules that count epochs need it.
 
-    Warm-up rises in a line from `warmup_start`. The rest is, to the last bit, what transformers' schedules of the same
-    names are; `step` is PyTorch's StepLR over epochs; `constant_then_linear` falls to 0 from its `constant_epochs` on.
+    Warm-up rises linearly from `warmup_start`. The other schedules equal transformers' schedules of the same names bit
+    for bit; `step` is PyTorch's StepLR over epochs; `constant_then_linear` falls to 0 after `constant_epochs`.
     """
     warmup = round(train.warmup * steps) if train.warmup < 1 else int(train.warmup)
     left = max(1, steps - warmup)
@@ -25,7 +25,7 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
     def epoch_of(step: int) -> int:
         if step < steps:
             return int(epochs[step])
-        return step // bisect.bisect_right(epochs, epochs[0])  # where a framework takes more steps of it than there are
+        return step // bisect.bisect_right(epochs, epochs[0])  # a framework may call the schedule after the last step
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -48,7 +48,7 @@ def lr_factor(train: Train, steps: int, epochs: Sequence[int] = ()) -> Callable[
 
 
 def other_rates(asked: Sequence[float], used: Sequence[float]) -> str:
-    """Where the learning rates that were `used`, one a step, are not those `asked` for; empty where they are."""
+    """A message about the steps whose learning rate `used` differs from the one `asked` for; empty if none does."""
     other = [step for step, rate in enumerate(used) if rate != asked[step]]
     if not other:
         return ""

@@ -1,1 +1,1 @@
-"""Whether a row trained the same model as `single`, and whether its runs were fair."""
+"""Prove that a row trains the same model as `single`, and check that its runs were fair."""

@@ -1,7 +1,7 @@
-"""What a machine can do, in a few minutes: proofs, several at a time, and times, one after the other (accept.py).
+"""Find out in a few minutes what works on a machine: proofs in parallel, then timed runs in turn (accept.py).
 
-Ranks of a proof are forks of this process wherever their launcher is not what is tried (run/forked.py), so nothing of
-CUDA may begin in it. All that is found is written down as it comes.
+Ranks of a proof are forks of this process unless their launcher is what is tested (run/forked.py), so this process must
+not initialise CUDA. Every result is written to accept.json at once.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from lockstep.run.fork import Fork
 CONFIGS = PROJECT / "config"
 PROOFS, TIMES = CONFIGS / "accept.yaml", CONFIGS / "accept_times.yaml"
 ACCEPT = "accept.json"
-FIRST_PROOFS = 0.5  # of the time, for the most telling proofs, before anything is timed
-PER_RANK = 3 * 2**30  # bytes of memory that a rank of a trial may take
+FIRST_PROOFS = 0.5  # share of the time for the first, most informative proofs, before anything is timed
+PER_RANK = 3 * 2**30  # bytes of memory that a rank of a trial may need
 PER_RANK_ON_GPU = 2 * 2**30
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 15.0  # for trials that run when the time is up
-MARGIN = 1.2  # a run begins only where so many times the longest of the earlier ones would still be in time
+GRACE_SECONDS = 15.0  # for trials that are running when the time is up
+MARGIN = 1.2  # a run starts only if the longest run so far, times this factor, would end in time
 
 
 class Acceptance:
-    """The state of one acceptance: what was found, and what was not reached."""
+    """The state of one acceptance: its results, and what was not reached in time."""
 
     def __init__(self, folder: Path, deadline: float):
         self.folder, self.deadline = folder, deadline
@@ -65,7 +65,7 @@ class Acceptance:
         }
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Prove and time, and write down what was found. Raises BadInput where another one works in the folder."""
+        """Prove and time rows, and write the results. Raises BadInput if another process uses the folder."""
         self.say = say
         with lifetime.hold(self.folder):
             self._run()
@@ -75,7 +75,7 @@ class Acceptance:
         self._prepare()
         imports.preload(list(self.proof_rows.values()))
         if self.gpus and not imports.reaches_gpus():
-            self.say("forks of this process can't use the GPUs, so that each trial has imports of its own")
+            self.say("forks of this process can't use the GPUs, so each trial does its own imports")
             self.proof_rows = {name: replace(row, in_forks=False) for name, row in self.proof_rows.items()}
         able = [row for row in self.proof_rows.values() if self._can(row)]
         first = self.began + FIRST_PROOFS * (self.deadline - self.began)
@@ -88,13 +88,13 @@ class Acceptance:
 
     @property
     def wrong(self) -> list[str]:
-        """Rows that train another model, though not by their nature, or whose trial failed."""
+        """Rows whose trial failed, or that train another model without being designed to."""
         proofs = self.found["proofs"].items()
         return [name for name, verdict in proofs if verdict["proof"] in ("unequal", "failed") and not verdict["nature"]]
 
     @property
     def passed(self) -> bool:
-        """Whether something was proven, all of it is right, and no timed row failed."""
+        """Whether at least one row was proven, no proof is wrong, and no timed row failed."""
         return bool(self.found["proofs"]) and not self.wrong and not self._failed()
 
     def _failed(self) -> list[str]:
@@ -107,7 +107,7 @@ class Acceptance:
         self._write()
 
     def _write(self) -> None:
-        """Write down what was found so far; whatever ends this, the file says what was not reached."""
+        """Write the results so far and what was not reached; the file is then complete whenever the process ends."""
         cannot, timed = self.found["cannot"], [line["name"] for line in self.found["times"]]
         proofs = [name for name in self.proof_rows if name not in cannot and name not in self.found["proofs"]]
         times = [name for name, _ in _with_bare_loops(self.time_rows) if name not in cannot and name not in timed]
@@ -116,7 +116,7 @@ class Acceptance:
         write_json(self.folder / ACCEPT, self.found)
 
     def _prepare(self) -> None:
-        """Data, initial weights and plans of both configurations, beside each other."""
+        """Prepare data, initial weights and plans of both configurations in parallel."""
         for script in ("prepare", "plan"):
             started = [
                 subprocess.Popen(
@@ -137,12 +137,12 @@ class Acceptance:
         file = paths.config_file(self.folder / part)
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file():
-            file.write_text(json.dumps(config.source), encoding="utf-8")  # which is YAML too
+            file.write_text(json.dumps(config.source), encoding="utf-8")  # JSON is valid YAML
         program = [sys.executable, str(SCRIPTS / f"{script}.py")]
         return [*program, "--results", str(self.folder / part), "--config", str(file), *more]
 
     def _can(self, row: Row) -> bool:
-        """Whether a row can be tried here; else why not is noted."""
+        """Whether a row can run on this machine; the reason is noted if it can't."""
         try:
             refusals.refuse_to_start(row)
         except BadInput as error:
@@ -166,7 +166,7 @@ class Acceptance:
         parity.prove_reference(self.proofs, reference, self.folder / "proofs", in_forks)
 
     def _prove(self, rows: list[Row], until: float) -> list[Row]:
-        """Prove rows, several at a time; returns those that were not reached."""
+        """Prove rows in parallel; returns those that were not reached."""
         results = self.folder / "proofs"
         left = {row.name: row for row in rows}
         trials = {row.name: (lambda row=row: parity.prove(self.proofs, row, results)) for row in rows}
@@ -182,7 +182,7 @@ class Acceptance:
         return list(left.values())
 
     def _at_once(self, rows: list[Row]) -> int:
-        """How many trials may run at a time, by cores and memory; on a CPU a rank waits for others half of the time."""
+        """How many trials may run in parallel, by cores and memory; CPU ranks wait half the time, so at least 2."""
         ranks = max((self.proofs.trial(row).hardware.processes for row in rows), default=1)
         most = min(max(2, cpu_cores() // ranks), psutil.virtual_memory().available // (PER_RANK * ranks))
         gpus = [nvml.ask("nvmlDeviceGetMemoryInfo", nvml.gpu(number)) for number in range(nvml.count())]
@@ -193,7 +193,7 @@ class Acceptance:
     def _in_forks(
         self, functions: dict[str, Callable[[], None]], at_once: int, until: float
     ) -> Iterator[tuple[str, int]]:
-        """Call functions in forks; yields the name and exit code of each that has ended. After `until` none begins."""
+        """Call functions in forks; yields the name and exit code of each that ends. None starts after `until`."""
         waiting, running = list(functions), {}
         try:
             while running or (waiting and time.monotonic() < until):
@@ -214,7 +214,7 @@ class Acceptance:
         return self.folder / "logs" / f"{name}.log"
 
     def _time(self, until: float) -> None:
-        """Time rows, one after the other, until the time is up."""
+        """Time rows in turn until the time is up."""
         longest = 0.0
         for name, row in _with_bare_loops(self.time_rows):
             if time.monotonic() + MARGIN * longest > until:
@@ -308,7 +308,7 @@ class Acceptance:
         return header, lines
 
     def time_table(self) -> tuple[list[str], list[list[str]]]:
-        """A line for each timed row; `of the bare loop's speed` is in the same precision, on one device."""
+        """A line for each timed row; the bare loop it is compared with has the same precision, on one device."""
         timed = [line for line in self.found["times"] if "step_ms" in line]
         bare = {line["precision"]: line["step_ms"] for line in timed if line["name"].startswith(BARE)}
         lines = []
@@ -342,20 +342,20 @@ class Acceptance:
 
     def last_lines(self) -> Iterator[str]:
         proofs = self.found["proofs"]
-        right = f"{len(proofs) - len(self.wrong)} of {len(proofs)} proofs are as they must be"
+        right = f"{len(proofs) - len(self.wrong)} of {len(proofs)} proofs are as expected"
         yield f"{right if proofs else 'nothing was proven'}, after {self._seconds()} s"
         if self.wrong:
             yield f"wrong: {', '.join(self.wrong)}"
         if failed := self._failed():
-            yield f"failed as they were timed: {', '.join(failed)}"
+            yield f"failed while they were timed: {', '.join(failed)}"
         for name, why in self.found["cannot"].items():
-            yield f"not here: {name}: {why}"
+            yield f"not possible here: {name}: {why}"
         if self.found["not_reached"]:
             yield f"not reached: {', '.join(self.found['not_reached'])}; give more --minutes"
-        yield f"all of it: {self.folder / ACCEPT}; the folder {self.folder} is to hand on"
+        yield f"all results: {self.folder / ACCEPT}; pass on the whole folder {self.folder}"
 
     def tidy(self) -> None:
-        """Leave records, verdicts and logs, and nothing large."""
+        """Delete all large files, and keep records, verdicts and logs."""
         for part in ("proofs", "times"):
             shutil.rmtree(paths.data_folder(self.folder / part), ignore_errors=True)
             for pattern in (paths.FINAL_WEIGHTS, paths.CHECKPOINT, paths.LEDGER):
@@ -364,7 +364,7 @@ class Acceptance:
 
 
 def _require_own(folder: Path) -> None:
-    """Make the folder. Raises BadInput where that can't be, or it holds what is somebody else's: some would go."""
+    """Create the folder. Raises BadInput if that fails, or if the folder has other content, which could be deleted."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         own = (folder / ACCEPT).is_file()
@@ -373,18 +373,18 @@ def _require_own(folder: Path) -> None:
         raise BadInput(f"--results: {folder}: {error.strerror}. Name a folder that can be written.") from None
     if others:
         raise BadInput(
-            f"--results: {folder} holds {others[0]} and no {ACCEPT}: it is no folder of an earlier `lockstep accept`."
-            " Name a new one."
+            f"--results: {folder} holds {others[0]} and no {ACCEPT}, so it is not a folder of an earlier `lockstep"
+            " accept`. Name a new one."
         )
 
 
-BARE = "bare loop, as "  # before the row whose precision and plan it takes
+BARE = "bare loop, as "  # followed by the row whose precision and plan the loop uses
 
 
 def _read(files: list[Path], gpus: int) -> tuple[Config, dict[str, Row]]:
-    """A configuration over the default one, and its rows in the order of the last of `files`.
+    """The default configuration overridden by `files`, and its rows in the order of the last file.
 
-    Where there are GPUs it asks for them, so that a fork that sees none of them fails, and proves nothing of a CPU.
+    If there are GPUs, the device is set to cuda, so that a fork that sees no GPU fails instead of proving a CPU's run.
     """
     device = [f"hardware.device={'cuda' if gpus else 'cpu'}"]
     config = reading.read([PROJECT / reading.DEFAULT, *(PROJECT / file for file in files)], device)
@@ -393,7 +393,7 @@ def _read(files: list[Path], gpus: int) -> tuple[Config, dict[str, Row]]:
 
 
 def _with_bare_loops(rows: dict[str, Row]) -> list[tuple[str, Row | None]]:
-    """Rows by name, before the first of each precision the bare loop in that."""
+    """Rows by name, with a bare loop before the first row of each precision."""
     names: list[tuple[str, Row | None]] = []
     seen = set()
     for name, row in rows.items():
@@ -405,13 +405,13 @@ def _with_bare_loops(rows: dict[str, Row]) -> list[tuple[str, Row | None]]:
 
 
 def _brief(verdict: dict) -> dict:
-    """What is kept of a verdict."""
+    """The part of a verdict that accept.json keeps."""
     names = ("proof", "reason", "above_floor", "below_mistake", "fp64", "lossy", "precision", "world_size")
     return {name: verdict.get(name) for name in names} | {"nature": verdict.get("by_nature", "")}
 
 
 def _end(running: dict[str, Fork]) -> None:
-    """End trials that have not ended by themselves."""
+    """Terminate trials that are still running."""
     for fork in running.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(fork.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""From a strategy's own checkpoint to a model that stands by itself, checked against the live weights at both ends."""
+"""Convert a strategy's checkpoint into a standalone model, and check both against the hash of the live weights."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ AGAIN = "Train the row again."
 
 
 def read(run: Path) -> dict:
-    """The weights in the checkpoint of `run`, under their plain names, as full tensors.
+    """The weights in the checkpoint of `run`, as full tensors under their plain names.
 
-    Raises RunFailed where they are not the live ones that it was written from, value by value.
+    Raises RunFailed if any value differs from the live weights that were saved.
     """
     paths.must_be_run(run)
     checkpoint = run / paths.CHECKPOINT
@@ -24,7 +24,7 @@ def read(run: Path) -> dict:
         state = registry.load(strategy).to_state_dict(checkpoint)
     except ImportError as error:
         raise RunFailed(f"{run}: {strategy} is not installed here ({error}). Convert it where it is.") from None
-    except Exception as error:  # each framework has its own for a file that is not its own
+    except Exception as error:  # each framework raises its own errors for an unreadable file
         raise RunFailed(f"{checkpoint}: can't be read as a checkpoint of {strategy}: {brief(error)}") from None
     state = models.with_tied(state, manifest.get("tied", {}))
     _must_be(models.hash_weights(state), manifest["weights"], run)
@@ -32,17 +32,18 @@ def read(run: Path) -> dict:
 
 
 def convert(run: Path, destination: Path) -> str:
-    """Turn the checkpoint of `run` into a model that stands by itself, at `destination`; returns its weights' sha256.
+    """Convert the checkpoint of `run` into a standalone model at `destination`; returns its weights' sha256.
 
-    What the folder holds is the task's to say. A model of transformers loads with transformers alone. It is sealed.
-    Of a run of LoRA the updates are added to the weights, and lie beside them as well, in the folder `adapter`, for
-    peft: with the weights that training began with they must come to the live ones.
-    Raises RunFailed where the converted weights are not the live ones, value by value.
+    The task decides the folder's content; a model of transformers can be loaded by transformers alone. The folder is
+    sealed. After LoRA the updates are merged into the weights, and also stored in the folder `adapter` for peft; on the
+    initial weights that adapter must reproduce the live weights.
+
+    Raises RunFailed if any converted value differs from the live weights.
     """
     state, settings = read(run), read_json(run / paths.SETTINGS)
     data = Path(settings["data"])
     if not (data / paths.WEIGHTS).is_dir():
-        raise BadInput(f"{run}: was trained on what is in {data}, which is not here. Call this where it was trained.")
+        raise BadInput(f"{run}: was trained on the data in {data}, which is not here. Run this where it was trained.")
     live = read_json(run / paths.CHECKPOINT / MANIFEST)["weights"]
     with atomic_folder(destination) as temporary:
         wanted, about = live, {}
@@ -58,7 +59,7 @@ def convert(run: Path, destination: Path) -> str:
 
 
 def converted(run: Path) -> Path:
-    """`run`, a run's or a snapshot's folder, in which there is the model of its checkpoint; made if it was not."""
+    """Convert the checkpoint in `run`, a run's or a snapshot's folder, unless that is done already. Returns `run`."""
     if not models.is_stored(run / paths.MODEL):
         convert(run, run / paths.MODEL)
     return run

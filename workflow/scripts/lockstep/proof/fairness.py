@@ -1,4 +1,4 @@
-"""The rules of a fair run, checked against everything that a results folder says of itself."""
+"""Check the rules of a fair comparison on the files of a results folder."""
 
 import datetime
 import itertools
@@ -23,9 +23,9 @@ from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
-STALLED = 0.02  # of the training time
-IDLE = 300  # seconds between the runs of a block, beside as long as they took themselves
-# What must be the same wherever a row was trained: a difference would be measured as if it were the strategy's.
+STALLED = 0.02  # the largest share of the training time that may be lost to warm-up
+IDLE = 300  # seconds that a block may be idle; it may also be idle for as long as its runs took
+# Facts of the machine that must be the same for all rows, or a difference would be attributed to the strategy.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
 PROVENANCE = ("commit", "in_container")
 
@@ -34,7 +34,7 @@ Breach = tuple[str, str]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check looked at, and the breaches of the rules that it came upon."""
+    """What a check examined, and the breaches of rules that it found."""
 
     runs: int
     rows: int
@@ -42,10 +42,10 @@ class Findings:
 
 
 def check(results: Path) -> Findings:
-    """Raises BadInput where there is nothing to check."""
+    """Check all runs in a results folder. Raises BadInput if there are none."""
     files = paths.run_files(results, paths.RECORD)
     if not files:
-        raise BadInput(f"{results}: no run has a record here. Name a results folder, as in: check.py results/")
+        raise BadInput(f"{results}: holds no run with a record. Name a results folder, as in: check.py results/")
     breaches, records = [], {}
     for file in files:
         try:
@@ -62,12 +62,12 @@ def check(results: Path) -> Findings:
 
 
 def is_counted(breach: str) -> bool:
-    """Whether a breach is one that medians and intervals count: runs that are left out, or too few of them."""
+    """Whether a breach already shows in medians and intervals: disturbed runs are left out, or there are too few."""
     return breach.startswith(DISTURBED) or TOO_FEW in breach
 
 
 def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
-    """These breaches; and where something that is needed to look for them is missing or damaged, that."""
+    """Yield these breaches, and a breach for a missing or damaged file if one prevents the check."""
     try:
         yield from breaches
     except BadInput as error:
@@ -79,7 +79,7 @@ def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
 
 
 def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether records were made with the settings that their rows have now."""
+    """Records must have the settings that their rows have now."""
     asked = paths.config_file(results)
     if not asked.is_file():
         return
@@ -90,7 +90,7 @@ def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
 
 
 def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
-    """Whether a record belongs where it is."""
+    """A record must be in the folder that its own content names."""
     own = paths.run_name(run["row"], run["world_size"], run["repeat"])
     if folder != results / paths.RUNS / own:
         yield f"its record is that of {own}"
@@ -99,21 +99,21 @@ def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
 
 
 def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
-    """Whether a run trained what it was to train."""
+    """A run must have trained its plan, from the given data and weights, with the requested settings."""
     file = paths.plan_file(results, run["asked"]["plan"])
     if not file.is_file():
-        yield f"its plan, {file}, is not there any more"
+        yield f"its plan, {file}, does not exist any more"
     else:
         plan = Plan.load(file)
         if plan.hash != run["hashes"]["plan"]:
-            yield "it trained another plan than the one that is there now"
+            yield "it trained another plan than the one that exists now"
         try:
             with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
                 asked = run["asked"]
                 times = times_trained(run["strategy"], asked["options"], asked["hardware"]["processes"])
                 check_ledger(dict(ledger), plan, times)
         except (OSError, RunFailed) as error:
-            yield f"its ledger does not hold: {error}"
+            yield f"its ledger is wrong: {error}"
         train = Train(**run["asked"]["train"])
         factor = lr_factor(train, plan.steps, plan.epochs)
         asked = [train.learning_rate * factor(step) for step in range(plan.steps)]
@@ -122,10 +122,10 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
     data = read_json(paths.data_file(results))
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
         if run["hashes"][name] != wanted:
-            yield f"it started from other {name} than those that are there now"
+            yield f"it started from other {name} than those that exist now"
     threads = read_json(folder / paths.ENVIRONMENT)["variables"].get("OMP_NUM_THREADS")
     if threads != str(run["asked"]["hardware"]["threads"]):
-        yield f"OMP_NUM_THREADS was {threads}, where {run['asked']['hardware']['threads']} threads were asked for"
+        yield f"OMP_NUM_THREADS was {threads}, but {run['asked']['hardware']['threads']} threads were asked for"
     asked, settings = run["asked"], run["settings"]
     rates = sorted({group["initial_lr"] for group in settings["groups"]})
     for name, wanted, live in (
@@ -135,11 +135,11 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
         ("learning rate", [asked["train"]["learning_rate"]], rates),
     ):
         if wanted != live:
-            yield f"{name}: {wanted} was asked for, and {live} was live"
+            yield f"{name}: {wanted} was asked for, but {live} was used"
 
 
 def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
-    """Whether a run's checkpoint, and the model made of it, are as they were written, where they were kept."""
+    """A run's checkpoint, and the model converted from it, must be unchanged, if they were kept."""
     weights = []
     for part in (paths.CHECKPOINT, paths.MODEL):
         if (folder / part).is_dir():
@@ -153,7 +153,7 @@ def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
 
 
 def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
-    """Whether a run's times hold together, and nothing disturbed them."""
+    """A run's times must be consistent, and nothing may have disturbed them."""
     clock, seconds = run["clock"], run["clock"]["train_seconds"]
     total = clock["total_seconds"]
     if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= run["wall_seconds"]):
@@ -163,26 +163,26 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     if seconds + clock.get("evaluation_seconds", 0) > total:
         yield "its training and its evaluation took longer than the whole run"
     if (stalled := clock["stall_seconds"]) > STALLED * seconds:
-        yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on what should have happened before the first"
+        yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on warm-up that should have come before them"
     if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
-        yield "its throughput is not its work over its training time"
+        yield "its throughput is not its work divided by its training time"
     summaries = record.read_ranks(folder, run["asked"]["hardware"]["processes"])
     ranks = [rank["clock"] for rank in summaries]
     if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
     if not run["watch"]["samples"] and seconds > 2:
-        yield "nothing watched the machine beside it"
+        yield "nothing watched the machine while it ran"
     window = record.window([rank for rank in summaries if rank.get("node", 0) == 0])
     cores, busy = read_json(folder / paths.ENVIRONMENT)["cores"], busy_cores(run["asked"]["hardware"])
     seen = watcher.judge(watcher.read(folder), window, cores, busy)
     if seen["samples"] != run["watch"]["samples"]:
-        yield f"its record tells of {run['watch']['samples']} samples of the machine, and {seen['samples']} are there"
+        yield f"its record counts {run['watch']['samples']} samples of the machine, but there are {seen['samples']}"
     for why in dict.fromkeys([*run["watch"]["disturbed"], *seen["disturbed"]]):
         yield f"{DISTURBED}{why}"
 
 
 def alike(name: str, ours: dict, theirs: dict) -> bool:
-    """Whether two runs' environments agree in this. A row sees those GPUs only that it trains on, the first of all."""
+    """Whether two environments agree in `name`. Rows see only their own GPUs, so the common prefix is compared."""
     mine, other = ours.get(name), theirs.get(name)
     if name == "gpus" and mine and other:
         few = min(len(mine), len(other))
@@ -191,59 +191,65 @@ def alike(name: str, ours: dict, theirs: dict) -> bool:
 
 
 def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """What all runs must have in common."""
+    """All runs must agree in machine, versions and image; closed ones in plan and optimizer; none may overlap."""
     first = next(iter(records), None)
     for folder in records:
         ours, theirs = read_json(folder / paths.ENVIRONMENT), read_json(first / paths.ENVIRONMENT)
         for name in (*MACHINE, *PROVENANCE):
             if not alike(name, ours, theirs):
-                yield str(folder), f"{name} is {ours.get(name)}, and {theirs.get(name)} in {first}"
+                yield str(folder), f"{name} is {ours.get(name)}, but {theirs.get(name)} in {first}"
         for name, versions in other_versions(ours, theirs).items():
-            yield str(folder), f"{name} is {versions[0]}, and {versions[1]} in {first}"
-    builds: dict[str, tuple[str, Path]] = {}  # an image's digest, and who ran in it first
+            yield str(folder), f"{name} is {versions[0]}, but {versions[1]} in {first}"
+    builds: dict[str, tuple[str, Path]] = {}  # an image's digest, and the first run in it
     for folder in records:
         image, digest = (read_json(folder / paths.ENVIRONMENT).get(name) for name in ("image", "image_digest"))
         theirs, first = builds.setdefault(image, (digest, folder))
         if digest != theirs:
-            yield str(folder), f"its build of the image {image} is {digest}, and {theirs} in {first}"
+            yield str(folder), f"its build of the image {image} is {digest}, but {theirs} in {first}"
     closed = {folder: run for folder, run in records.items() if run["division"] == "closed"}
     for name, of in (
         ("plan", lambda run: run["hashes"]["plan"]),
-        ("optimizer", lambda run: (run["settings"]["optimizer"], [_shape(g) for g in run["settings"]["groups"]])),
+        ("optimizer", lambda run: (run["settings"]["optimizer"], _shapes(run["settings"]["groups"]))),
         ("dropout", lambda run: run["settings"]["dropout"]),
     ):
         for folder, run in closed.items():
             if of(run) != of(next(iter(closed.values()))):
-                yield str(folder), f"another {name} than the rest of the closed division"
+                yield str(folder), f"its {name} differs from the rest of the closed division"
     spans = sorted((_began(run), folder, run["wall_seconds"]) for folder, run in records.items())
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
-        if next_began < began + seconds - 1:  # the beginning is kept in whole seconds
-            yield str(later), f"it ran beside {earlier}"
+        if next_began < began + seconds - 1:  # start times are stored in whole seconds
+            yield str(later), f"it ran at the same time as {earlier}"
 
 
 def _blocks(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether the runs of a block, which are compared with each other, were made one after the other."""
+    """The runs of a block, which are compared with each other, must follow each other closely."""
     blocks: dict[int, list[dict]] = {}
     for run in records.values():
         blocks.setdefault(run["repeat"], []).append(run)
     for repeat, runs in sorted(blocks.items()):
         if len(sessions := {run.get("session") for run in runs}) > 1:
-            yield f"repetition {repeat}", f"its runs are of {len(sessions)} sessions, and compared within each only"
+            yield f"repetition {repeat}", f"its runs are of {len(sessions)} sessions; only those of one are compared"
         busy = sum(run["wall_seconds"] for run in runs)
         spent = max(_began(run) + run["wall_seconds"] for run in runs) - min(map(_began, runs))
         if spent - busy > max(IDLE, busy):
-            yield f"repetition {repeat}", f"its runs took {busy:.0f} s, over a time of {spent:.0f} s"
+            yield f"repetition {repeat}", f"its runs took {busy:.0f} s, but are spread over {spent:.0f} s"
 
 
 def other_versions(ours: dict, theirs: dict) -> dict[str, tuple[str, str]]:
-    """The packages that two environments both have, in other versions. An image has not all of them."""
+    """Packages that two environments have in different versions. Packages that only one has don't count."""
     both = {name: (version, theirs["packages"].get(name)) for name, version in ours["packages"].items()}
     return {name: pair for name, pair in both.items() if None not in pair and pair[0] != pair[1]}
 
 
-def _shape(group: dict) -> dict:
-    """What a group's optimizer is told besides its rate, as betas or momentum, and its weight decay."""
-    return {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")}
+def _shapes(groups: list[dict]) -> list[dict]:
+    """What each group's optimizer is told besides its rate, as betas or momentum, and its weight decay.
+
+    Each but once: groups that are told the same are one that a strategy has divided.
+    """
+    shapes = [
+        {name: value for name, value in group.items() if name not in ("initial_lr", "parameters")} for group in groups
+    ]
+    return [shape for number, shape in enumerate(shapes) if shape not in shapes[:number]]
 
 
 def _began(run: dict) -> float:
@@ -251,7 +257,7 @@ def _began(run: dict) -> float:
 
 
 def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """What every row must have."""
+    """Every row must have whole blocks, enough repetitions, and a proof."""
     repeats: dict[str, set[int]] = {}
     for run in records.values():
         repeats.setdefault(run["row"], set()).add(run["repeat"])
@@ -267,20 +273,20 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             wanted |= {row: set(blocks.repetitions(now, now.rows[row], results)) for row in rows}
     for row, have in repeats.items():
         if missing := sorted(wanted[row] - have):
-            yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are not whole"
-        # Blocks that ended by their rule are as many as were announced; the report says what so few can't tell.
+            yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are incomplete"
+        # Blocks that ended by their stopping rule are enough; the report says what they can't resolve.
         elif not ended and len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
             yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
         yield from ((row, breach) for breach in _proven(row, records, results))
 
 
 def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
-    """Whether a row was found to train the same model, by the code and packages that it was timed with."""
+    """A row must be proven to train the same model, with the code and packages that it was timed with."""
     files = paths.run_files(results, paths.VERDICT, paths.PARITY, row)
     if not files and not paths.run_files(results, paths.FAILED, paths.PARITY, row):
         yield "it was not compared with the reference: snakemake --cores all parity"
     elif not files:
-        yield "its trial for the proof failed"
+        yield "its trial failed"
     for file in files:
         verdict = read_json(file)
         if verdict["proof"] == "unequal":
@@ -290,50 +296,50 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
         over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
         over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
         if over:
-            yield f"its verdict is {verdict['proof']}, and its {' and '.join(over)} say otherwise"
+            yield f"its verdict is {verdict['proof']}, but its {' and '.join(over)} say otherwise"
         timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / paths.ENVIRONMENT)
         proven = read_json(file.parent / paths.ENVIRONMENT)
         differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
         for name, (before, now) in (differing | other_versions(proven, timed)).items():
             if before != now:
-                yield f"it was proven with {name} {before}, and timed with {now}"
+                yield f"it was proven with {name} {before}, but timed with {now}"
 
 
 def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether every file is as it was written, and every row that was asked for is there."""
+    """Every file must be unchanged, and every requested row must have a record, by the journal."""
     lines = journal.read(results)
     if not lines:
-        yield str(paths.journal_file(results)), "is not there, so nothing tells whether files were changed since"
+        yield str(paths.journal_file(results)), "does not exist, so changes to files can't be found"
         return
     yield from journal.changed(results, lines)
     noted = {results / line["folder"] for line in lines if line["what"] == "run"}
     for folder in records.keys() - noted:
-        yield str(folder), "no line of the journal tells of this run"
+        yield str(folder), "no line of the journal is about this run"
     requests = [line for line in lines if line["what"] == "request"]
     trained = {run["row"] for run in records.values()}
     trained |= {paths.row_of(file.parent) for file in paths.run_files(results, paths.FAILED)}
     for row in requests[-1]["rows"] if requests else ():
         if row not in trained:
-            yield row, "it was asked for, and no run of it has a record"
+            yield row, "it was asked for, but no run of it has a record"
 
 
 def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether the decisions on further blocks follow from the records, each worked out from them once more."""
+    """The decisions on further blocks must follow from the records; each is computed again."""
     asked = paths.config_file(results)
     if not asked.is_file():
         return
     now = reading.read([asked])
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
         again = blocks.decide(now, results, block)
-        # Not checked against it is what the next block would have taken: its runs may have been made since.
+        # The predicted time of the next block is not compared, as its runs may have been made since.
         measured = None not in (decided["width"], again["width"])
         same_width = math.isclose(decided["width"], again["width"]) if measured else decided["width"] == again["width"]
         if decided["contending"] != again["contending"] or not same_width:
-            yield str(paths.decision_file(results, block)), "is not what follows from the records"
+            yield str(paths.decision_file(results, block)), "does not follow from the records"
 
 
 def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
-    """Whether the report says what the records say, each row's medians worked out from them once more."""
+    """The report must agree with the records; each row's medians are computed again."""
     file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
         return
@@ -346,9 +352,9 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         tested = [run | {"test": read_json(folder / paths.TEST_REPORT)} for folder, run in good.items()]
         for column in columns.MEASURED:
             if column.key == "step_ms" and "median_step_ms" not in line:
-                continue  # an earlier version called the median so
-            # None: of another task, or what the device does not tell.
+                continue  # an earlier version used this name for the median
+            # None: a figure of another task, or one that the device does not report.
             if (told := line.get(column.key)) is None or (spread := columns.median(column, tested)) is None:
                 continue
             if not math.isclose(told, spread.median, rel_tol=1e-9):
-                yield line["row"], f"the report has {column.key} {told:.6g}, and its records {spread.median:.6g}"
+                yield line["row"], f"the report has {column.key} {told:.6g}, but its records have {spread.median:.6g}"

@@ -1,8 +1,8 @@
-"""Somebody else's checkpoint, as values only: nothing that stands in it is run.
+"""Read somebody else's checkpoint as values only, without running code in it.
 
-A state dict, whatever it lies in ({"model": ..., "ep": ...}) and whatever was wrapped around the model when it was
-saved (`module.`, `_orig_mod.`); a folder of transformers', of DeepSpeed's engine, or of PyTorch's distributed
-checkpoints, as FSDP writes them. The names must then be those of the model that it is said to be, every one of them.
+It may be a state dict, nested in other data ({"model": ..., "ep": ...}) or saved from a wrapped model (`module.`,
+`_orig_mod.`), or a folder of transformers, of DeepSpeed's engine, or of PyTorch's distributed checkpoints, which FSDP
+uses. It must contain every tensor of the given model.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from lockstep.errors import BadInput, brief
 from lockstep.files import atomic_folder
 from lockstep.model import models
 
-# What wrappers put into the names of parameters: DataParallel and DDP; torch.compile; Fabric; FSDP1; checkpointing.
+# Names that wrappers insert into parameter names: DataParallel and DDP; torch.compile; Fabric; FSDP1; checkpointing.
 WRAPPERS = {"module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-DERIVED = ("position_ids", "token_type_ids")  # buffers that older transformers stored, and newer ones make
-# What the index of a distributed checkpoint is made of, by module.
+DERIVED = ("position_ids", "token_type_ids")  # constant buffers that older versions of transformers stored
+# The classes and functions in the index of a distributed checkpoint, by module.
 INDEX = {
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
@@ -36,15 +36,15 @@ INDEX = {
         *("TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
     ),
 }
-SHARDED = "DCP_SHARDING_INFO"  # in the heads of safetensors that are parts of a distributed checkpoint
-SHOWN = 4  # names that a message lists
+SHARDED = "DCP_SHARDING_INFO"  # in the header of safetensors that are part of a distributed checkpoint
+SHOWN = 4  # how many names a message lists
 
 
 def convert(weights: Path, model: Path, destination: Path, labels: list[str] | None) -> list[str]:
-    """Make of somebody's `weights` a model folder, of the class and size of the one in `model`; returns notes.
+    """Convert somebody's `weights` into a model folder with the class and size of the one in `model`; returns notes.
 
-    labels: the names of its classes by their numbers; those that the folder `model` knows if None.
-    Raises BadInput where the weights are not all of that model's, and of its shapes.
+    labels: the names of its classes in the order of their numbers; None takes those of the folder `model`.
+    Raises BadInput if a tensor of that model is missing or has another shape.
     """
     notes: list[str] = []
     blank = _blank(model, labels, notes)
@@ -54,22 +54,22 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
     if missing := [name for name in names if name not in state]:
         raise BadInput(
             f"{weights}: lacks {_listed(missing)}, {len(missing)} of the {len(names)} tensors of the model in {model}."
-            " Name the folder of the model that they are of."
+            " Name the folder of the model that the weights belong to."
         )
     own = blank.state_dict()
     for name in names:
         if state[name].is_floating_point() != own[name].is_floating_point():
             kind = str(state[name].dtype).removeprefix("torch.")
             raise BadInput(
-                f"{weights}: {name} is {kind}, and the model has numbers of another kind there. Turn quantised weights"
-                " back into floats first, by what made them."
+                f"{weights}: {name} is {kind}, but the model's has another kind of number. Dequantise the weights"
+                " first, with the program that quantised them."
             )
         if not state[name].isfinite().all():
-            raise BadInput(f"{weights}: {name} holds nan or infinity. Take a checkpoint from before training diverged.")
+            raise BadInput(f"{weights}: {name} holds nan or infinity. Use a checkpoint from before training diverged.")
         if state[name].shape != own[name].shape:
             raise BadInput(
-                f"{weights}: {name} is {list(state[name].shape)}, and {list(own[name].shape)} in the model in {model}."
-                " Name the folder of the model that it is of, and all of its labels."
+                f"{weights}: {name} is {list(state[name].shape)}, but {list(own[name].shape)} in the model in {model}."
+                " Name the folder of the model that it belongs to, and all of its labels."
             )
     blank.load_state_dict(models.with_tied(state, tied))
     with atomic_folder(destination) as temporary:
@@ -79,9 +79,9 @@ def convert(weights: Path, model: Path, destination: Path, labels: list[str] | N
 
 
 def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors of a checkpoint that a model of these `names` has, by those, in float32; and notes.
+    """The tensors of a checkpoint for a model's parameter `names`, in float32, and notes.
 
-    Raises BadInput where it can't be read as values, or holds more than one such model.
+    Raises BadInput if the checkpoint can't be read as values, or contains several such models.
     """
     if not weights.exists():
         raise BadInput(f"--weights: {weights} does not exist.")
@@ -89,23 +89,23 @@ def read(weights: Path, names: list[str]) -> tuple[dict[str, torch.Tensor], list
         stored = _folder(weights) if weights.is_dir() else dict(_flat(_file(weights)))
     except BadInput:
         raise
-    except Exception as error:  # pickle, zipfile, safetensors, DeepSpeed and PyTorch each have their own
+    except Exception as error:  # pickle, zipfile, safetensors, DeepSpeed and PyTorch each raise their own
         raise BadInput(
-            f"{weights}: can't be read as tensors alone: {brief(error)}. Save the model's state_dict() by itself, where"
+            f"{weights}: can't be read as tensors only: {brief(error)}. Save only the model's state_dict(), where"
             " it was trained."
         ) from None
     for name, tensor in stored.items():
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "without values (meta)" if tensor.is_meta else "sparse or quantised"
-            raise BadInput(f"{weights}: {name} is a tensor {kind}. Save it as a dense one, of floats.")
+            raise BadInput(f"{weights}: {name} is a tensor {kind}. Save it as a dense tensor of floats.")
     found = _matched(stored, names, weights)
     notes = []
     rest = [name for name in stored if name not in found.values() and not name.endswith(DERIVED)]
     if rest:
-        notes.append(f"not of the model, and left out: {_listed(rest)} ({len(rest)} tensors)")
+        notes.append(f"left out, as the model has no such tensors: {_listed(rest)} ({len(rest)} tensors)")
     kinds = {str(stored[name].dtype).removeprefix("torch.") for name in found.values()} - {"float32", "int64", "bool"}
     if kinds:
-        notes.append(f"weights in {', '.join(sorted(kinds))} are float32 from here on")
+        notes.append(f"weights in {', '.join(sorted(kinds))} are converted to float32")
     return {name: _single(stored[source]) for name, source in found.items()}, notes
 
 
@@ -114,14 +114,14 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _matched(stored: dict[str, torch.Tensor], names: list[str], weights: Path) -> dict[str, str]:
-    """Which stored tensor each of the model's is: by its name, or by its name after one that all of them begin with."""
+    """Map each of the model's names to a stored tensor, which has that name, possibly after a prefix common to all."""
     plain = {}
     for source in stored:
         first = plain.setdefault(_unwrapped(source, names), source)
         if first is not source and not torch.equal(stored[first], stored[source]):
             raise BadInput(
-                f"{weights}: holds such a model twice, as {first} and {source}, which are not the same. Save the one"
-                " that is meant by itself."
+                f"{weights}: holds two such models that differ, as {first} and {source}. Save only the one that is"
+                " meant."
             )
     longest = max(names, key=len)
     beginnings = {name.removesuffix(longest) for name in plain if name == longest or name.endswith(f".{longest}")}
@@ -131,25 +131,25 @@ def _matched(stored: dict[str, torch.Tensor], names: list[str], weights: Path) -
     }
     if len(complete) > 1:
         raise BadInput(
-            f"{weights}: holds such a model {len(complete)} times, under {_listed(sorted(complete))}. Save the one that"
-            " is meant by itself."
+            f"{weights}: holds such a model {len(complete)} times, under {_listed(sorted(complete))}. Save only the one"
+            " that is meant."
         )
     if not complete:
         held = _listed(list(stored)) or "no tensor"
         raise BadInput(
             f"{weights}: holds no tensor called {longest}, which the model has; it holds {held}."
-            " Name the folder of the model that it is of."
+            " Name the folder of the model that it belongs to."
         )
     return next(iter(complete.values()))
 
 
 def _unwrapped(name: str, names: list[str]) -> str:
-    """A tensor's name without what wrappers put into it, unless the model has one of this name."""
+    """A tensor's name without the names of wrappers in it, unless the model has a tensor of the full name."""
     return name if name in names else ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _flat(value, above: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested dicts, by the names of all keys above them."""
+    """The tensors in nested dicts, each under its keys joined by dots."""
     if isinstance(value, torch.Tensor):
         yield above.removesuffix("."), value
     elif isinstance(value, dict):
@@ -173,10 +173,10 @@ def _folder(folder: Path) -> dict[str, torch.Tensor]:
     files = [file for pattern in models.WEIGHT_FILES for file in sorted(folder.glob(pattern))]
     if not files:
         raise BadInput(
-            f"{folder}: holds no weights that are known: of transformers ({' or '.join(models.WEIGHT_FILES)}), of"
-            " DeepSpeed (*model_states.pt) or of PyTorch's distributed checkpoints (.metadata). Name the file itself."
+            f"{folder}: holds no weights in a known format: transformers ({' or '.join(models.WEIGHT_FILES)}),"
+            " DeepSpeed (*model_states.pt) or PyTorch's distributed checkpoints (.metadata). Name the file itself."
         )
-    if files[0].suffix == ".safetensors":  # a folder may hold both kinds, of the same weights
+    if files[0].suffix == ".safetensors":  # a folder may have the same weights in both formats
         files = [file for file in files if file.suffix == ".safetensors"]
     state = {}
     for file in files:
@@ -185,13 +185,13 @@ def _folder(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _of_deepspeed(folder: Path) -> dict[str, torch.Tensor]:
-    """What DeepSpeed's engine saved, at any stage of ZeRO; by its own converter, which reads values only then."""
+    """Read a checkpoint of DeepSpeed's engine, of any ZeRO stage, by its own converter, restricted to values."""
     from lockstep.strategies._deepspeed import values_only
 
     states = sorted(folder.rglob("*model_states.pt"))
     tags = sorted({file.parent for file in states})
     if len(tags) > 1:
-        latest = folder / "latest"  # as DeepSpeed writes it
+        latest = folder / "latest"  # DeepSpeed's file with the name of the latest checkpoint
         named = folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
         if named not in tags:
             raise BadInput(
@@ -213,7 +213,7 @@ def _is_sharded(file: Path) -> bool:
 
 
 def _of_pytorch(reader: dcp.StorageReader) -> dict[str, torch.Tensor]:
-    """What torch.distributed.checkpoint saved; optimizers' states are left on the disk."""
+    """Read a checkpoint of torch.distributed.checkpoint, without the optimizer's state."""
     stored = {
         name: about
         for name, about in reader.read_metadata().state_dict_metadata.items()
@@ -221,13 +221,13 @@ def _of_pytorch(reader: dcp.StorageReader) -> dict[str, torch.Tensor]:
     }
     state = {name: torch.empty(about.size, dtype=about.properties.dtype) for name, about in stored.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that one process loads it is meant
+        warnings.simplefilter("ignore")  # PyTorch warns that a single process loads it, which is intended
         dcp.load(state, storage_reader=reader, no_dist=True)
     return state
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads the index of a checkpoint, which is a pickle, without running what stands in it."""
+    """Reads the index of a checkpoint, which is a pickle, without running code in it."""
 
     def read_metadata(self, *_, **__):
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -236,26 +236,26 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _Values(pickle.Unpickler):
-    """Knows what such an index is made of, and no other class or function."""
+    """An unpickler that knows only the classes and functions of such an index."""
 
     def find_class(self, module, name):
         if module == "pathlib":
-            return PurePath  # which names a file, and opens none
+            return PurePath  # it can name a file, but not open one
         of_torch = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if of_torch or name in INDEX.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"its index names {module}.{name}, which is no value")
+        raise pickle.UnpicklingError(f"its index contains {module}.{name}, which is not a value")
 
 
 def _blank(model: Path, labels: list[str] | None, notes: list[str]) -> torch.nn.Module:
-    """A model of the class and size of the one stored in a folder; with a head for `labels`, if they are given."""
+    """A model with the class and size of the one stored in a folder, with a head for `labels` if they are given."""
     if not models.is_stored(model):
         raise BadInput(f"{model}: is not a model folder (no config.json). Name the folder of the model.")
     if labels is None:
         if models.task_name(model) is None:
             raise BadInput(
-                f"{model}: its config.json names a model without a classifier. Name the classes by their numbers, as in"
-                " --labels bad,good."
+                f"{model}: its config.json names a model without a classifier. Name the classes in the order of their"
+                " numbers, as in --labels bad,good."
             )
         return models.build(model)
     return models.classifier(model, labels, notes)
@@ -266,7 +266,7 @@ def _labels(model: Path) -> list[str] | None:
 
 
 def _copy_beside(model: Path, folder: Path) -> None:
-    """The tokenizer of a model's folder, or what says how its images are read, into another."""
+    """Copy a model's tokenizer, or the files on how it reads images, into another folder."""
     if (model / "tokenizer_config.json").is_file() or (model / "vocab.txt").is_file():
         models.tokenizer(model).save_pretrained(folder)
     for name in ("images.json", "preprocessor_config.json"):

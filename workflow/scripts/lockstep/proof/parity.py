@@ -1,19 +1,20 @@
-"""The proof that a row trains the same model as `single`: a few steps of both, from the same weights, side by side.
+"""The proof that a row trains the same model as `single`: both train a few steps from the same weights.
 
-Losses alone prove little. AdamW hides gradients that are summed instead of averaged, which the gradient's norm shows;
-and ranks that all train the whole global batch compute exactly what they should, which only the ledger shows (it is
-checked against the plan after every run, see `runs`). So losses, gradient norm, update and ledger all are part of it.
+Losses alone prove little. AdamW hides gradients that are summed instead of averaged; the gradient norm shows them. If
+every rank trains the whole global batch, all numbers are right, and only the ledger shows it (runs.py checks it against
+the plan after every run). So the proof covers losses, gradient norm, update and ledger.
 
-Two questions are asked apart, as rounding would hide the answer to the first.
+It answers two questions separately, because rounding would hide the answer to the first:
 
-semantics  Does the row compute the same thing? Its trial is trained in float64 too, where rounding is below 1e-12 and
-           nothing but a mistake makes a difference: one tolerance holds for every model. Some frameworks can't.
-rounding   Does it compute it in the precision that it is timed in? How far rounding alone takes a model away in a few
-           steps depends on the model and on the machine, so it is measured: the reference against itself with its sums
-           in another order and its loss scaled, as ranks do both. A row may be a stated factor further away.
+semantics  Does the row compute the same function? Its trial is also trained in float64, where rounding is below 1e-12,
+           so any larger difference is a mistake, and one tolerance fits every model. Some frameworks can't do this.
+rounding   Does it compute it in the precision that it is timed in? How far rounding alone moves a model in a few steps
+           depends on the model and on the machine. So it is measured: the reference is trained again with reordered
+           sums and a scaled loss, which is the rounding that ranks cause. This distance is the floor, and a row may be
+           further away by a fixed factor.
 
-The reference is also trained with two mild mistakes. A verdict says how far the row is from that floor, and how much
-further than the row the mildest mistake is.
+The reference is also trained with two mild mistakes. A verdict says how far the row is from the reference, relative to
+the floor, and how many times further away the mildest mistake is.
 """
 
 import shutil
@@ -41,9 +42,9 @@ class Distances:
     """How far a trial is from the reference.
 
     losses   largest difference of a step's mean loss over the global batch
-    norm     difference of the first step's gradient norm, over that of the reference
+    norm     relative difference of the first step's gradient norm
     weights  largest difference of a final weight
-    update   norm of the difference of all final weights, over the norm of what the reference trained them by
+    update   norm of the difference of all final weights, divided by the norm of the reference's total update
     """
 
     losses: float
@@ -52,26 +53,26 @@ class Distances:
     update: float
 
     def beyond(self, tolerance: dict[str, float]) -> list[str]:
-        """The kinds of distance that are above their tolerance; no number is above any."""
+        """The kinds of distance that exceed their tolerance; NaN exceeds any."""
         return [name for name, most in tolerance.items() if not getattr(self, name) <= most]
 
 
-# In float64 rounding makes 1e-14 of these in 12 steps, and the mildest mistake 1e-4.
+# In float64 rounding causes distances of 1e-14 in 12 steps, and the mildest mistake 1e-4.
 FP64 = dict.fromkeys(("losses", "norm", "weights", "update"), FP64_TOLERANCE)
-# A row that can't train exactly the same model is not proven to: these only say that it learns something like it.
+# A lossy row can't be proven to train exactly the same model; these limits only show that it trains a similar one.
 LOSSY = {"losses": 2e-2, "norm": 5e-2, "update": 0.8}
-# A single weight is not held to the floor: where a gradient is small Adam makes whole steps of its rounding noise.
+# Single weights are not compared with the floor: for a tiny gradient, Adam turns rounding noise into full steps.
 MEASURED = ("losses", "norm", "update")
 OF_A_PROOF = (paths.VERDICT, paths.RECORD, paths.ENVIRONMENT)
-# A key's bias adds the same to all scores of a query, which the softmax takes away again: its gradient is zero but for
-# rounding, of which Adam makes whole steps. What architectures call it.
+# Names of the bias of attention keys. It adds the same number to all scores of a query, which the softmax cancels, so
+# its gradient is zero except for rounding, and Adam turns that into full steps.
 WITHOUT_GRADIENT = ("key.bias", "k_proj.bias", "k_lin.bias", "key_proj.bias")
 
 
 def prove_reference(config: Config, reference: Row, results: Path, in_forks: bool = False) -> dict:
-    """Train a reference, and measure its floor and mistakes, written into its folder.
+    """Train a reference, and measure its floor and its mistakes; both are written into its folder.
 
-    in_forks: whether in forks of this process (run/forked.py).
+    in_forks: whether ranks are forks of this process (run/forked.py).
     """
     trial = replace(reference, in_forks=in_forks)
     with lifetime.hold(results / trial.folder(1)):
@@ -101,11 +102,11 @@ def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
 
 
 def prove(config: Config, row: Row, results: Path) -> dict:
-    """Run `row`'s trial, compare it with its references, and return the verdict, written into its folder.
+    """Run `row`'s trial, compare it with its references, and return the verdict, which is written into its folder.
 
-    proof is equal, within-tolerance (in reduced precision, or for a lossy row within wide limits), or unequal. Raises
-    BadInput where a reference is missing, RunFailed where the trial fails: then there is nothing to compare, and
-    failed.json has the reason.
+    The verdict's `proof` is equal, within-tolerance (in reduced precision, or for a lossy row within wide limits), or
+    unequal. Raises BadInput if a reference is missing, and RunFailed if the trial fails; failed.json then has the
+    reason.
     """
     references = {name: _folder_of(reference, results) for name, reference in config.references(row).items()}
     trial = config.trial(row)
@@ -143,9 +144,9 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
 
 
 def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str, torch.Tensor]) -> dict:
-    """Hold the finished trial in `folder` against the `references`, a folder for each precision.
+    """Compare the finished trial in `folder` with its `references`, a folder for each precision.
 
-    Raises OtherWork where it has trained other tensors than they have.
+    Raises OtherWork if it has trained other tensors than the references.
     """
     precision = next(iter(references))
     measured = read_json(references[precision] / paths.VERDICT)
@@ -175,12 +176,12 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
 
 
 def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:
-    """Why a row trains another model than `single` by its nature, and not by mistake; else empty."""
-    return row.other_model or (batches_apart(trial) if batch_statistics else "")
+    """Why a row trains another model than `single` by design rather than by mistake; empty if it does not."""
+    return row.other_model or (_splits_batch_statistics(trial) if batch_statistics else "")
 
 
-def batches_apart(trial: Row) -> str:
-    """Why batch normalisation makes this row train another model than one process does, by its nature; else empty."""
+def _splits_batch_statistics(trial: Row) -> str:
+    """Why batch normalisation makes this row train another model than one process; empty if it does not."""
     if trial.train.accumulation > 1:
         return "batch normalisation takes its statistics over a micro-batch"
     if trial.replicas > 1 and not trial.options.get("sync_batchnorm"):
@@ -196,7 +197,7 @@ def _has_batch_statistics(results: Path) -> bool:
 def _below_mildest(distances: Distances, measured: dict) -> float:
     """How many times further away than the row the mildest mistake is, by the kind of distance that shows it best.
 
-    A distance below the floor counts as the floor: closer than rounding nothing can be told.
+    A distance below the floor counts as the floor, since differences below rounding say nothing.
     """
     floor = measured["floor"]
     return min(
@@ -207,7 +208,7 @@ def _below_mildest(distances: Distances, measured: dict) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a trial, or a variation of it, came to."""
+    """The result of a trial, or of a variation of one."""
 
     losses: list[float]
     norm: float
@@ -220,25 +221,25 @@ class Trained:
         return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / paths.FINAL_WEIGHTS))
 
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
-        """How far `other` is from this one, the reference; both began with the weights `start`.
+        """The distances of `other` from this result, the reference; both started from the weights `start`.
 
-        Raises OtherWork where it has other tensors, as updates of another rank are.
+        Raises OtherWork if its tensors differ in name or shape, as LoRA updates of another rank do.
         """
         shapes, theirs = ({name: weight.shape for name, weight in each.weights.items()} for each in (self, other))
-        if apart := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
-            pair = [list(each[apart[0]]) if apart[0] in each else "not there" for each in (theirs, shapes)]
-            raise OtherWork(f"it trained other tensors: {apart[0]} is {pair[0]}, and {pair[1]} in the reference")
+        if differing := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
+            pair = [list(each[differing[0]]) if differing[0] in each else "missing" for each in (theirs, shapes)]
+            raise OtherWork(f"it trained other tensors: {differing[0]} is {pair[0]}, but {pair[1]} in the reference")
         names = [
             name
             for name, weight in self.weights.items()
             if weight.is_floating_point() and not name.endswith(WITHOUT_GRADIENT)
         ]
         most, difference, movement = 0.0, 0.0, 0.0
-        for name in names:  # one by one: three copies of a large model in float64 would not fit
+        for name in names:  # one by one, as three copies of a large model in float64 may not fit into memory
             reference = self.weights[name].double()
-            apart = (other.weights[name].double() - reference).abs()
-            most = max(most, float(apart.max()))
-            difference += float(apart.square().sum())
+            distance = (other.weights[name].double() - reference).abs()
+            most = max(most, float(distance.max()))
+            difference += float(distance.square().sum())
             movement += float((start[name].double() - reference).square().sum())
         return Distances(
             losses=max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)),
@@ -249,7 +250,7 @@ class Trained:
 
 
 def _run(config: Config, trial: Row, results: Path) -> Path:
-    """Run a trial and its variations; returns its folder, in which each has left its weights and nothing large else."""
+    """Run a trial and its variations; returns its folder, in which only the final weights of each are large files."""
     folder = results / trial.folder(1)
     for name in trial.variations:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -258,7 +259,7 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
         try:
             with atomic_file(folder / paths.FINAL_WEIGHTS) as temporary:
                 save_file(conversion.read(folder), temporary)
-        except RunFailed as error:  # it trained, and nothing can be said of what
+        except RunFailed as error:  # it trained, but its weights can't be read
             record.write_run(folder / paths.FAILED, finished | {"status": "failed", "reason": str(error)})
             (folder / paths.RECORD).unlink()
             raise
@@ -275,7 +276,7 @@ def _start(results: Path, trial: Row) -> dict[str, torch.Tensor]:
 
 
 def _folder_of(reference: Row, results: Path) -> Path:
-    """The folder of a reference that was trained. Raises BadInput where it was not."""
+    """The folder of a trained reference. Raises BadInput if it was not trained yet."""
     folder = results / reference.folder(1)
     for name in (paths.VERDICT, paths.FINAL_WEIGHTS):
         if not (folder / name).is_file():
@@ -287,9 +288,10 @@ def _folder_of(reference: Row, results: Path) -> Path:
 
 
 def read(config: Config, row: Row, results: Path) -> dict | None:
-    """The verdict on a row: as it was written, or failed with its trial's reason; None where there was no trial yet.
+    """The stored verdict on a row, or `failed` with its trial's reason; None if there was no trial yet.
 
-    A trial has few steps. Where a timed run has trained other samples, or at another rate, the row's model is another.
+    A trial has few steps. If a timed run trained other samples, or with other learning rates, the verdict is unequal,
+    too.
     """
     trial = config.trial(row)
     folder = results / trial.folder(1)
@@ -307,7 +309,7 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
 
 
 def failed(config: Config, row: Row, reason: str) -> dict:
-    """The verdict on a row whose trial did not come to one."""
+    """The verdict on a row whose trial failed."""
     return dict.fromkeys(("distances", "fp64", "steps"), None) | {
         "row": row.name,
         "world_size": config.trial(row).hardware.devices,

@@ -17,7 +17,7 @@ from lockstep.strategies.single import Strategy
 
 COMPUTING = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 # Of an optimizer's groups, whichever of them it has.
-SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "weight_decay")
+SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "ns_steps", "adjust_lr_fn", "weight_decay")
 
 
 def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> dict:
@@ -39,7 +39,7 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     actual |= {name: live["lora"].get(name) for name in updates}
     for number, group in enumerate(live["groups"]):
         name = f"optimizer group {number}"
-        expected = {"initial_lr": asked.train.learning_rate} | hyperparameters(asked.train)
+        expected = {"initial_lr": asked.train.learning_rate} | hyperparameters(asked.train, group)
         wanted |= {f"{name}: {key}": value for key, value in expected.items()}
         actual |= {f"{name}: {key}": group.get(key) for key in expected}
     wanted["weight decay"] = sorted({0.0, asked.train.weight_decay})

@@ -13,7 +13,7 @@ from lockstep.config.kinds import Kind
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.run import coordination, lifetime, node, record, watcher
+from lockstep.run import addresses, coordination, lifetime, node, peers, record, watcher
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
@@ -25,7 +25,7 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
     """
     own = paths.nodes_folder(results) / str(rank)
     with lifetime.hold(own):  # two nodes of one number would both take its place
-        own_status, lead = coordination.OwnStatus(results, rank), coordination.PeerStatus(results, 0)
+        own_status, lead = peers.OwnStatus(results, rank), peers.PeerStatus(results, 0)
         answered: list[str] = []
         while True:
             called = _await_call(lead, own_status, answered, config.hardware.timeout if wanted else None)
@@ -46,13 +46,13 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
 
 
 def _await_call(
-    lead: coordination.PeerStatus, own_status: coordination.OwnStatus, answered: list[str], patience: float | None
+    lead: peers.PeerStatus, own_status: peers.OwnStatus, answered: list[str], patience: float | None
 ) -> dict:
     """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
     first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
     while True:
         call = lead.read()
-        if call.get("phase") == coordination.CALLING and call["call"] not in answered and call["beat"] != first:
+        if call.get("phase") == peers.CALLING and call["call"] not in answered and call["beat"] != first:
             return call
         if patience and time.monotonic() > deadline:
             raise BadInput(
@@ -71,73 +71,69 @@ def _row(config: Config, run: dict) -> Row | None:
     return config.profiled(row) if run["kind"] == Kind.PROFILE else config.repetition(row, run["repeat"])
 
 
-def _refuse(own_status: coordination.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
+def _refuse(own_status: peers.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
     names = wanted.name if wanted else ", ".join(config.rows)
     why = f"node {rank} was started for {names}, and node 0 for {called['run']['row']}. Name the same row on both."
     if rank >= called["run"]["nodes"]:
         why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
     own_status.content = {}
-    own_status.say(phase=coordination.FAILED, call=called["call"], reason=why, about={"time": time.time()})
+    own_status.say(phase=peers.FAILED, call=called["call"], reason=why, about={"time": time.time()})
 
 
-def _answer(own_status: coordination.OwnStatus, row: Row, results: Path, called: dict) -> None:
+def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) -> None:
     """Say what this node knows of itself, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
         refuse_less(row.asked, row.hardware)
-        at, interface = coordination.reach(*called["endpoint"], row.asked.interface)
+        at, interface = addresses.reach(*called["endpoint"], row.asked.interface)
     except BadInput as error:
         reason = str(error)
     if row.unavailable:
         reason = reason or f"rows.{row.name} on node {own_status.node}: {row.unavailable}."
     own_status.content = {}
-    about = coordination.describe(row, results, at, interface)
-    own_status.say(
-        phase=coordination.FAILED if reason else coordination.READY, call=called["call"], reason=reason, about=about
-    )
+    about = peers.describe(row, results, at, interface)
+    own_status.say(phase=peers.FAILED if reason else peers.READY, call=called["call"], reason=reason, about=about)
 
 
-def _take_part(
-    own_status: coordination.OwnStatus, lead: coordination.PeerStatus, row: Row, results: Path, rank: int
-) -> None:
+def _take_part(own_status: peers.OwnStatus, lead: peers.PeerStatus, row: Row, results: Path, rank: int) -> None:
     """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
-    if own_status.content["phase"] == coordination.FAILED:
+    if own_status.content["phase"] == peers.FAILED:
         return
     call = own_status.content["call"]
-    while (status := lead.read()).get("phase") == coordination.CALLING and status["call"] == call:
+    while (status := lead.read()).get("phase") == peers.CALLING and status["call"] == call:
         own_status.beat()
         if lead.silent:
             return
         time.sleep(coordination.POLL)
-    if status["call"] != call or status["phase"] != coordination.TRAINING:
+    if status["call"] != call or status["phase"] != peers.TRAINING:
         return
     folder = Path(status["run"]["folder"])
     own = own_status.content["about"]
-    hosts = coordination.host_names(row, status["nodes"])
-    rendezvous = coordination.Rendezvous(
+    hosts = addresses.host_names(row, status["nodes"])
+    rendezvous = addresses.Rendezvous(
         status["endpoint"][1], status["endpoint"][0], rank, own["address"], own["interface"], hosts, call
     )
-    own_status.say(phase=coordination.TRAINING)
+    own_status.say(phase=peers.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
     if row.launcher.from_one_node:
         Progress(folder, rank, row.hardware.processes_per_node)
-        own_status.say(phase=coordination.DONE, watch=None)
+        own_status.say(phase=peers.DONE, watch=None)
         return
     try:
         if launchers.meets_in_a_file(row.options):
             lifetime.refuse_without_locks(folder, row.name)
         watch = _train(own_status, lead, row, results, folder, rendezvous)
-        own_status.say(phase=coordination.DONE, watch=watch)
+        own_status.say(phase=peers.DONE, watch=watch)
     except Saved:
-        own_status.say(phase=coordination.DONE, watch=None)  # node 0 has stopped after the same step, and says so
+        own_status.say(phase=peers.DONE, watch=None)  # node 0 has stopped after the same step, and says so
     except (BadInput, Interrupted, RunFailed) as error:
-        own_status.say(phase=coordination.FAILED, reason=str(error))
+        own_status.say(phase=peers.FAILED, reason=str(error))
     except BaseException as error:
-        own_status.say(phase=coordination.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
+        own_status.say(phase=peers.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
         raise
 
 
-def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: coordination.Rendezvous) -> dict:
+def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: addresses.Rendezvous) -> dict:
     """Train this node's ranks, and say what else used this machine meanwhile."""
     own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
@@ -150,8 +146,8 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
             own_status.beat()
             status = lead.read()
             if lead.silent:
-                raise Interrupted(f"node 0 has not been heard of for {coordination.SILENCE:g} s")
-            if status["call"] != rendezvous.name or status["phase"] == coordination.OVER:
+                raise Interrupted(f"node 0 has not been heard of for {peers.SILENCE:g} s")
+            if status["call"] != rendezvous.name or status["phase"] == peers.OVER:
                 raise Interrupted(f"node 0 ended the run: {status.get('reason', '')}")
             if status.get("stop_after"):
                 request.after(status["stop_after"])
@@ -173,16 +169,16 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     return watcher.judge(watcher.read(own_folder), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
 
 
-def _await_end(own_status: coordination.OwnStatus, lead: coordination.PeerStatus, call: str) -> dict | None:
+def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -> dict | None:
     """What node 0 ends the run with; None where it calls once more."""
     while True:
         status = lead.read()
         if status["call"] != call:
             return None
-        if status["phase"] == coordination.OVER:
+        if status["phase"] == peers.OVER:
             return status
         if lead.silent:
-            return {"code": 1, "reason": f"node 0 has not been heard of for {coordination.SILENCE:g} s"}
+            return {"code": 1, "reason": f"node 0 has not been heard of for {peers.SILENCE:g} s"}
         own_status.beat()
         time.sleep(coordination.POLL)
 

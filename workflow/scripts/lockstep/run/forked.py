@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.config.launchers import rank_variables
 from lockstep.config.row import Row
 from lockstep.paths import TRAIN
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 from lockstep.run.fork import Fork
 
 

@@ -27,7 +27,7 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.run import lifetime
-from lockstep.run.coordination import Rendezvous
+from lockstep.run.addresses import Rendezvous
 from lockstep.run.processes import Interrupted
 from lockstep.run.progress import LAUNCHED
 

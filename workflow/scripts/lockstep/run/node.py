@@ -15,8 +15,8 @@ from lockstep.config.hardware import selection, training_gpus
 from lockstep.config.row import Row
 from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
-from lockstep.run import coordination, hand, watcher
-from lockstep.run.coordination import Rendezvous
+from lockstep.run import addresses, hand, watcher
+from lockstep.run.addresses import Rendezvous
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
@@ -88,13 +88,13 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
     What is known only when the nodes meet is in capitals.
     """
     hardware, folder = row.hardware, results / row.folder(repeat)
-    address, port = coordination.endpoint(row.asked.endpoint or "HOST0")
+    address, port = addresses.endpoint(row.asked.endpoint or "HOST0")
     port = port or ("PORT" if hardware.port == "auto" else hardware.port)
     rendezvous = Rendezvous(port)
     if hardware.nodes > 1:
         names = [{"host": f"HOST{number}"} for number in range(hardware.nodes)]
         own, interface = (address if rank == 0 else f"HOST{rank}"), row.asked.interface or "INTERFACE"
-        rendezvous = Rendezvous(port, address, rank, own, interface, coordination.host_names(row, names), "RUN")
+        rendezvous = Rendezvous(port, address, rank, own, interface, addresses.host_names(row, names), "RUN")
     if rank and row.launcher.from_one_node:
         return "# nothing: its ranks are started from node 0, by ssh"
     if row.launcher.by_hand:

@@ -1,5 +1,7 @@
 """Why a row is not trained: what only this moment, this machine or the prepared data tells of it."""
 
+import math
+
 from lockstep.config.hardware import refuse_less
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
@@ -45,4 +47,22 @@ def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
             raise BadInput(
                 f"rows.{row.name}.lora_targets: {name} names no layer of the model that LoRA can update. There are:"
                 f" {there}."
+            )
+
+
+def refuse_heads(row: Row, heads: dict[str, int]) -> None:
+    """Raises BadInput where the row's ranks can't divide the model's attention heads.
+
+    heads: how many there are, by the names that the model's configuration has for them; empty where it has none.
+    """
+    parts, named = row.product("DIVIDES_HEADS")
+    if parts == 1:
+        return
+    if not heads:
+        raise BadInput(f"rows.{row.name}.{named}: the model has no attention heads to divide. Leave the row out.")
+    for name, number in heads.items():
+        if number % parts:
+            raise BadInput(
+                f"rows.{row.name}.{named}: {parts} ranks can't share the model's {number} heads ({name}) evenly. Take a"
+                f" number that divides {math.gcd(*heads.values())}."
             )

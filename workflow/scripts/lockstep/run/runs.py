@@ -22,6 +22,7 @@ from lockstep.errors import BadInput, OtherWork, RunFailed, RunSaved, RunStopped
 from lockstep.files import hash_text, named_when_full, read_json, remove_unfinished, write_json
 from lockstep.paths import data_file, data_folder, plan_file, require
 from lockstep.run import (
+    addresses,
     coordination,
     forked,
     hand,
@@ -66,6 +67,8 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refusals.refuse_to_start(row)
     refusals.refuse_unused_parameters(row, about.get("unused_parameters", []))
     refusals.refuse_lora_targets(row, about.get("lora_layers", {}))
+    if "heads" in about:  # data that earlier versions prepared do not say
+        refusals.refuse_heads(row, about["heads"])
     disturbed: list[dict] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
@@ -90,7 +93,7 @@ class Attempt:
     plan: Plan
     settings: Settings
     state: Path | None  # that it carries on from
-    rendezvous: coordination.Rendezvous
+    rendezvous: addresses.Rendezvous
     lead: coordination.Lead | None  # of the other nodes, where there are any
     notes: list[str]  # what a reader of the table must know
 
@@ -140,7 +143,7 @@ def _settle(
 ) -> Attempt:
     """What an attempt trains. Raises BadInput where its ranks could not meet, or a state can't be gone on from."""
     folder, data = results / row.folder(repeat), data_folder(results)
-    rendezvous = lead.meet() if lead else coordination.alone(row)
+    rendezvous = lead.meet() if lead else addresses.alone(row)
     if launchers.meets_in_a_file(row.options):
         lifetime.refuse_without_locks(folder, row.name)
     settings = replace(

@@ -110,8 +110,8 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
 
 
 def _of_any_layout(asked: dict) -> dict:
-    """Settings without the hardware, and without what says how many ranks hold a replica."""
-    layout = registry.literals(asked["strategy"])["RANKS_PER_REPLICA"]
+    """Settings without the hardware, and without what says how ranks are laid out."""
+    layout = {key for literal in registry.PRODUCTS for key in registry.literals(asked["strategy"])[literal]}
     options = {key: value for key, value in asked["options"].items() if key not in layout}
     return asked | {"hardware": None, "options": options}
 

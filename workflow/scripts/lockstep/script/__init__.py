@@ -1,1 +1,1 @@
-"""People's own training scripts: recorded as they stand, replayed as one process, and held against each other."""
+"""Record a user's unchanged training script, replay it as one process, and compare the two."""

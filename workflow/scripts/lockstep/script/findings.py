@@ -1,4 +1,4 @@
-"""What differs between a script's ranks, and between a script on several ranks and on one; and why, in words."""
+"""Find and explain differences between a script's ranks, and between its run on several ranks and on one."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,23 +9,23 @@ import numpy as np
 from lockstep.data.labels import listed
 from lockstep.script.recording import Recording, loaders_alike
 
-DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # of a finding: the model is another; it may be; it is not
-EQUAL, UNTOLD = "equal", "not told"  # of a script, beside DIFFERENT
-ABOVE_FLOOR = 30  # times the distance that rounding alone causes: from there on two models are not the same
-# Of an update: what can't be told in a precision, where the measured floor is lower. Half precision rounds each rank's
-# gradient by itself, which the other order of a batch does not show.
+DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
+EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
+ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
+# The smallest floor by precision, as a share of an update. In half precision each rank's gradient is rounded on its
+# own, which reversing the order of a batch does not reproduce.
 SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
-TOO_HIGH = 0.2  # of an update: where less than that can't be told, nothing is
-MANY = 0.5  # of a rank's samples: from there on that two ranks share them is no chance
+TOO_HIGH = 0.2  # as a share of an update: if only larger distances can be detected, nothing is compared
+MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
-OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that no other difference explains
+OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One difference, its cause, and what one would write; `line` of the script, as file:line."""
+    """A difference with its cause and a remedy (`do`); `line` is the line of the script, as file:line."""
 
     kind: str
     level: str
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the same model is trained; `distance` and `floor` as shares of what training changed."""
+    """Whether the same model is trained; `distance` and `floor` are shares of the total update."""
 
     answer: str
     reason: str
@@ -48,14 +48,14 @@ class Verdict:
 
 
 def between_ranks(recorded: Recording) -> list[Finding]:
-    """What the ranks of one recording show by themselves, without a replay."""
-    looks = [_other_beginning, _same_samples, _handed_out, _apart, _not_cleared, _clipped_while_scaled]
-    looks += [_every_micro_batch, _one_device, _same_random_numbers, _without_gradient, _saved_as_module]
-    return [finding for look in looks for finding in look(recorded)]
+    """The findings from the ranks of one recording alone, without a replay."""
+    checks = [_other_beginning, _same_samples, _handed_out, _drifting, _not_cleared, _clipped_while_scaled]
+    checks += [_every_micro_batch, _one_device, _same_random_numbers, _without_gradient, _saved_as_module]
+    return [finding for check in checks for finding in check(recorded)]
 
 
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
-    """A recording held against its replay by one process; `floor`: the replay with each batch in the other order."""
+    """Compare a recording with its replay by one process; `floor` is the replay with each batch reversed."""
     found = between_ranks(recorded)
     if recorded.world == 1 and recorded.ranks[0]["initial"]["kind"] != "DataParallel":
         reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
@@ -92,8 +92,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     found += _other_rates(recorded, alone, steps)
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH:
         reason = (
-            f"two runs as one process are apart by {floors[-1]:.1%} of what training changes: the model draws random"
-            " numbers, rounding grows fast, or the script goes on from files that it left"
+            f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"
+            " numbers, rounding grows fast, or the script resumes from files of an earlier run"
         )
         return untold(reason, found, distances[-1], floors[-1], table)
     smallest = _smallest(recorded)
@@ -108,18 +108,18 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not wrong_of(found):  # what the ranks show by themselves explains it
+    elif not wrong_of(found):  # otherwise a finding from the ranks alone explains the difference
         found.insert(0, cause)
     return Verdict(DIFFERENT, wrong_of(found)[0].says, found, distances[-1], floors[-1], table)
 
 
 def wrong_of(found: list[Finding]) -> list[Finding]:
-    """The findings by which the model is another one."""
+    """The findings that mean that another model is trained."""
     return [finding for finding in found if finding.level == DIFFERENT]
 
 
 def untold(reason: str, found: list[Finding], *more) -> Verdict:
-    """The verdict where nothing could be compared; what the ranks show by themselves counts all the same."""
+    """The verdict if nothing can be compared; findings from the ranks alone still count."""
     if wrong := wrong_of(found):
         note = Finding("not_compared", NOTE, f"not compared with one process: {reason}")
         return Verdict(DIFFERENT, wrong[0].says, [*found, note], *more)
@@ -127,9 +127,9 @@ def untold(reason: str, found: list[Finding], *more) -> Verdict:
 
 
 def two_scripts(one: Recording, other: Recording) -> list[Finding]:
-    """What two scripts do differently, each with its own samples: in the first step in which they do.
+    """What two scripts, each with its own samples, do differently, in the first step with a difference.
 
-    Gradients and weights are compared as long as the samples of all steps are the same.
+    Gradients and weights are compared as long as all samples so far are the same.
     """
     found = []
     names = _shapes(one).keys() ^ _shapes(other).keys()
@@ -163,7 +163,7 @@ def two_scripts(one: Recording, other: Recording) -> list[Finding]:
     return found
 
 
-# --- What the ranks show by themselves --------------------------------------------------------------------------
+# --- Findings from the ranks alone ------------------------------------------------------------------------------
 
 
 def _other_beginning(recorded: Recording) -> list[Finding]:
@@ -182,7 +182,7 @@ def _other_beginning(recorded: Recording) -> list[Finding]:
 def _same_samples(recorded: Recording) -> list[Finding]:
     if recorded.world == 1 or any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
         return []
-    if _indices_apart(recorded):  # what is the same are then samples that the data has twice
+    if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
     for step in range(recorded.steps):
         each = [Counter(_rows(rank["steps"][step])) for rank in recorded.ranks]
@@ -200,8 +200,8 @@ def _same_samples(recorded: Recording) -> list[Finding]:
     return []
 
 
-def _indices_apart(recorded: Recording) -> bool:
-    """Whether no loader gave two ranks the same sample in one turn: equal samples then are equal data."""
+def _indices_disjoint(recorded: Recording) -> bool:
+    """Whether no loader gave two ranks the same index at the same position; equal samples are then duplicates."""
     loaders = [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and _of_one_data(same)]
     if not loaders:
         return False
@@ -215,12 +215,12 @@ def _indices_apart(recorded: Recording) -> bool:
 
 
 def _of_one_data(loaders: list[dict]) -> bool:
-    """Whether the loaders of all ranks are over the same data, in which an index means the same sample."""
+    """Whether the loaders of all ranks have the same data, so that an index means the same sample."""
     return len({loader["subset"] for loader in loaders}) == 1
 
 
 def _handed_out(recorded: Recording) -> list[Finding]:
-    """Samples that come twice within an epoch, an epoch that is not all of the data, and epochs in the same order."""
+    """Find samples twice within an epoch, epochs that do not cover the data, and epochs in the same order."""
     found = []
     for same in loaders_alike(recorded.ranks):
         first = same[0]
@@ -237,7 +237,9 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if again := len(together) - len(set(together)):
             says = f"{again} of {first['size']} samples are handed out to two ranks within an epoch"
             padded = again < recorded.world
-            do = "a sampler repeats some so that all ranks have as many; drop_last=True leaves them out instead."
+            do = (
+                "a sampler repeats some so that all ranks have the same number; drop_last=True leaves them out instead."
+            )
             found.append(Finding("repeated", CAUTION, says, do if padded else OWN_PART))
             if not padded:
                 continue
@@ -246,7 +248,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
         says = f"an epoch of all ranks hands out {handed} samples, and the data has {first['size']}"
         if handed > 1.4 * first["size"]:
-            do = "each rank goes through all of it: an epoch is as many, if that is not meant."
+            do = "each rank goes through all of the data; if that is not intended, divide it among the ranks."
             found.append(Finding("epoch_too_long", CAUTION, says, do))
         elif handed < 0.6 * first["size"] and first["size"] > 2 * len(together):
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
@@ -261,8 +263,8 @@ def _shuffled(batches: list) -> bool:
     return _flat(batches) != sorted(_flat(batches))
 
 
-def _apart(recorded: Recording) -> list[Finding]:
-    """Ranks whose weights are no longer the same, though they began so."""
+def _drifting(recorded: Recording) -> list[Finding]:
+    """Find ranks whose weights were equal at the beginning, and differ later."""
     if recorded.world == 1 or _other_beginning(recorded) or recorded.ranks[0]["initial"]["sharded"]:
         return []
     for step in range(recorded.steps):
@@ -281,7 +283,7 @@ def _apart(recorded: Recording) -> list[Finding]:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
             else:
                 says = f"weights of rank {rank['rank']} drift apart from rank 0's: {_listed(names)}"
-                do = "all ranks must take the same step: look for what one of them does alone."
+                do = "all ranks must take the same step: look for what only one of them does."
             return [Finding("apart", DIFFERENT, says, do, _line(recorded, step), step + 1)]
     return []
 
@@ -290,8 +292,8 @@ def _not_cleared(recorded: Recording) -> list[Finding]:
     about = recorded.ranks[0]["notes"].get("not_cleared")
     if not about:
         return []
-    says = "gradients of the step before are still there, and are added to"
-    do = "call optimizer.zero_grad() once a step. One process alone does the same, so it is not seen by comparing."
+    says = "gradients of the step before are not cleared, so new ones are added to them"
+    do = "call optimizer.zero_grad() once a step. One process makes the same mistake, so comparing does not show it."
     return [Finding("not_cleared", DIFFERENT, says, do, about["line"], about["step"])]
 
 
@@ -360,7 +362,7 @@ def _saved_as_module(recorded: Recording) -> list[Finding]:
 
 
 def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
-    """Ranks whose data set has other samples under the same numbers than rank 0's, which the replay has."""
+    """Find ranks whose data set has other samples than rank 0's, which the replay uses, under the same indices."""
     mine = [Counter(_rows(rank["steps"][0])) for rank in recorded.ranks]
     its = Counter(_union(alone, 0))
     as_many = its.total() == sum(rows.total() for rows in mine)
@@ -370,22 +372,22 @@ def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
     if mine[0] - its or not lacking or 0 in lacking:
         return None
     says = f"rank {lacking[0]}'s data set holds other samples than rank 0's under the same numbers"
-    do = "data that is drawn or divided at random wants the same seed on all ranks; files want one order (sorted)."
+    do = "use the same seed on all ranks for data that is drawn or divided at random, and sort lists of files."
     return Finding("other_data", DIFFERENT, says, do, _call_line(recorded, 0), 1)
 
 
 def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
-    """Why a replay did not do the same work; empty where it did."""
+    """Why a replay did not train the same samples; empty if it did."""
     for step in range(steps):
         mine, its = Counter(_union(recorded, step)), Counter(_union(alone, step))
         if not mine:
             return "no batch of samples went into the model as tensors"
         if mine != its:
             if not recorded.ranks[0]["loaders"]:
-                return "its samples come from no DataLoader, so that one process can't be given those of all ranks"
+                return "its samples do not come from a DataLoader, so one process can't be given those of all ranks"
             return (
                 f"in step {step + 1} one process trained {sum(its.values())} samples, of which"
-                f" {sum((mine & its).values())} are of the {sum(mine.values())} that the ranks did"
+                f" {sum((mine & its).values())} are among the {sum(mine.values())} of the ranks"
             )
     return ""
 
@@ -399,36 +401,36 @@ def _shapes(recorded: Recording) -> dict:
 
 
 def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Finding]:
-    """Learning rates, of all groups of parameters, that are others on one process."""
+    """Find learning rates of parameter groups that differ on one process."""
     for step in range(steps):
         mine, its = recorded.ranks[0]["steps"][step]["rates"], _own_rates(alone, step)
         if len(mine) != len(its):
             return [Finding("groups", DIFFERENT, f"{len(mine)} groups of parameters, and {len(its)} on one process")]
-        apart = [group for group in range(len(mine)) if not np.isclose(mine[group], its[group], rtol=1e-6, atol=0)]
-        if not apart:
+        differing = [group for group in range(len(mine)) if not np.isclose(mine[group], its[group], rtol=1e-6, atol=0)]
+        if not differing:
             continue
-        rate, other, line = mine[apart[0]], its[apart[0]], _line(recorded, step)
+        rate, other, line = mine[differing[0]], its[differing[0]], _line(recorded, step)
         says = f"learning rate {rate:.4g}, and {other:.4g} on one process"
         stepped, once = (
             sum(each.ranks[0]["steps"][at]["schedule_steps"] for at in range(1, step + 1)) for each in (recorded, alone)
         )
         if step == 0 and other and np.isclose(rate / other, recorded.world):
             says += f": it is multiplied by the number of ranks ({recorded.world})"
-            do = "if that is meant (the linear scaling rule), nothing; else leave the factor out."
+            do = "nothing if that is intended (the linear scaling rule); otherwise leave the factor out."
             return [Finding("rate_scaled", CAUTION, says, do, line, step + 1)]
         if stepped != once and not recorded.ranks[0]["initial"]["accelerate"]:
             says += f"; the schedule was stepped {stepped} times since the first step, there {once}"
             return [Finding("schedule", DIFFERENT, says, "step it once in each step.", line, step + 1)]
         do = (
-            "right if the schedule is planned by what this many ranks do; a scheduler that Accelerate prepared is"
-            " stepped once for each rank, and must be planned for the steps of one."
+            "right if the schedule is planned for this number of ranks; a scheduler that Accelerate prepared is"
+            " stepped once for each rank, and must be planned for the steps of one process."
         )
         return [Finding("schedule_planned", CAUTION, says, do, line, step + 1)]
     return []
 
 
 def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, of_gradient: bool) -> Finding:
-    """Why weights differ from step `step` on, counted from 0."""
+    """The cause of a difference that begins in step `step`, counted from 0."""
     world, line = recorded.world, recorded.ranks[0]["steps"][step].get("backward_line") or _line(recorded, step)
     ratio = _gradient_ratio(recorded, alone, step)
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
@@ -439,7 +441,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             do = f"divide by the number of ranks ({world})."
             if recorded.ranks[0]["initial"]["trainer"]:
                 do = (
-                    "a model whose loss is a mean already (a classifier's) wants"
+                    "a model whose loss is a mean already (a classifier's) needs"
                     " TrainingArguments(average_tokens_across_devices=False)."
                 )
             return Finding("summed", DIFFERENT, says, do, **at)
@@ -450,12 +452,12 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             do = "DistributedDataParallel averages already: leave the other division out."
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
         says = f"the gradient is {ratio:.4g} times what it is on one process"
-        do = "look at what the loss is divided by: micro-batches, ranks, scale."
+        do = "check what the loss is divided by: micro-batches, ranks, scale."
         if recorded.ranks[0]["steps"][step]["clip"]:
             do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
         return Finding("gradient_scale", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
-        says = "batch normalisation counts each rank's samples by themselves"
+        says = "batch normalisation takes the statistics of each rank's samples alone"
         do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
         return Finding("batch_norm", DIFFERENT, says, do, **at)
     if len(set(counts)) > 1:
@@ -465,10 +467,10 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     if of_gradient:
         name = _first_other_gradient(recorded, alone, floor, step)
         says = f"the gradient of {name} is the first to differ from what it is on one process"
-        do = "where batches hold unlike numbers of terms (tokens), a mean of means is not the mean."
+        do = "if batches differ in their number of terms (tokens), a mean of means is not the mean."
         return Finding("gradient", DIFFERENT, says, do, **at)
     says = "the gradients are the same, and the weights after the step are not"
-    do = "look at what is done between backward and step: clipping of a part, another optimizer state, weight decay."
+    do = "check what happens between backward and step: partial clipping, another optimizer state, weight decay."
     return Finding("step", DIFFERENT, says, do, line=_line(recorded, step), step=step + 1)
 
 
@@ -476,7 +478,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
 
 
 def _smallest(recorded: Recording) -> float:
-    """What rounding in the lowest precision of a training may cause, as a share of what it changes."""
+    """The floor for the lowest precision of a training, as a share of its update."""
     return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
 
 
@@ -503,12 +505,12 @@ def _alike(one: list[float], other: list[float] | None) -> bool:
 
 
 def _sketches(noted: dict) -> np.ndarray:
-    """All sketches as one array: [parameters, 1 + 61], of which the first is the norm."""
+    """All sketches as one array: [parameters, 1 + 61], where column 0 is the norm."""
     return np.array([noted[name] for name in sorted(noted)])
 
 
 def _distance(one: Recording, other: Recording, step: int) -> float:
-    """How far the weights of two recordings are from each other after a step, as a share of what training changed."""
+    """The distance of two recordings' weights after a step, as a share of the update so far."""
     mine, its = (_sketches(each.ranks[0]["steps"][step]["weights"])[:, 1:] for each in (one, other))
     began = _sketches(other.ranks[0]["initial"]["weights"])[:, 1:]
     changed = np.linalg.norm(its - began)

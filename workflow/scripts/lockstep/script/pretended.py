@@ -1,29 +1,34 @@
-"""Pretended GPUs: every process of a run believes in N of them, and computes on the CPU.
+"""Pretended GPUs: every process of a run sees N GPUs, and computes on the CPU.
 
-What they are made of lies in workflow/pretended/, which is on the path of every process that is to believe in them:
+They are implemented in workflow/pretended/, which is on the path of every process that is to see them:
 
-- gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k: memory of the host that remembers its k, with the
-  CPU's operators, refused in PyTorch's words where tensors of two devices meet or a process wants more than 8 GiB of
-  a GPU; and a process group that calls itself nccl, sends by gloo, and refuses two ranks on one device;
-- torch_cuda.py answers what torch.cuda and torch.distributed are asked: count, names, memory, capability, streams,
-  events (which read the host's clock), random states; like CUDA it counts the fastest GPUs first, unless
-  CUDA_DEVICE_ORDER says otherwise, and refuses to be used in a process that was forked off one that used it;
-- pynvml.py answers for NVML.
+- gpus.cpp and group.cpp give PyTorch's CPU build tensors on cuda:k. These are host memory that remembers its k, with
+  the CPU's operators. PyTorch's own errors are raised if tensors of two devices meet, or a process uses more than 8 GiB
+  of a GPU. A process group named nccl sends by gloo, and refuses two ranks on one device.
+- torch_cuda.py implements torch.cuda and parts of torch.distributed: count, names, memory, capability, streams, events
+  (which read the host's clock) and random states. Like CUDA, it orders the fastest GPUs first, unless CUDA_DEVICE_ORDER
+  says otherwise, and refuses to be used in a fork of a process that used it.
+- pynvml.py stands in for NVML.
 
-LOCKSTEP_PRETENDED_KINDS="Slow GPU,Fast GPU" names GPUs of unlike kinds, in the order of the bus.
+LOCKSTEP_PRETENDED_KINDS="Slow GPU,Fast GPU" names GPUs of different models, in the order of the bus.
 
-What they can't know: what kernels a real device would launch, in how much time and memory; whether NCCL, cuBLAS, CUDA
-graphs or a driver work; how a device rounds; that work goes on while the host does. Attention and SyncBatchNorm are
-computed by their formulas, pinned memory is ordinary memory (and what pin_memory returns no copy), Horovod is its
-library for the CPU (so without NCCL), torch.compile makes no kernels, what CUDA graphs leave behind is overwritten by
-the next replay as theirs is, and the profiler records the host only. All GPUs of a process draw from the host's one
-random generator. Each process has the whole memory of a GPU for itself, nothing of it goes to a CUDA context, a cache
-or fragments, and NVML and mem_get_info always tell that all is free. Operators that index, and those over lists of
-tensors, let a tensor of the host pass, so of such a mistake nothing is seen; nor of a forked child that computes with a
-GPU's tensor of its parent's, of a variable that is changed after CUDA has read it, or of a GPU that
-CUDA_VISIBLE_DEVICES names twice (one that it names by its UUID is not found). Where a rank sends from a GPU that
-another one of its group has sent from, real NCCL waits until its timeout, or even works if all ranks exchange their
-GPUs; here it is refused at once. Numbers that come of them are of no GPU.
+Limits:
+
+- They do not show which kernels a real device would launch, or their time and memory; whether NCCL, cuBLAS, CUDA graphs
+  or a driver work; how a device rounds; or that the device computes while the host continues.
+- Attention and SyncBatchNorm are computed by their formulas. Pinned memory is ordinary memory, and pin_memory returns
+  no copy. Horovod is its library for the CPU, without NCCL. torch.compile makes no kernels. The outputs of CUDA graphs
+  are overwritten by the next replay, like real ones. The profiler records the host only.
+- All GPUs of a process draw from the host's random generator.
+- Each process has all of a GPU's memory for itself. None of it goes to a CUDA context, a cache or fragmentation, and
+  NVML and mem_get_info always report that all of it is free.
+- Some mistakes are not found: a tensor of the host in an operator that indexes or takes a list of tensors; a forked
+  child that computes with its parent's GPU tensors; an environment variable that changes after CUDA has read it; and a
+  GPU that CUDA_VISIBLE_DEVICES names twice (a GPU that it names by UUID does not exist).
+- If a rank sends from a GPU from which another rank of its group has sent, real NCCL waits until its timeout, or even
+  works if all ranks exchange their GPUs. Here this is refused at once.
+
+Numbers measured with them say nothing about a GPU.
 """
 
 import hashlib
@@ -41,16 +46,19 @@ PARTS = PROJECT / "workflow" / "pretended"
 LOADED = ("sitecustomize.py", "torch_cuda.py", "pynvml.py")
 SOURCES = ("gpus.cpp", "group.cpp", "memory.h")
 CANNOT_KNOW = (
-    "pretended GPUs compute on the CPU: times, memory of kernels and NCCL, and how a GPU rounds, they can't know"
+    "pretended GPUs compute on the CPU: they can't know times, memory of kernels and NCCL, or how a GPU rounds"
 )
 
 
 def variables(gpus: int) -> dict[str, str]:
-    """What to set for a command that is to see so many, beside PARTS on its path. Raises BadInput where it can't be."""
+    """Environment variables for a command that is to see `gpus` pretended GPUs; PARTS must also be on its path.
+
+    Raises BadInput if PyTorch can't use them.
+    """
     import torch
 
     if torch.version.cuda or torch.version.hip:
-        raise BadInput("--gpus: PyTorch is built for real GPUs here, and only its CPU build takes pretended ones.")
+        raise BadInput("--gpus: PyTorch is built for real GPUs here, but only its CPU build takes pretended ones.")
     return {
         "LOCKSTEP_PRETENDED_GPUS": str(gpus),
         "LOCKSTEP_PRETENDED_LIBRARIES": str(_kept()),
@@ -58,7 +66,7 @@ def variables(gpus: int) -> dict[str, str]:
 
 
 def _kept() -> Path:
-    """The folder of the compiled parts, which are kept for the next time."""
+    """The folder of the compiled libraries, which are cached."""
     import torch
 
     sources = b"".join((PARTS / name).read_bytes() for name in SOURCES)
@@ -77,7 +85,7 @@ def _kept() -> Path:
 
 @cache
 def libraries(folder: Path) -> Path:
-    """gpus.cpp and group.cpp, compiled into `folder`: two, as one must be there before PyTorch's Python part is."""
+    """Compile gpus.cpp and group.cpp into `folder`. There are two, as one is loaded before PyTorch's Python part."""
     import torch
     from torch.utils import cpp_extension
 
@@ -92,7 +100,7 @@ def libraries(folder: Path) -> Path:
             for name, *more in (("gpus",), ("group", "-ltorch_python"))
         ]
     except FileNotFoundError:
-        raise BadInput("--gpus: c++ is not here, which compiles pretended GPUs. Install g++.") from None
+        raise BadInput("--gpus: c++, which compiles pretended GPUs, is not installed. Install g++.") from None
     if [compiler.wait() for compiler in compilers] != [0, 0]:
         raise BadInput(
             f"--gpus: pretended GPUs can't be compiled for PyTorch {torch.__version__}; the compiler said why."

@@ -1,7 +1,7 @@
-"""Recording a person's own training script: run with workflow/recorder/ in each process, and read what it left.
+"""Record a user's own training script: run it with workflow/recorder/ in each process, and read the recording.
 
-A recording is a folder. Each process that trained left process.PID.json (its steps), each that imported PyTorch
-started.PID.json (how it was started), rank 0 the weights that training began with.
+A recording is a folder. Each process that trained wrote process.PID.json (its steps), each process that imported
+PyTorch wrote started.PID.json (how it was started), and rank 0 wrote the initial weights.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from lockstep.paths import PROJECT
 from lockstep.script import pretended
 
 RECORDER = PROJECT / "workflow" / "recorder"
-GRACE = 5.0  # seconds that processes have to end by themselves after SIGTERM
-# What launchers tell their ranks of each other; a replay is alone.
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+# Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
 OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What the ranks of one command did: `ranks` in their order, each as the recorder wrote it."""
+    """A recording of one command: `ranks` in order, each as the recorder wrote it."""
 
     folder: Path
     ranks: list[dict]
@@ -44,29 +44,29 @@ class Recording:
 
     @property
     def last_words(self) -> str:
-        """The last line that it printed, where that was kept."""
+        """The last line of its output; empty if the output was not kept."""
         return _last_words(self.log) if self.log else ""
 
     @property
     def steps(self) -> int:
-        """How many steps every rank has done."""
+        """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """How a script is to be recorded: how many optimizer steps, and so on."""
+    """How to record a script: the number of optimizer steps, and other options."""
 
     steps: int = 8
     keep_dropout: bool = False
-    patience: float = 600.0  # seconds without a further step, after which it counts as hanging
-    gpus: int = 0  # how many it is to believe in, that are pretended; 0: what there is
+    patience: float = 600.0  # seconds without a further step after which the script counts as hanging
+    gpus: int = 0  # the number of pretended GPUs; 0: the machine's own devices
 
 
 def record(command: list[str], folder: Path, asked: Asked) -> Recording:
-    """Run a person's command as it stands, until each of its ranks has done its steps; its output is its own.
+    """Run a user's unchanged command until each of its ranks has done its steps; its output is not redirected.
 
-    Raises BadInput where the command can't be started, and RunFailed where no step was recorded.
+    Raises BadInput if the command can't be started, and RunFailed if no step was recorded.
     """
     script = _script(command)
     beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent) if script else os.getcwd()}
@@ -75,10 +75,10 @@ def record(command: list[str], folder: Path, asked: Asked) -> Recording:
 
 
 def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool = False) -> Recording:
-    """Run the script of a recording as one process, on the samples of all its ranks, from the weights of rank 0.
+    """Run a recording's script as one process, on the samples of all its ranks, from rank 0's initial weights.
 
-    backwards: with the samples of each batch in the opposite order, which changes rounding and nothing else.
-    Its output is in `folder`/log.txt. Raises RunFailed where no step was recorded.
+    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. The output is in
+    `folder`/log.txt. Raises RunFailed if no step was recorded.
     """
     write_json(recorded.folder / "replay.json", merged(recorded))
     started = _start(recorded)
@@ -101,7 +101,7 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
 
 
 def merged(recorded: Recording) -> dict:
-    """What a replay needs of a recording: the batches of all ranks as one, and the learning rates."""
+    """The part of a recording that a replay needs: the merged batches of all ranks, and the learning rates."""
     loaders = []
     for same in loaders_alike(recorded.ranks):
         epochs = max(len(loader["batches"]) for loader in same)
@@ -111,7 +111,7 @@ def merged(recorded: Recording) -> dict:
 
 
 def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
-    """The loaders with indices that the ranks have in common: those over data of one size, by their order."""
+    """Corresponding data loaders of all ranks: those with indices over data of the same size, in order of creation."""
     by_kind: dict[tuple, list[dict]] = {}
     for rank in ranks:
         for loader in rank["loaders"]:
@@ -121,7 +121,7 @@ def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
 
 
 def _together(loaders: list[dict], epoch: int) -> list[list[int]]:
-    """The batches that all ranks took in one epoch, those of one turn as one."""
+    """The batches of all ranks in one epoch, merged at each position."""
     each = [loader["batches"][epoch] for loader in loaders if epoch < len(loader["batches"])]
     turns = max(map(len, each), default=0)
     return [[index for batches in each if turn < len(batches) for index in batches[turn]] for turn in range(turns)]
@@ -165,7 +165,7 @@ def _run(
 
 
 def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
-    """The exit code of a process that goes on. Raises RunFailed where nothing happens for too long."""
+    """Wait for a process to end, and return its exit code. Raises RunFailed if nothing is recorded for too long."""
     seen, since = -1.0, time.monotonic()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -175,13 +175,13 @@ def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
             seen, since = latest, time.monotonic()
         if time.monotonic() - since > asked.patience:
             raise RunFailed(
-                f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, say --patience"
+                f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, set --patience"
                 " SECONDS"
             )
 
 
 def _end_all(process: subprocess.Popen, folder: Path) -> None:
-    """End what is left of a command: all below it, and whatever else has this recording in its environment."""
+    """End the remaining processes of a command: its descendants, and any with this recording in their environment."""
     left = {each for each in psutil.process_iter() if _records(each, folder)}
     with contextlib.suppress(psutil.NoSuchProcess):
         left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
@@ -206,22 +206,22 @@ def _records(process: psutil.Process, folder: Path) -> bool:
 def _read(folder: Path, exit_code: int, log: Path | None) -> Recording:
     processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
     stepped = {each["pid"] for each in processes if each["steps"]}
-    # What a rank itself has started is no rank.
+    # A process that a rank started is not a rank.
     ranks_alone = [each for each in processes if each["steps"] and each["parent"] not in stepped]
     trained = sorted(ranks_alone, key=lambda each: each["rank"])
     if not trained:
         seen = any(folder.glob("started.*.json"))
         why = "did no optimizer step on a model (an nn.Module that is called)"
         if not seen:
-            why = "did not import PyTorch by a Python that Lockstep can look into"
+            why = "did not import PyTorch in a Python process that Lockstep can observe"
         code = f", and ended with exit code {exit_code}" if exit_code else ""
         words = f": {_last_words(log)}" if log else ""
         raise RunFailed(f"the command {why}{code}{words}")
     ranks = [each["rank"] for each in trained]
     if log and len(ranks) > 1:
-        raise RunFailed("its script started several ranks by itself; start them by torchrun or by torch's mp.spawn")
+        raise RunFailed("the script starts several ranks itself; start them by torchrun or by torch's mp.spawn")
     if ranks != list(range(trained[0]["world"])):
-        raise RunFailed(f"of {trained[0]['world']} ranks, these did a step: {', '.join(map(str, ranks))}")
+        raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
     return Recording(folder, trained, exit_code, log)
 
 
@@ -231,7 +231,7 @@ def _last_words(log: Path) -> str:
 
 
 def _start(recorded: Recording) -> dict:
-    """How rank 0's script was started: of a process that multiprocessing made, its parent's command."""
+    """How rank 0's script was started; for a process of multiprocessing, how its parent was started."""
     started = {}
     for file in recorded.folder.glob("started.*.json"):
         about = json.loads(file.read_text(encoding="utf-8"))

@@ -79,3 +79,12 @@ def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     from torch.distributed.nn.functional import all_reduce
 
     return all_reduce(tensor)
+
+
+def average(gradients: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Put in place of each gradient its mean over a group of ranks, by one all-reduce."""
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))

@@ -281,6 +281,7 @@ LOSSY = [
     ),
 ]
 REFUSED = [
+    ({"optimizer": ["muon"]}, "its engine puts matrices end to end, and Muon needs each by itself; take fsdp or ddp"),
     ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
     (
         {"native_precision": [True], "precision": ["fp16"], "stage": [0]},

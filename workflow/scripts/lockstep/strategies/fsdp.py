@@ -1,7 +1,9 @@
 """fsdp: FSDP2 (`fully_shard`): every rank keeps a share of each parameter, its gradient and its optimizer state.
 
 A layer's parameters are gathered just before it runs and freed after it; its gradients are averaged into shards
-(Zhao et al. 2023, arXiv:2304.11277; Rajbhandari et al. 2020, arXiv:1910.02054, stage 3).
+(Zhao et al. 2023, arXiv:2304.11277; Rajbhandari et al. 2020, arXiv:1910.02054, stage 3). With `replicate: n` the ranks
+are n groups, as many machines for instance: each shards the whole model within, and gradients are averaged over all, so
+that parameters are sent within a group only (hybrid sharding, HSDP).
 
 Advantages: models larger than one device's memory, within PyTorch; checkpoints are sharded too.
 Limits: parameters are sent in the forward and in the backward pass: half as much again as ddp sends.
@@ -33,13 +35,20 @@ class Strategy(ddp.Strategy):
         if self.precision == "bf16" and self.options["mixed_precision"] == "policy":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         sharding = {
-            "mesh": init_device_mesh(self.world.device.type, (self.world.size,)),
+            "mesh": self.device_mesh(),
             "mp_policy": policy,
             "reshard_after_forward": self.options["reshard_after_forward"],
         }
         for layer in layers(self.model, self.inputs(self.sample)):
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)  # in place: the optimizer will be that of the shards
+
+    def device_mesh(self):
+        groups = self.options["replicate"]
+        if groups == 1:
+            return init_device_mesh(self.world.device.type, (self.world.size,))
+        shape = (groups, self.world.size // groups)  # neighbouring ranks are a group
+        return init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
@@ -62,8 +71,11 @@ class Strategy(ddp.Strategy):
     def live(self):
         sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         groups = [group for module in sharded for group in param_groups(module)]
+        meshes = {parameter.device_mesh for parameter in self.model.parameters()}
         return {
             "backend": self.world.backend,
+            "replicate": max(mesh.size(0) if mesh.ndim > 1 else 1 for mesh in meshes),
+            "shard": max(mesh.size(-1) for mesh in meshes),
             "sharded_modules": len(sharded),
             "reshard_after_forward": all(group.post_forward_mesh_info is not None for group in groups),
         }
@@ -139,7 +151,14 @@ class Strategy(ddp.Strategy):
 
 OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")  # of AdamW, Adam and SGD
 INHERITS = ("launcher", "sync_batchnorm")
+DIVIDES_RANKS = ("replicate",)
 OPTIONS = {
+    "replicate": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "how many groups of ranks shard the model, each all of it; with 1 all ranks share it",
+    },
     "reshard_after_forward": {
         "type": "boolean",
         "default": True,
@@ -158,7 +177,7 @@ LOSSY = [
     ),
 ]
 REFUSED = [
-    ({"precision": ["fp16"]}, "FSDP2 has no gradient scaler of its own; take precision: bf16"),
+    ({"precision": ["fp16"]}, "sharded gradients have no gradient scaler of their own; take precision: bf16"),
 ]
 
 

@@ -111,6 +111,9 @@ NEEDS = {"horovod": ("0.28.1", "make horovod")}
 LOSSY = [
     ({"compression": ["fp16"]}, "gradients are compressed on their way"),
 ]
+REFUSED = [
+    ({"optimizer": ["muon"]}, "Horovod makes its own, of one kind; take ddp"),
+]
 
 
 def sum_over_ranks(tensor):

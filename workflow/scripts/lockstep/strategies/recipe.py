@@ -170,7 +170,7 @@ OPTIONS = {
         "description": "keep all token ids on the GPU, and put batches together there",
     },
     "optimizer": {
-        "enum": ["adamw", "adam", "sgd", "adamw8bit"],
+        "enum": ["adamw", "adam", "sgd", "muon", "adamw8bit"],
         "description": "as in train, or AdamW with its state in 8 bits",
     },
 }

@@ -22,3 +22,8 @@ class Strategy(ddp.Strategy):
     def save_state(self, folder):
         self.optimizer.consolidate_state_dict(to=0)
         super().save_state(folder)
+
+
+REFUSED = [
+    ({"optimizer": ["muon"]}, "ZeroRedundancyOptimizer makes its own, of one kind; take ddp or fsdp"),
+]

@@ -1,1 +1,1 @@
-"""What is trained: one file for each task; how examples become batches, the model, the loss, the scores, the test."""
+"""The tasks, one file each: how examples become batches, the model, the loss, the scores, and the test."""

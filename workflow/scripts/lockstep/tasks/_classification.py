@@ -1,4 +1,4 @@
-"""What all tasks of classification share: one label for each sample."""
+"""The common part of classification tasks, in which each sample has one label."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lockstep.files import read_json, write_csv, write_json, write_text
 from lockstep.model import models
 from lockstep.tasks import _task
 
-BATCH = 64  # of a test
+BATCH = 64  # the batch size of a test
 
 
 class Task(_task.Task):
@@ -23,7 +23,7 @@ class Task(_task.Task):
         return super().weights(samples) if self.class_weights is None else self.class_weights[samples.labels]
 
     def columns(self, split: Path) -> dict[str, list]:
-        """What people know a split's samples by: columns of predictions.csv, of one value a sample."""
+        """The columns of predictions.csv that identify a split's samples, with one value per sample."""
         raise NotImplementedError
 
     def loss(self, module, outputs, labels, dtype):
@@ -48,7 +48,7 @@ class Task(_task.Task):
         }
 
     def samples_of(self, folder: Path, inputs: list) -> _task.Samples:
-        """Inputs as the converted model in `folder` takes them; their labels, which nobody knows, are 0."""
+        """Inputs in the form that the converted model in `folder` takes; their labels are unknown, and set to 0."""
         raise NotImplementedError
 
     def predict(self, folder, model, inputs):
@@ -57,7 +57,7 @@ class Task(_task.Task):
         return [(names[row.argmax()], float(row.max())) for row in chances]
 
     def held_out(self, wanted: Predict, numbers: np.ndarray, data: Path) -> list[tuple[int, str]]:
-        """Samples of the test split, whose labels are `numbers`, by the section `predict`: (position, label) each."""
+        """Choose samples of the test split by the section `predict`: their (position, label). numbers: its labels."""
         labels = read_json(data / paths.ABOUT_DATA)["labels"]
         if wanted.label is not None and wanted.label not in labels:
             raise BadInput(f"predict.label: {wanted.label!r} is not one of {', '.join(labels)}.")
@@ -75,16 +75,16 @@ class Task(_task.Task):
     def read_labelled(
         self, stored: Path, data: Data, notes: list[str], labels: Labels
     ) -> tuple[dict[str, list], list, list[int]]:
-        """Columns of predictions.csv, inputs and labels, by their numbers in `labels`, of samples that `data` names.
+        """Read the samples that `data` names: columns of predictions.csv, inputs, and labels as numbers in `labels`.
 
-        Inputs are as the model in the folder `stored` takes them.
+        Inputs have the form that the model in the folder `stored` takes.
         """
         raise NotImplementedError
 
     def test_file(self, stored: Path, model: torch.nn.Module, data: Data, folder: Path, notes: list[str]) -> dict:
-        """Test the classifier in the folder `stored` on all samples that `data` names; writes what `test` writes.
+        """Test the classifier in the folder `stored` on all samples that `data` names; writes the same files as `test`.
 
-        A label of the data is a name of the model's classes, or, where none of them is a number, the number of one.
+        A label of the data is the name of a class of the model, or its number if no class's name is a number.
         """
         names, labels = models.labels(stored), Labels(models.labels(stored))
         columns, inputs, codes = self.read_labelled(stored, data, notes, labels)
@@ -101,9 +101,9 @@ class Task(_task.Task):
     def _report(
         self, names: list[str], truths: np.ndarray, chances: np.ndarray, columns: dict[str, list], folder: Path
     ) -> dict:
-        """Hold predictions against the truth; writes the report, its figures, and each prediction into `folder`.
+        """Compare predictions with the truth; writes the report, its figures, and each prediction into `folder`.
 
-        truths: int64 [n]; chances: [n, labels]; columns: what people know the samples by.
+        truths: int64 [n]; chances: [n, labels], probabilities; columns: what identifies the samples (`self.columns`).
         """
         from sklearn.metrics import classification_report, confusion_matrix
 
@@ -135,12 +135,12 @@ class Task(_task.Task):
 
 
 def logits(outputs) -> torch.Tensor:
-    """A classifier's scores, [n, labels]: what it returned, or its field of that name, as transformers has it."""
+    """A classifier's logits, [n, labels]: the field of that name of what it returned, or else what it returned."""
     return getattr(outputs, "logits", outputs)
 
 
 def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:
-    """Each label's probability for every sample, each once, in order: float32 [n, labels]."""
+    """The probability of each label for every sample, in order: float32 [n, labels]."""
     device, parts, order = next(model.parameters()).device, [], []
     with torch.inference_mode():
         for ids in samples.batches(BATCH):
@@ -152,9 +152,9 @@ def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:
 
 
 def macro_f1(labels: torch.Tensor, predicted: torch.Tensor, classes: int) -> float:
-    """The mean over classes of 2 * hits / (truths + guesses), 0 for a class with neither; labels and predicted: [n].
+    """Macro-F1: the mean over classes of 2 * hits / (truths + guesses), 0 for a class without either.
 
-    The report's figure is scikit-learn's; importing that would cost every rank over a second.
+    labels, predicted: [n]. It equals scikit-learn's figure, whose import would cost every rank over a second.
     """
     hits, truths, guesses = (
         part.bincount(minlength=classes) for part in (labels[labels == predicted], labels, predicted)

@@ -1,7 +1,7 @@
-"""image-classification: a label for each image. A small convolutional network, one of transformers', or one's own.
+"""image-classification: a label for each image, by a small convolutional network, a transformers model, or your own.
 
-Images are decoded once and memory-mapped; a batch's pixels are normalised as it is made. Such a model takes
-pixel_values, float [n, channels, height, width], and returns the scores of the labels, float [n, labels].
+Images are decoded once and memory-mapped; pixels are normalised when a batch is made. A model takes pixel_values, float
+[n, channels, height, width], and returns the logits of the labels, float [n, labels].
 """
 
 import shutil
@@ -47,7 +47,7 @@ class Task(_classification.Task):
             "image",
             written.tests if written.tests.any() else None,
         )
-        summary["synthetic"] = False  # scikit-learn's digits were written by people
+        summary["synthetic"] = False  # even scikit-learn's digits were written by people
         with atomic_folder(target / paths.DATASET) as temporary:
             summary |= images.store(written, numbers, parts, config.data, temporary)
         channels, height, width = written.shape
@@ -58,7 +58,7 @@ class Task(_classification.Task):
 
     @staticmethod
     def _initial(config, labels: list[str], channels: int, height: int, width: int, notes: list[str]):
-        """The model with its initial weights, and how much work it is."""
+        """The model with its initial weights, and its shape, from which operations are counted."""
         from lockstep.model import metrics, pretrained
 
         name = "basicnet" if config.model.name == "scratch" else config.model.name
@@ -68,7 +68,7 @@ class Task(_classification.Task):
             own_name = convnets.NAMES.get(name, name)
             tried = own.initialise(own_name, sizes, config.train.seed)
             own.require_scores(tried, inputs, (1, len(labels)), f"{len(labels)} classes")
-            model = own.initialise(own_name, sizes, config.train.seed)  # which no forward pass has changed
+            model = own.initialise(own_name, sizes, config.train.seed)  # anew, as a forward pass may change a model
         else:
             from transformers import AutoModelForImageClassification
 
@@ -80,7 +80,7 @@ class Task(_classification.Task):
             except (RuntimeError, ValueError) as error:
                 raise BadInput(
                     f"model.name: {name} can't take images of {width} x {height} pixels in {channels} channels"
-                    f" ({' '.join(str(error).split())}). Set data.image_size to what it was made for."
+                    f" ({' '.join(str(error).split())}). Set data.image_size to the size that it was trained on."
                 ) from None
         return model, metrics.Shape.counted(tried, inputs)
 
@@ -132,7 +132,7 @@ class Task(_classification.Task):
         for image, decoded in zip(inputs, pixels, strict=True):
             if decoded.shape != shape:
                 raise BadInput(
-                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, and the model was trained on"
+                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, but the model was trained on"
                     f" {shape[2]} x {shape[1]}. Resize it."
                 )
         unknown = np.zeros(len(inputs), dtype=np.int64)

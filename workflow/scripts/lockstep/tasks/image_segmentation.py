@@ -1,18 +1,18 @@
-"""image-segmentation: a class for each pixel, and where the outlines are. A small U-Net, or a model of one's own.
+"""image-segmentation: a class and an outline for each pixel, by a small U-Net or your own model.
 
-Such a model takes pixel_values, float [n, channels, height, width], and returns two tensors by name: `logits`, the
-scores of the classes, float [n, classes, height, width], and `boundary`, the score of an outline, [n, height, width].
+A model takes pixel_values, float [n, channels, height, width], and returns two tensors by name: `logits`, of the
+classes, float [n, classes, height, width], and `boundary`, the logit of an outline, float [n, height, width].
 
-The loss is a sum of three terms, each a mean over the whole global batch:
+The loss is a weighted sum of three terms, each a mean over the whole global batch:
 
-cross_entropy  over all pixels of a class, each times its class's weight (`train.class_weights`), over those weights.
-hard_examples  over the `train.hard_share` of each image's pixels whose loss is highest (online hard example mining:
-               Shrivastava et al. 2016, arXiv:1604.03540). They are chosen within an image. To choose them within a
-               batch, as is often done, makes of every share of it another choice, so that two ranks, or two
+cross_entropy  of all pixels with a class, weighted by class (`train.class_weights`).
+hard_examples  the cross entropy of the `train.hard_share` of each image's pixels with the highest loss (online hard
+               example mining: Shrivastava et al. 2016, arXiv:1604.03540). They are chosen within an image. Often they
+               are chosen within a batch; then each share of the batch has another choice, so that two ranks, or two
                micro-batches, train another model than one.
-boundary       the binary cross entropy of outlines, over all pixels, those on one `train.pos_weight` times.
+boundary       the binary cross entropy of outlines over all pixels, with weight `train.pos_weight` for those on one.
 
-Pixels of no class (255) count in neither of the first two, nor in any figure.
+Pixels without a class (255) count neither in the first two terms nor in any score.
 """
 
 import shutil
@@ -37,13 +37,13 @@ MODELS = ("unet",)
 QUALITY = ("pixel_accuracy", "miou")
 TERMS = ("cross_entropy", "hard_examples", "boundary")
 TAKES = ("loss_weights", "pos_weight", "hard_share", "pictures_every")
-BATCH = 64  # of a test
+BATCH = 64  # the batch size of a test
 
 
 class Task(_task.Task):
     UNIT, INPUT, EXAMPLE = "images", "image", "as in --image my.png"
     VISIBLE = True
-    positive = 1.0  # what a pixel on an outline counts in the boundary term
+    positive = 1.0  # the weight of a pixel on an outline in the boundary term
 
     def prepare(self, config, downloads, work, target):
         notes: list[str] = []
@@ -59,14 +59,14 @@ class Task(_task.Task):
 
     @staticmethod
     def _initial(config, labels: list[str], channels: int, height: int, width: int):
-        """The model with its initial weights, and how much work it is."""
+        """The model with its initial weights, and its shape, from which operations are counted."""
         from lockstep.model import metrics
 
         name = "unet" if config.model.name == "scratch" else config.model.name
         if name not in MODELS and not config.model.file:
             raise BadInput(
-                f"model.name: image-segmentation has no {name}. Take {', '.join(MODELS)}, or a model of your own"
-                " (my_model.py:MyModel)."
+                f"model.name: image-segmentation has no {name}. Set it to {', '.join(MODELS)}, or to a model of your"
+                " own (my_model.py:MyModel)."
             )
         inputs = {"pixel_values": torch.zeros(1, channels, height, width)}
         sizes = {"channels": channels, "height": height, "width": width, "classes": len(labels)}
@@ -82,10 +82,10 @@ class Task(_task.Task):
             )
         if hasattr(tried, "loss"):
             raise BadInput(
-                f"model.name: {name} has a loss of its own, and that of image-segmentation is a sum of"
-                f" {', '.join(TERMS)}. Leave it out; train.loss_weights says what each counts."
+                f"model.name: {name} has a loss of its own, but that of image-segmentation is a sum of"
+                f" {', '.join(TERMS)}. Remove it; train.loss_weights sets the weight of each."
             )
-        return own.initialise(*asked), metrics.Shape.counted(tried, inputs)  # the first one no forward pass has changed
+        return own.initialise(*asked), metrics.Shape.counted(tried, inputs)  # anew, as a forward pass may change it
 
     def load(self, split):
         return segments.Segments.load(split)
@@ -99,7 +99,7 @@ class Task(_task.Task):
         return self._counted(samples.counts, samples.labels[0].size)
 
     def _counted(self, counts: np.ndarray, pixels: int) -> dict[str, np.ndarray]:
-        """What images count in the mean of each term: float64 [n]. counts: their pixels of each class, [n, classes]."""
+        """Each image's weight in the mean of each term: float64 [n]. counts: its pixels of each class, [n, classes]."""
         each = np.ones(counts.shape[1]) if self.class_weights is None else self.class_weights[: counts.shape[1]]
         return {
             "cross_entropy": counts @ each,
@@ -183,7 +183,7 @@ class Task(_task.Task):
         ]
 
     def predict(self, folder, model, inputs):
-        """Which part of each image every class has, and the mask as a PNG file, as large as the image."""
+        """The share of each class in each image, and the predicted mask as a PNG file of the image's size."""
         about = read_json(folder / segments.ABOUT)
         shape, labels = tuple(about["shape"]), about["labels"]
         pixels = [
@@ -193,7 +193,7 @@ class Task(_task.Task):
         for image, decoded in zip(inputs, pixels, strict=True):
             if decoded.shape != shape:
                 raise BadInput(
-                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, and the model was trained on"
+                    f"{image}: is {decoded.shape[2]} x {decoded.shape[1]} pixels, but the model was trained on"
                     f" {shape[2]} x {shape[1]}. Resize it."
                 )
         unknown = np.zeros((len(inputs), *shape[1:]), np.uint8)
@@ -203,7 +203,7 @@ class Task(_task.Task):
         return [(segments.shares(mask, labels), None, segments.mask_png(mask)) for mask in masks]
 
     def beside(self, split: Path, ids: list[int], masks: list[np.ndarray]) -> list[bytes]:
-        """Images of the split stored at a folder, each with its own mask and another beside it, as PNG files."""
+        """Images of the split stored in a folder, each drawn beside its true mask and one of `masks`, as PNG files."""
         samples = self.load(split)
         return [
             segments.drawn([(np.asarray(samples.pixels[at]), np.asarray(samples.labels[at]), mask)])
@@ -216,7 +216,7 @@ class Task(_task.Task):
         return self._report(model, self.load(split), _names(split), labels, folder)
 
     def test_file(self, stored, model, data, folder, notes):
-        """Test the model in the folder `stored` on the images and masks that `data` names; writes what `test` does."""
+        """Test the model in `stored` on the images and masks that `data` names; writes the same files as `test`."""
         about = read_json(stored / segments.ABOUT)
         asked = replace(data, image_size=about["image_size"], labels=about["labels"])
         source, pairs = segments.read(asked, notes)
@@ -224,7 +224,7 @@ class Task(_task.Task):
         for name, image, mask, outline in pairs:
             if image.shape != tuple(about["shape"]):
                 raise BadInput(
-                    f"{source}: {name} is {image.shape[2]} x {image.shape[1]} pixels, and the model was trained on"
+                    f"{source}: {name} is {image.shape[2]} x {image.shape[1]} pixels, but the model was trained on"
                     f" {about['shape'][2]} x {about['shape'][1]}. Resize it."
                 )
             names.append(name)
@@ -239,7 +239,7 @@ class Task(_task.Task):
         return self._report(model, samples, names, about["labels"], folder)
 
     def _report(self, model, samples: segments.Segments, names: list[str], labels: list[str], folder: Path) -> dict:
-        """Hold what the model says of images against their masks; writes the report, a line and a mask for each."""
+        """Compare the model's predictions with the masks; writes the report, and a line and a mask for each image."""
         masks = _predicted(model, samples)
         confusions = [
             _confusion(np.asarray(truth), mask, len(labels)) for truth, mask in zip(samples.labels, masks, strict=True)
@@ -273,7 +273,7 @@ class Task(_task.Task):
 
 
 def _boundary(outputs) -> torch.Tensor | None:
-    """The scores of outlines that a model returned, float [n, height, width]; None where it returned none."""
+    """The logits of outlines that a model returned, float [n, height, width]; None if it returned none."""
     return outputs.get("boundary") if isinstance(outputs, dict) else getattr(outputs, "boundary", None)
 
 
@@ -282,13 +282,13 @@ def _names(split: Path) -> list[str]:
 
 
 def _pixels(samples, at: int) -> np.ndarray:
-    """An image of a split, or of some samples of one, as it is stored: uint8 [channels, height, width]."""
+    """A stored image of a split, or of a subset of a split: uint8 [channels, height, width]."""
     whole, at = (samples.samples, int(samples.ids[at])) if hasattr(samples, "ids") else (samples, at)
     return np.asarray(whole.pixels[at])
 
 
 def _predicted(model: torch.nn.Module, samples: segments.Segments) -> np.ndarray:
-    """Each pixel's likeliest class, of every image in order: uint8 [n, height, width]."""
+    """The most likely class of each pixel of every image, in order: uint8 [n, height, width]."""
     device, parts = next(model.parameters()).device, []
     with torch.inference_mode():
         for ids in samples.batches(BATCH):
@@ -298,9 +298,9 @@ def _predicted(model: torch.nn.Module, samples: segments.Segments) -> np.ndarray
 
 
 def confusion(scores: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """How many pixels of each class are taken for each: int64 [n, classes, classes], the truth first.
+    """The confusion matrix of each image, over its pixels: int64 [n, classes, classes], the true class first.
 
-    scores: [n, classes, height, width]; masks: [n, height, width], whose pixels of no class are not counted.
+    scores: [n, classes, height, width]; masks: [n, height, width], whose pixels without a class are not counted.
     """
     count, classes = scores.shape[:2]
     truth, guess = masks.long(), scores.argmax(dim=1)
@@ -310,34 +310,34 @@ def confusion(scores: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 def _confusion(truth: np.ndarray, guess: np.ndarray, classes: int) -> np.ndarray:
-    """The same of one image's mask and the predicted one: int64 [classes, classes]."""
+    """The confusion matrix of one image's mask and its predicted mask: int64 [classes, classes]."""
     known = truth != IGNORED
     places = truth[known].astype(np.int64) * classes + guess[known]
     return np.bincount(places, minlength=classes**2).reshape(classes, classes)
 
 
 def pixel_accuracy(matrix: np.ndarray) -> float:
-    """The share of pixels whose class is right; matrix: [classes, classes], truth first."""
+    """The share of pixels whose class is predicted correctly; matrix: [classes, classes], the true class first."""
     return float(np.trace(matrix) / max(matrix.sum(), 1))
 
 
 def ious(matrix: np.ndarray) -> list[float | None]:
-    """Of each class its right pixels over all that are or were taken for it; None where there are none of either.
+    """Intersection over union (Jaccard index) of each class, as for PASCAL VOC (Everingham et al. 2010).
 
-    Intersection over union (Jaccard's index), as PASCAL VOC's segmentation is measured (Everingham et al. 2010).
+    It is None for a class that has no pixel, neither true nor predicted.
     """
     right, union = np.diag(matrix), matrix.sum(axis=0) + matrix.sum(axis=1) - np.diag(matrix)
-    return [float(one / all_of) if all_of else None for one, all_of in zip(right, union, strict=True)]
+    return [float(hits / pixels) if pixels else None for hits, pixels in zip(right, union, strict=True)]
 
 
 def miou(matrix: np.ndarray) -> float:
-    """The mean of the classes' intersections over union, without those of which there is no pixel."""
+    """The mean intersection over union of the classes that have any pixel, true or predicted."""
     there = [share for share in ious(matrix) if share is not None]
     return float(np.mean(there)) if there else 0.0
 
 
 def _table(scores: dict, matrix: np.ndarray) -> str:
-    """What a person reads of a test: each class's figures, and those of all."""
+    """The test report as text: the figures of each class, and of all classes."""
     lines = [f"{'':<20}{'IoU':>10}{'precision':>12}{'recall':>10}{'pixels':>12}"]
     for number, (name, share) in enumerate(scores["iou"].items()):
         right, taken, there = matrix[number, number], matrix[:, number].sum(), matrix[number].sum()

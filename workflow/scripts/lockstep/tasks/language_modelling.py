@@ -1,10 +1,10 @@
-"""language-modelling: the next token of a text. A small new Llama, a pretrained causal model, or one of one's own.
+"""language-modelling: predict the next token, by a small new Llama, a pretrained causal model, or your own model.
 
-Documents are laid end to end in sequences of data.max_length tokens, and none attends across its border; or, with
-data.prompt and data.completion, each row is a sequence of which only the completion is learnt. Such a model takes
-input_ids and position_ids, int64 [n, tokens], and attention_mask, bool [n, 1, tokens, tokens] (true: may be attended
-to), and returns logits, float [n, tokens, vocabulary]. A loss is the mean over the targets of the whole global batch,
-not of a sequence's.
+Documents are packed into sequences of data.max_length tokens, and none attends to another. With data.prompt and
+data.completion, each row is a sequence of its own, whose targets are the completion. A model takes input_ids and
+position_ids, int64 [n, tokens], and attention_mask, bool [n, 1, tokens, tokens] (true: may be attended to), and returns
+logits, float [n, tokens, vocabulary]. The loss is the mean over the targets of the whole global batch, not the mean of
+the sequences' means.
 """
 
 import math
@@ -26,8 +26,8 @@ from lockstep.tasks._classification import logits
 
 EMBEDDED = ("resources/corpus.yaml",)
 QUALITY = ("perplexity",)
-BATCH_TOKENS = 4096  # of a test: logits of so many are in memory at once
-CONTINUED = 32  # tokens that are predicted of a text
+BATCH_TOKENS = 4096  # tokens in a test's batch, whose logits are in memory at once
+CONTINUED = 32  # the largest number of tokens that predict.py adds to a text
 
 
 class Task(_task.Task):
@@ -51,7 +51,7 @@ class Task(_task.Task):
             shape = metrics.Shape.counted(model, example, longest)
             model = own.initialise(
                 config.model.name, sizes, config.train.seed
-            )  # as it was: to try it may have changed it
+            )  # anew, as a forward pass may change a model
         else:
             model = decoders.initialise(config.model, tokenizer, longest, config.train.seed, notes)
             shape = metrics.Shape.of_decoder(model)
@@ -83,7 +83,7 @@ class Task(_task.Task):
         )
 
     def results(self, outputs, labels):
-        """Each sequence's summed negative log-likelihood, in nats, and its number of targets: float32 [n, 2]."""
+        """Each sequence's sum of negative log-likelihoods, in nats, and its number of targets: float32 [n, 2]."""
         lost = cross_entropy(logits(outputs).float().transpose(1, 2), labels, ignore_index=NO_TARGET, reduction="none")
         return torch.stack([lost.sum(dim=1), (labels != NO_TARGET).sum(dim=1).float()], dim=1)
 
@@ -124,10 +124,10 @@ class Task(_task.Task):
         return chosen
 
     def predict(self, folder, model, inputs):
-        """Each text's most likely continuation, token by token, until its end or CONTINUED tokens."""
+        """Each text's greedy continuation, until the end-of-text token or CONTINUED tokens."""
         tokenizer = models.tokenizer(folder)
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        config = getattr(model, "config", None)  # a model of one's own has none
+        config = getattr(model, "config", None)  # a user's own model has none
         longest = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
         device, continuations = next(model.parameters()).device, []
         for text in inputs:
@@ -183,7 +183,7 @@ class Task(_task.Task):
 
 
 def one_sequence(ids: list[int]) -> dict[str, torch.Tensor]:
-    """What a model takes, of one document."""
+    """A model's inputs for a single document."""
     count = len(ids)
     return {
         "input_ids": torch.tensor([ids]),
@@ -193,7 +193,7 @@ def one_sequence(ids: list[int]) -> dict[str, torch.Tensor]:
 
 
 def perplexity(loss: float) -> float:
-    """e to the mean loss in nats, or to 700, above which floats end."""
+    """exp of the mean loss in nats, which is capped at 700, as exp overflows beyond."""
     return math.exp(min(loss, 700))
 
 
@@ -204,9 +204,9 @@ def _figures(nats: float, count: float) -> list[str]:
 
 
 def _middle(samples: documents.Sequences, begin: int, end: int) -> int | None:
-    """The place of the last token that is shown of a document, to foretell the others; None where it is too short.
+    """The position of the last token of a document that predict.py gives the model; None if the document is too short.
 
-    Of a prompt and its completion it is the prompt's last one; of a document's tokens half are shown.
+    It is the last token of a prompt, or the middle of a document without a prompt.
     """
     learnt = begin + np.flatnonzero(np.asarray(samples.labels[begin:end]) != NO_TARGET)
     if len(learnt) < 2:

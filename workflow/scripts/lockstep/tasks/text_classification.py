@@ -1,7 +1,7 @@
-"""text-classification: a label for each text. A small new BERT, a pretrained encoder, or a model of one's own.
+"""text-classification: a label for each text, by a small new BERT, a pretrained encoder, or your own model.
 
-Texts are tokenised once; batches are padded to their longest text. Such a model takes input_ids and attention_mask,
-int64 [n, tokens], and returns the scores of the labels, float [n, labels].
+Texts are tokenised once; batches are padded to their longest text. A model takes input_ids and attention_mask, int64
+[n, tokens], and returns the logits of the labels, float [n, labels].
 """
 
 from dataclasses import asdict
@@ -42,7 +42,7 @@ class Task(_classification.Task):
             shape = metrics.Shape.counted(model, tokens, longest)
             model = own.initialise(
                 config.model.name, sizes, config.train.seed
-            )  # as it was: to try it may have changed it
+            )  # anew, as a forward pass may change a model
         else:
             example = next(prepare.texts(splits["train"]))
             model = encoders.initialise(
@@ -107,7 +107,7 @@ class Task(_classification.Task):
 
 
 def torch_ids(length: int) -> dict:
-    """The inputs of one text of so many tokens."""
+    """A model's inputs for one text of `length` tokens."""
     import torch
 
     return {
@@ -117,7 +117,7 @@ def torch_ids(length: int) -> dict:
 
 
 def lines_of(file: Path) -> list[str]:
-    """The lines of a text file that are not empty. Raises BadInput where there is none."""
+    """The lines of a text file that are not empty. Raises BadInput if there are none."""
     from lockstep.data import readers
 
     try:
@@ -126,5 +126,5 @@ def lines_of(file: Path) -> list[str]:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise BadInput(f"predict.file: {file} can't be read as UTF-8 text: {error}") from None
     if not texts:
-        raise BadInput(f"predict.file: {file} holds no text. Give it one text a line.")
+        raise BadInput(f"predict.file: {file} holds no text. Write one text per line.")
     return texts

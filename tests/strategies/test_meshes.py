@@ -1,0 +1,437 @@
+"""Ranks on a mesh: they divide layers (tp), hold some of them (pp), or share the model with a group of ranks (fsdp).
+
+And Muon, whose matrices are gathered there. Proven with 2 and 4 ranks, resumed, refused; such mistakes are found.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from lockstep import paths
+from lockstep.config import reading
+from lockstep.errors import BadInput, RunFailed
+from lockstep.run import refusals
+from lockstep.strategies import tp
+from tests.conftest import copy_project
+from tests.rank.test_resumption import kill, wait_for_step
+
+# Gradients are clipped in every step, by the norm of the whole model.
+SMALL = """
+data: {limit: 700}
+model: {hidden_size: 32, layers: 4, heads: 4, dropout: 0.1}
+train: {epochs: 1, global_batch: 31, eval_every: 7, checkpoint: last, checkpoint_every: 5, log_every: 6, clip: 0.2}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+profile: {steps: 3}
+repeats: 1
+retries: 0
+rows:
+  ddp_amp: null
+  two: {strategy: tp}
+  four: {strategy: tp, tensor: 4, processes: 4}
+  pairs: {strategy: tp, processes: 4, accumulation: 2}
+  sharded: {strategy: tp, processes: 4, accumulation: 2, shard: true}
+  three: {strategy: tp, tensor: 3, processes: 3}
+  hybrid: {strategy: fsdp, replicate: 2, processes: 4}
+  uneven: {strategy: fsdp, replicate: 2, processes: 3}
+  stages: {strategy: pp, accumulation: 3}
+  stages_4: {strategy: pp, stages: 4, processes: 4, accumulation: 5, pipeline: 1f1b}
+  stages_pairs: {strategy: pp, processes: 4, accumulation: 3, pipeline: 1f1b}
+  plain: {strategy: ddp}
+  accelerate: {strategy: accelerate}
+  fabric: {strategy: fabric}
+  trainer: {strategy: trainer}
+  threads: {strategy: dataparallel}
+"""
+# A Llama, whose plan is transformers' own; SGD shows a gradient of a wrong scale in the weights, which AdamW hides.
+DECODER = ("--set=task=language-modelling", "--set=train.optimizer=sgd", "--set=train.best=perplexity")
+SAME = (
+    "--set=train.global_batch=30",
+    "--set=rows.stages.pipeline=1f1b",
+    "--set=rows.stages.accumulation=5",
+)  # what may not be another in what goes on
+STAGED = ("stages", "stages_4", "stages_pairs")
+MUON = ("--set=train.optimizer=muon",)
+# Each is a strategy with one mistake, and what tells of it.
+MISTAKES = {
+    "no_all_reduce": (
+        """
+from torch.distributed.tensor.parallel import RowwiseParallel
+class Rowwise(RowwiseParallel):
+    @staticmethod
+    def _prepare_output_fn(layouts, local, module, outputs, mesh):
+        return outputs.to_local()
+tp.STYLES = tp.STYLES | {"rowwise": Rowwise}
+class Strategy(tp.Strategy):
+    pass
+""",
+        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+    ),
+    "bias_of_each_rank": (
+        """
+from torch.distributed.tensor.parallel import RowwiseParallel
+class Rowwise(RowwiseParallel):
+    @staticmethod
+    def _prepare_output_fn(layouts, local, module, outputs, mesh):
+        whole = RowwiseParallel._prepare_output_fn(layouts, local, module, outputs, mesh)
+        return whole + (mesh.size() - 1) * module.bias.to_local()
+tp.STYLES = tp.STYLES | {"rowwise": Rowwise}
+class Strategy(tp.Strategy):
+    pass
+""",
+        r"in fp64 losses .* is above 1e-09; in fp64 norm .* is above 1e-09",
+    ),
+    "norm_of_each_part": (
+        """
+import torch
+from torch.distributed.tensor import DTensor
+class Strategy(tp.Strategy):
+    def step(self):
+        own = [each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad for each in self.with_gradient()]
+        norm = torch.nn.utils.get_total_norm(own)
+        for parameters in tp.by_mesh(self.with_gradient()):
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+""",
+        r"ranks 0 and 1 hold replica 0 together, and have other losses from step \d on",
+    ),
+    "drops_others": (
+        """
+import torch
+class Strategy(tp.Strategy):
+    def wrap(self):
+        super().wrap()
+        torch.manual_seed(self.world.rank)
+""",
+        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+    ),
+    "replicas_summed": (
+        """
+class Strategy(tp.Strategy):
+    def backward(self, loss, last):
+        super().backward(loss * self.world.replicas, last)
+""",
+        r"norm 1 is above",
+    ),
+}
+MISTAKES |= {
+    "groups_apart": (
+        """
+from lockstep.strategies import fsdp
+class Strategy(fsdp.Strategy):
+    def device_mesh(self):
+        return super().device_mesh()["shard"]
+    def live(self):
+        return super().live() | {"replicate": 2}
+""",
+        r"in fp64 losses .* is above 1e-09; in fp64 norm .* is above 1e-09",
+    ),
+    "divided_twice": (
+        """
+from lockstep.strategies import pp
+right = pp.SCHEDULES["gpipe"]
+def scaled(stage, number, loss_fn, scale_grads):
+    return right(stage, number, loss_fn=loss_fn)
+pp.SCHEDULES = {"gpipe": scaled}
+class Strategy(pp.Strategy):
+    pass
+""",
+        r"norm 0\.67 is above",
+    ),
+    "norm_of_each_stage": (
+        """
+import torch
+from lockstep.strategies import pp
+class Strategy(pp.Strategy):
+    def step(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+""",
+        r"in fp64 losses .* is above 1e-09",
+    ),
+    "muon_of_shards": (
+        """
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import _muon
+from lockstep.model import muon
+from lockstep.strategies import fsdp
+muon.gather = lambda matrices, state: None
+whole = _muon._zeropower_via_newtonschulz
+def of_shard(update, *settings):
+    if not isinstance(update, DTensor):
+        return whole(update, *settings)
+    return DTensor.from_local(whole(update.to_local(), *settings), update.device_mesh, update.placements)
+_muon._zeropower_via_newtonschulz = of_shard
+class Strategy(fsdp.Strategy):
+    pass
+""",
+        r"in fp64 losses .* is above 1e-09",
+    ),
+}
+STAGES = "accumulation: 3"
+OF = {"replicas_summed": "processes: 4", "groups_apart": "processes: 4, replicate: 2"}
+OF |= {"divided_twice": STAGES, "norm_of_each_stage": STAGES}
+CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A copy of the project with every mistake as a strategy, and prepared data of a BERT and of a Llama."""
+    copy = copy_project(tmp_path_factory.mktemp("tp"))
+    for name, (code, _) in MISTAKES.items():
+        file = copy.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py")
+        file.write_text("from lockstep.strategies import tp\n" + code, encoding="utf-8")
+    rows = "".join(f"  wrong_{name}: {{strategy: wrong_{name}, {OF.get(name, '')}}}\n" for name in MISTAKES)
+    copy.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
+    for script in ("prepare", "plan"):
+        finished = copy.script(script, *CONFIGS)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+    return copy
+
+
+@pytest.fixture(scope="module")
+def prove(place):
+    """Proves a row; returns the verdict. The references are trained once for each model."""
+
+    @cache
+    def referenced(results: str, *asked: str) -> None:
+        for script in ("prepare", "plan") if asked else ():
+            finished = place.script(script, *CONFIGS, "--results", results, *asked)
+            assert finished.returncode == 0, finished.stdout + finished.stderr
+        finished = place.script("parity", *CONFIGS, "--results", results, *asked, "--row=reference", timeout=900)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+
+    def once(row: str, results: str = "results", *asked: str) -> dict:
+        referenced(results, *asked)
+        place.script("parity", *CONFIGS, "--results", results, *asked, "--row", row, timeout=900)
+        (file,) = place.path(results).glob(f"parity/{row}/n*/rep1/{paths.VERDICT}")
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    return once
+
+
+def bring_data(place, results: str) -> None:
+    """Have what `prepare` and `plan` made in a results folder of its own, too."""
+    if not place.path(f"{results}/data").is_dir():
+        shutil.copytree(place.path("results/data"), place.path(f"{results}/data"))
+
+
+def launch(place, row: str, *asked: str, results: str = "results") -> dict:
+    bring_data(place, results)
+    finished = place.script("launch", *CONFIGS, "--row", row, "--results", results, *asked)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    (file,) = place.path(results).glob(f"runs/{row}/n*/rep1/{paths.RECORD}")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "sharded", "hybrid", *STAGED]
+)
+def test_an_encoder_is_proven(prove, row):
+    verdict = prove(row)
+    assert verdict["proof"] == "equal", verdict
+    assert max(verdict["fp64"].values()) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["two", "pairs", "sharded", "stages_4"])
+def test_a_decoder_is_proven_with_sgd(prove, row):
+    verdict = prove(row, "decoder", *DECODER)
+    assert verdict["proof"] == "equal", verdict
+    assert max(verdict["fp64"].values()) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row", ["plain", "threads", "accelerate", "fabric", "trainer", "two", "pairs", "sharded", "hybrid"]
+)
+def test_muon_is_proven_also_where_matrices_are_sharded(prove, row):
+    verdict = prove(row, "muon", *MUON)
+    assert verdict["proof"] == "equal", verdict
+    assert max(verdict["fp64"].values()) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", [pytest.param(name, marks=pytest.mark.ci) for name in MISTAKES])
+def test_a_mistake_is_found(prove, mistake):
+    verdict = prove(f"wrong_{mistake}", *(("muon", *MUON) if "muon" in mistake else ()))
+    assert verdict["proof"] == "unequal"
+    assert re.search(MISTAKES[mistake][1], verdict["reason"]), verdict["reason"]
+
+
+def killed(place, results: str, row: str, *asked: str) -> None:
+    """Train in a results folder of its own, and kill the whole run after step 8, where the state of step 5 is saved."""
+    bring_data(place, results)
+    command = [sys.executable, "workflow/scripts/launch.py", *CONFIGS, "--row", row, "--results", results, *asked]
+    process = subprocess.Popen(
+        command, cwd=place.folder, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_step(process, place.path(results), row, 8)
+    kill(process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["two", "sharded", "stages"])
+def test_a_killed_run_goes_on_to_the_bit(place, row):
+    """Dropped units included, which each rank draws for its own heads, or its own layers."""
+    whole = launch(place, row)
+    killed(place, f"parted-{row}", row)
+    parted = launch(place, row, results=f"parted-{row}")
+    assert parted["resumed"] in ([5], [10])
+    assert parted["losses"] == whole["losses"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "ranks", "then", "asked"),
+    [("pairs", 4, "four", ("--set=rows.four.accumulation=2",)), ("stages", 2, "stages_4", SAME)],
+)
+def test_another_mesh_goes_on(place, first, ranks, then, asked):
+    """Four ranks of one replica from two replicas of two; four stages from two."""
+    asked = ("--set=model.dropout=0", *asked)
+    whole = launch(place, first, *asked, results="still")
+    killed(place, f"from-{first}", first, *asked)
+    record = launch(place, then, *asked, "--resume", f"from-{first}/runs/{first}/n{ranks}/rep1", results=f"to-{then}")
+    assert record["resumed"] in ([5], [10])
+    assert np.abs(np.subtract(record["losses"], whole["losses"])).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_a_divided_model_is_profiled_and_converted(place):
+    record = launch(place, "pairs")
+    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48, "shard": False}
+    assert record["replicas"] == 2
+    finished = place.script("convert", "results/runs/pairs/n4/rep1")
+    assert finished.returncode == 0, finished.stderr
+    finished = place.script("launch", *CONFIGS, "--row", "pairs", "--profile")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    profile = json.loads(place.path("results/profile/pairs/n4/rep1/profile.json").read_text())
+    assert profile["seconds"]["communication"] > 0
+
+
+@pytest.mark.slow
+def test_hybrid_shards_and_whole_momenta_are_resumed(place):
+    """Of a run that was killed, also by other ranks: what two groups of two saved, one of four goes on from."""
+    whole = launch(place, "hybrid", *MUON, "--set=model.dropout=0")
+    assert whole["settings"]["options"].items() >= {"replicate": 2, "shard": 2}.items()
+    for name, asked in {"again": (), "alone": ("--set=rows.hybrid.replicate=1",)}.items():
+        name = f"hybrid-{name}"
+        killed(place, name, "hybrid", *MUON, "--set=model.dropout=0")
+        resume = ("--resume", f"{name}/runs/hybrid/n4/rep1")
+        record = launch(place, "hybrid", *MUON, "--set=model.dropout=0", *asked, *resume, results=f"{name}-on")
+        assert record["resumed"] in ([5], [10])
+        assert np.abs(np.subtract(record["losses"], whole["losses"])).max() < 1e-3
+
+
+@pytest.mark.slow
+def test_heads_that_ranks_can_t_share_are_refused_before_one_starts(place):
+    finished = place.script("launch", *CONFIGS, "--row", "three")
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        "error: rows.three.tensor: 3: 3 ranks can't share the model's 4 heads (num_attention_heads) evenly. Take a"
+        " number that divides 4.\n"
+    )
+    assert not place.path("results/runs/three").exists()
+
+
+@pytest.mark.parametrize(
+    ("heads", "says"),
+    [
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 2},
+            "3 ranks can't share the model's 2 heads (num_key_value",
+        ),
+        ({}, "the model has no attention heads to divide"),
+        ({"num_attention_heads": 6}, ""),
+    ],
+)
+def test_which_heads_can_be_shared(heads, says):
+    hardware = {"device": "cpu", "processes": 3, "oversubscribe": True}
+    row = reading.parse({"hardware": hardware, "rows": {"x": {"strategy": "tp", "tensor": 3}}}).rows["x"]
+    row.refuse()
+    if says:
+        with pytest.raises(BadInput, match=re.escape(says)):
+            refusals.refuse_heads(row, heads)
+    else:
+        refusals.refuse_heads(row, heads)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"strategy": "tp"}, "tensor: 2: 2 ranks hold one replica of the model together, but there are 3 ranks."),
+        (
+            {"strategy": "fsdp", "replicate": 2},
+            "replicate: 2: 2 groups are to share the ranks evenly, but there are 3 ranks.",
+        ),
+        (
+            {"strategy": "zero_redundancy", "optimizer": "muon"},
+            "optimizer: muon: ZeroRedundancyOptimizer makes its own",
+        ),
+        ({"strategy": "deepspeed", "optimizer": "muon"}, "optimizer: muon: its engine puts matrices end to end"),
+        ({"strategy": "horovod", "optimizer": "muon"}, "optimizer: muon: Horovod makes its own, of one kind"),
+        (
+            {"strategy": "pp", "stages": 2},
+            "stages: 2: 2 ranks hold one replica of the model together, but there are 3 ranks.",
+        ),
+        (
+            {"strategy": "pp", "stages": 1, "global_batch": 31},
+            "31 samples can't be shared evenly by 3 devices: stages",
+        ),
+        (
+            {"strategy": "pp", "stages": 3, "optimizer": "muon"},
+            "optimizer: muon: which layer makes the outputs is known",
+        ),
+        ({"strategy": "pp", "stages": 3, "precision": "fp16"}, "precision: fp16: the loss is scaled on the last stage"),
+        ({"strategy": "tp", "tensor": 3, "precision": "fp16"}, "precision: fp16"),
+    ],
+)
+def test_what_can_t_be_is_refused(row, says):
+    hardware = {"device": "cpu", "processes": 3, "oversubscribe": True}
+    with pytest.raises(BadInput, match=re.escape(says)):
+        reading.parse({"hardware": hardware, "rows": {"x": row}}).rows["x"].refuse()
+
+
+@pytest.mark.parametrize(("groups", "processes", "trial"), [(1, 6, 4), (2, 6, 4), (3, 6, 3), (4, 8, 4), (1, 1, 2)])
+def test_a_trial_has_ranks_for_all_groups(groups, processes, trial):
+    hardware = {"device": "cpu", "processes": processes, "oversubscribe": True}
+    rows = {"x": {"strategy": "fsdp", "replicate": groups}}
+    checked = reading.parse({"hardware": hardware, "rows": rows})
+    proven = checked.trial(checked.rows["x"])
+    proven.refuse()
+    assert proven.hardware.processes == trial
+
+
+def test_a_model_that_it_can_t_divide_is_named():
+    with pytest.raises(RunFailed, match="how to divide the layers of Linear: transformers has no plan of it"):
+        tp.plan_of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("attention", "hidden"), [(0.5, 0.0), (0.0, 0.5)])
+def test_ranks_drop_units_of_their_own_in_their_own_heads_only(attention, hidden):
+    """Where all compute the same they drop the same; and the replica's random numbers go on alike."""
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    dropped = {"attention_probs_dropout_prob": attention, "hidden_dropout_prob": hidden}
+    torch.manual_seed(0)
+    weights, outputs, states = None, [], []
+    for part in (0, 1, 1):
+        model = BertModel(BertConfig(vocab_size=9, **size, **dropped)).train()
+        model.load_state_dict(weights := weights or model.state_dict())
+        tp.draw_apart(model, tp.BERT, part)
+        torch.manual_seed(7)
+        outputs.append(model(torch.arange(8)[None]).last_hidden_state)
+        states.append(torch.get_rng_state())
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(outputs[1], outputs[2])
+    assert torch.equal(outputs[0], outputs[1]) == (attention == 0)

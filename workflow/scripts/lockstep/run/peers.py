@@ -1,0 +1,122 @@
+"""What nodes of a run say to each other: each writes one small file in the results folder, and reads the others'."""
+
+import contextlib
+import os
+import platform
+import time
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config import registry
+from lockstep.config.row import Row
+from lockstep.errors import BadInput
+from lockstep.files import hash_file, hash_text, read_json, write_json
+
+BEAT = 1.0  # seconds between two writings of a node's file
+SILENCE = 30.0  # seconds without one after which a node is gone
+APART = 10.0  # seconds by which two nodes' clocks may differ: events are put in order by them
+# What a node's file says of where it is in a run.
+CALLING, READY, TRAINING, DONE, FAILED, OVER = "calling", "ready", "training", "done", "failed", "over"
+PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # and those that the row's strategy needs
+
+
+class OwnStatus:
+    """What this node says: a file that it alone writes, and again at least every BEAT seconds."""
+
+    def __init__(self, results: Path, node: int):
+        self.file, self.node = paths.node_file(results, node), node
+        self.content: dict = {}
+        self.written = 0.0
+
+    def say(self, **changes) -> None:
+        """Say this from now on, besides what was said before."""
+        self.content |= changes | {"beat": self.content.get("beat", 0) + 1}
+        write_json(self.file, self.content)
+        self.written = time.monotonic()
+
+    def beat(self) -> None:
+        if time.monotonic() - self.written > BEAT:
+            self.say()
+
+
+class PeerStatus:
+    """What another node says, and for how long it has not said anything new."""
+
+    def __init__(self, results: Path, node: int):
+        self.file, self.node = paths.node_file(results, node), node
+        self.last: dict = {}
+        self.heard = time.monotonic()
+
+    def read(self) -> dict:
+        """What it says now; empty where it has not said anything yet."""
+        content = None
+        with contextlib.suppress(BadInput, OSError):  # a network's file system may show a file late, or in parts
+            content = read_json(self.file) if self.file.is_file() else None
+        if content and content != self.last:
+            self.last, self.heard = content, time.monotonic()
+        return self.last
+
+    @property
+    def silent(self) -> bool:
+        return time.monotonic() - self.heard > SILENCE
+
+    @property
+    def name(self) -> str:
+        host = self.last.get("about", {}).get("host")
+        return f"node {self.node}" + (f" ({host})" if host else "")
+
+
+def describe(row: Row, results: Path, at: str, interface: str) -> dict:
+    """What must be the same on all nodes, and who this one is."""
+    packages = {name: registry.version(name) for name in PACKAGES}
+    packages |= {need.package: need.installed for need in registry.needs(row.strategy)}
+    files = {
+        "plan": paths.plan_file(results, row.plan_name),
+        "data": paths.data_file(results),
+        "weights": paths.data_folder(results) / paths.WEIGHTS,
+    }
+    return {
+        "host": os.environ.get("SLURMD_NODENAME") or platform.node(),
+        "address": at,
+        "interface": interface,
+        "pid": os.getpid(),
+        "time": time.time(),
+        "results folder": str(results),
+        "Lockstep's code": _hash_of_code(),
+        "Python": platform.python_version(),
+        "packages": packages,
+        "settings": row.settings().of_row(),
+        "files": {name: _hash(path) for name, path in files.items()},
+    }
+
+
+def _hash_of_code() -> str:
+    files = sorted(paths.SCRIPTS.rglob("*.py"))
+    return hash_text("".join(f"{file.relative_to(paths.SCRIPTS)} {hash_file(file)}\n" for file in files))[:12]
+
+
+def _hash(path: Path) -> str:
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return hash_text("".join(hash_file(file) for file in files if file.is_file()))[:12] if path.exists() else "missing"
+
+
+def difference(ours: dict, theirs: dict, name: str, apart: float) -> str:
+    """What is not the same on node 0 and on another, `name`, in one message; empty where nothing is.
+
+    `apart` is by how many seconds the other's clock is ahead.
+    """
+    for key in ("results folder", "Lockstep's code", "Python", "packages", "settings", "files"):
+        for label, here, there in _unequal(key, ours[key], theirs.get(key)):
+            return f"{label} is {there} on {name}, and {here} on node 0 ({ours['host']}). Make them the same."
+    if abs(apart) > APART:
+        return f"the clock of {name} is {apart:+.0f} s from node 0's. Set both by one source, as NTP does."
+    return ""
+
+
+def _unequal(label: str, here, there):
+    """Where two values differ, each inner key by itself: what it is, here and there."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        for key in dict.fromkeys([*here, *there]):
+            yield from _unequal(f"{label}: {key}", here.get(key), there.get(key))
+    elif here != there:
+        yield label, here, there

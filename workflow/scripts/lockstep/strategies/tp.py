@@ -1,0 +1,234 @@
+"""tp: tensor parallelism: the ranks of a replica divide the attention heads and the MLP of every layer among them.
+
+The first matrices of attention, and of the MLP, are divided by columns and the last one by rows, so that each of the
+two needs one all-reduce in the forward pass, of its outputs, and one in the backward pass, of its inputs' gradients
+(Shoeybi et al. 2019, arXiv:1909.08053); by PyTorch's DTensor and `parallelize_module`. Embeddings, norms and the head
+are whole on each rank. Ranks of a replica see the same samples; replicas, where there are several, average their
+gradients after the backward pass, or with `shard: true` share weights, gradients and optimizer state by FSDP2.
+
+Advantages: weights, gradients, optimizer state and the activations within a layer are divided, and no sample has to be.
+Limits: ranks wait for each other in every layer, so they want the fastest links; their number must divide the heads.
+On a CPU: works through gloo, which makes every layer's all-reduce slow; a test of function.
+"""
+
+import contextlib
+from fnmatch import fnmatch
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lockstep.errors import RunFailed
+from lockstep.model import models
+from lockstep.strategies import _group, fsdp
+
+STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+BERT = {
+    "encoder.layer.*.attention.self.query": "colwise",
+    "encoder.layer.*.attention.self.key": "colwise",
+    "encoder.layer.*.attention.self.value": "colwise",
+    "encoder.layer.*.attention.output.dense": "rowwise",
+    "encoder.layer.*.intermediate.dense": "colwise",
+    "encoder.layer.*.output.dense": "rowwise",
+}
+DISTILBERT = {
+    "transformer.layer.*.attention.q_lin": "colwise",
+    "transformer.layer.*.attention.k_lin": "colwise",
+    "transformer.layer.*.attention.v_lin": "colwise",
+    "transformer.layer.*.attention.out_lin": "rowwise",
+    "transformer.layer.*.ffn.lin1": "colwise",
+    "transformer.layer.*.ffn.lin2": "rowwise",
+}
+# How the layers are divided of models for which transformers has no plan of its own, in the form that its plans have.
+PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT) | {"distilbert": DISTILBERT}
+
+
+class Strategy(fsdp.Strategy):
+    @property
+    def rehearses_average(self):
+        return self.options["shard"]
+
+    def start(self):
+        self.world = super().start().in_replicas(self.options["tensor"])
+        return self.world
+
+    def wrap(self):
+        shape = (self.world.replicas, self.options["tensor"])
+        self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "tensor"))
+        plan, body = plan_of(self.model), self.model.base_model
+        # Each rank has the same whole weights already (src_data_rank), and keeps its part of them.
+        styles = {path: STYLES[style]() for path, style in plan.items()}
+        parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
+        share_inputs(body, plan, self.mesh["tensor"])
+        if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
+            draw_apart(body, plan, self.world.rank % self.options["tensor"])
+        if self.options["shard"]:
+            for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
+                fully_shard(module, mesh=self.mesh["replicate"])
+
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, lambda wrapped: parted(make_optimizer(wrapped)))
+
+    def autocast(self):
+        return super(fsdp.Strategy, self).autocast()
+
+    def averaging(self, last):
+        return super().averaging(last) if self.options["shard"] else contextlib.nullcontext()
+
+    def backward(self, loss, last):
+        super().backward(loss, last)
+        if last and self.world.replicas > 1 and not self.options["shard"]:
+            gradients = [parameter.grad for parameter in self.with_gradient()]
+            own = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+            _group.average(own, self.mesh.get_group("replicate"))
+
+    def with_gradient(self):
+        return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def gradient_norm(self):
+        """Of divided tensors the norm is that of all their parts; what each rank has whole counts once."""
+        norms = [
+            torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+            for parameters in by_mesh(self.with_gradient())
+        ]
+        return torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
+
+    def step(self):
+        if self.clip:
+            norm = self.gradient_norm()
+            for parameters in by_mesh(self.with_gradient()):
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def live(self):
+        meshes = [weight.device_mesh for weight in self.model.parameters() if isinstance(weight, DTensor)]
+        divided = [mesh["tensor"].size() for mesh in meshes if "tensor" in mesh.mesh_dim_names]
+        return {
+            "backend": self.world.backend,
+            "tensor": min(divided),
+            "divided_tensors": len(divided),
+            "shard": any("replicate" in mesh.mesh_dim_names for mesh in meshes),
+        }
+
+
+OPTIONS = {
+    "tensor": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 2,
+        "description": "how many ranks hold a replica of the model together and divide its layers; what is left of the"
+        " ranks is more replicas, which share the batch",
+    },
+    "shard": {
+        "type": "boolean",
+        "default": False,
+        "description": "replicas share weights, gradients and optimizer state, too (FSDP2 over tp)",
+    },
+}
+INHERITS = ("launcher",)
+RANKS_PER_REPLICA = ("tensor",)
+DIVIDES_HEADS = ("tensor",)
+REFUSED = [
+    ({"lora": {"minimum": 1}}, "its layers are divided, and peft's updates beside them would not be; take fsdp or ddp"),
+]
+
+
+def plan_of(model):
+    """How each layer of a model of transformers' is divided: paths below its base model, colwise or rowwise.
+
+    Raises RunFailed where that is not known.
+    """
+    config = getattr(model, "config", None)
+    plan = PLANS.get(getattr(config, "model_type", "")) or getattr(config, "base_model_tp_plan", None) or {}
+    if not plan or not set(plan.values()) <= STYLES.keys():
+        others = sorted(set(plan.values()) - STYLES.keys())
+        why = f"its plan in transformers has {', '.join(others)}" if others else "transformers has no plan of it"
+        raise RunFailed(
+            f"tp does not know how to divide the layers of {type(model).__name__}: {why}. It does BERT, RoBERTa,"
+            " ELECTRA, DistilBERT, and those that transformers divides by columns and rows, as Llama"
+        )
+    return plan
+
+
+def by_mesh(parameters):
+    """Lists of parameters of one mesh, and of plain ones: PyTorch computes with no list that holds several kinds."""
+    lists = {}
+    for parameter in parameters:
+        lists.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(lists.values())
+
+
+def parted(optimizer):
+    """An optimizer that has taken no step, whose groups have parameters of one mesh each."""
+    optimizer.param_groups[:] = [
+        group | {"params": parameters} for group in optimizer.param_groups for parameters in by_mesh(group["params"])
+    ]
+    return optimizer
+
+
+def share_inputs(body, plan, mesh):
+    """Let layers that are divided by columns, and have one input, have it as one DTensor.
+
+    Its gradient is the sum of theirs, which is reduced over ranks once, and not for each of them.
+    """
+
+    def as_one(module, inputs, named):
+        if inputs:
+            return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:]), named
+        hidden = DTensor.from_local(named["hidden_states"], mesh, [Replicate()], run_check=False)
+        return inputs, named | {"hidden_states": hidden}
+
+    parents = [path.rpartition(".")[0] for path, style in plan.items() if style == "colwise"]
+    shared = {parent for parent in parents if parents.count(parent) > 1}
+    for name, module in body.named_modules():
+        if any(is_at(name, parent) for parent in shared):
+            module.register_forward_pre_hook(as_one, with_kwargs=True)
+
+
+def draw_apart(body, plan, part):
+    """Have ranks drop other units where they compute other parts, and the same ones where all compute the same.
+
+    Between the layers that are divided by columns and the one by rows behind them each rank has heads of its own: with
+    the replica's random numbers it would drop of its first head what another drops of its first. So it draws others
+    there, from a seed that all have drawn and its number, `part`, so that nothing more has to be saved.
+    """
+    kept = []
+
+    def begin(module, inputs, outputs):
+        if module.training:
+            seed = int(torch.randint(2**62, ()))
+            kept.append(random_states())
+            torch.manual_seed(seed + part)
+
+    def end(module, inputs):
+        if module.training:
+            set_random_states(kept.pop())
+
+    before = "rowwise"
+    for path, style in plan.items():
+        for layer in (layer for name, layer in body.named_modules() if is_at(name, path)):
+            if style == "rowwise":
+                layer.register_forward_pre_hook(end)
+            elif before == "rowwise":
+                layer.register_forward_hook(begin)
+        before = style
+
+
+def is_at(name, path):
+    """Whether a module's name is one of those that a path with asterisks stands for."""
+    return name.count(".") == path.count(".") and fnmatch(name, path)
+
+
+def random_states():
+    """The states of the random numbers of the host and of its current GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def set_random_states(states):
+    host, gpu = states
+    torch.set_rng_state(host)
+    if gpu is not None:
+        torch.cuda.set_rng_state(gpu)
