@@ -356,14 +356,17 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     )
     assert code == int(fails), shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    sentences = " ".join(plain.split())
     assert "same model?" in plain
     assert re.search(r"\d+ of \d+ jobs", plain)
     assert " left" in plain
     assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
     if fails:
-        assert "failed: exploding, repetition 1" in plain
-        assert plain.count("the loss is") == 2, "when it fails, and in the report"
-        assert "(log: results/runs/exploding" in plain
+        assert "failed: exploding, repetition 1" in sentences
+        assert sentences.count("the loss is") == 2, "when it fails, and in the report"
+        assert "(log: results/runs/exploding" in sentences
+        assert "\x1b[31mfailed: exploding" in shown, "in red"
+        assert "At least one job did not complete" not in sentences
     assert "Select jobs to execute" not in plain
     assert "Finished jobid" not in plain
     assert "steps in" not in plain, "what a run says when it ends stands in the table"
