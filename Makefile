@@ -7,7 +7,9 @@
 #               a debugger wants it; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
-# make docs     write docs/strategies.md from the strategies' files
+# make docs     write docs/strategies.md from the strategies' files, and the tables of keys and of columns
+# make pictures picture the report of a quiet `make bench` (docs/report.png), and record a terminal (docs/terminal.md);
+#               needs Chromium and tmux
 # make site     build the guide, in English and Chinese, into site/ (installs requirements-docs.txt)
 # make lint     ruff, snakefmt, snakemake --lint, hadolint
 # make images   build the Docker images for this machine's CPUs (VARIANT=cuda: for NVIDIA GPUs); see docker/build.sh
@@ -25,7 +27,7 @@ MARKED ?= not slow
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: setup other-build bench quick again test test-slow horovod docs site lint benchmark claims images sif locks clean
+.PHONY: setup other-build bench quick again test test-slow horovod docs pictures site lint benchmark claims images sif locks clean
 
 setup: $(VENV)/.complete $(BIN)/lockstep
 	@case "$(TORCH) $$(cat $<) $$(setup/which_torch.sh)" in " cpu cuda"*) \
@@ -62,6 +64,11 @@ horovod: setup
 docs: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/strategies.py
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/configuration.py
+	PYTHONPATH=workflow/scripts $(BIN)/python docs/columns.py
+
+pictures: setup
+	$(BIN)/python docs/picture_report.py
+	$(BIN)/python docs/record_terminal.py
 
 site: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-docs.txt

@@ -85,6 +85,7 @@ onstart:
 
 onerror:
     fail()
+    trust.end_interrupted()
 
 
 lockstep.take_part(workflow, begin, fail)

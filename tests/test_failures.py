@@ -203,6 +203,22 @@ def test_ctrl_c_while_snakemake_looks_what_to_do_is_a_word(fresh):
     assert (said[-1], [line for line in said if "Traceback" in line]) == ("interrupted", [])
 
 
+@pytest.mark.slow
+@pytest.mark.ci
+def test_ctrl_c_while_a_row_is_trained_ends_with_130_and_the_report(fresh):
+    """Snakemake itself would end with 1, and the predictions would ask for a model to be trained first."""
+    command = ["snakemake", "--cores", "all", "--configfile", "small.yaml", "--config", "train={epochs: 500}"]
+    trains = fresh.path("results/runs/single/n1/rep1/progress")
+    code, said = interrupted(fresh, [*command, "--until", "train_single_1"], lambda process, said: trains.is_file())
+    assert code == 130, said
+    assert "interrupted: what runs is ended, then comes the report over what there is" in said
+    assert "report: results/report/report.html" in said
+    told = " ".join(said)
+    assert "Train one first" not in told
+    assert "WorkflowError" not in told
+    assert "Traceback" not in told
+
+
 def test_ctrl_c_while_an_event_loop_is_made_is_a_word(fresh):
     """Python complains of what is half made, when it takes it away, after the last words of the program."""
     program = """import sys

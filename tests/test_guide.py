@@ -9,6 +9,7 @@ import importlib.util
 import io
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep import columns, paths
 from lockstep.config.hardware import free_port
+from lockstep.files import write_csv, write_text
+from lockstep.report import page as report_page
+from lockstep.report import paper
 from tests.conftest import PROJECT, copy_project
 from tests.test_readme import all_commands
 
@@ -68,14 +73,71 @@ def test_both_languages_show_the_same_code_and_link_to_the_same_pages(page):
     for text in (page.read_text(encoding="utf-8"), chinese.read_text(encoding="utf-8")):
         found = re.findall(r"\]\(([^)\s]+)\)", text)
         assert len(found) == text.count("](") > 0  # the expression finds every link
-        links.append({link.split("#")[0].replace(".zh.svg", ".svg") for link in found})
+        links.append({re.sub(r"\.zh\.(svg|md)$", r".\1", link.split("#")[0]) for link in found})
     assert links[0] == links[1]
+
+
+LINKED = [*PAGES, *(page.with_suffix(".zh.md") for page in PAGES), PROJECT / "README.md", PROJECT / "README.zh-CN.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_to_pages_of_the_same_language_and_to_headings_that_are_there(page):
+    chinese = ".zh" in page.suffixes or "zh-CN" in page.name
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8"))
+    for name, anchor in links:
+        target = page if not name else (page.parent / name).resolve()
+        assert target.exists(), name
+        if target.suffix == ".md":
+            there = ".zh" in target.suffixes
+            translated = target.with_suffix(".zh.md").is_file() or there
+            assert not translated or there == chinese or target == page, f"{name} is in the other language"
+            assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+def leave_a_report(folder: Path) -> None:
+    """The tables of a small report, by the names that the product gives their columns."""
+    seconds = {"single": [10.0, 10.4, 9.9], "ddp": [6.0, 6.1, 6.05], "fsdp": [8.1, 8.1, 9.9]}
+    speedups = {"single": (1.0, 1.0, 1.0), "ddp": (1.66, 1.6, 1.73), "fsdp": (1.24, 1.19, 1.29)}
+    rows, runs = [], []
+    for name, place in {"single": 3, "ddp": 1, "fsdp": 2}.items():
+        row = dict.fromkeys(columns.KEYS) | {"row": name, "proof": "equal", "status": "ok", "place": place}
+        names = ("speedup", "speedup_low", "speedup_high")
+        rows.append(row | {"train_seconds": seconds[name][0]} | dict(zip(names, speedups[name], strict=True)))
+        for number, taken in enumerate(seconds[name], 1):
+            disturbed = "others" if (name, number) == ("fsdp", 3) else ""
+            about = {"row": name, "repetition": number, "status": "ok", "disturbed": disturbed, "train_seconds": taken}
+            runs.append(about)
+    rows[1]["train_seconds"] = 6.05
+    header = [*paper.ABOUT_RUN, *(column.key for column in columns.MEASURED)]
+    write_text(folder / paths.TABLE, report_page.as_csv(rows))
+    write_csv(folder / paths.RUNS_TABLE, header, [[run.get(name, "") for name in header] for run in runs])
+
+
+def test_the_page_has_every_column_of_the_tables():
+    """Else: make docs"""
+    program = runpy.run_path(str(PROJECT / "docs" / "columns.py"))
+    for language, name in program["PAGES"].items():
+        assert program["written"](language) == (GUIDE / name).read_text(encoding="utf-8")
+    table = program["table"]("en")
+    there = {*columns.KEYS, *paper.ABOUT_RUN, *(column.key for column in columns.MEASURED)}
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == there
+    assert not re.search(r"\|\s*\|$", table, re.MULTILINE), "each has a meaning"
 
 
 @pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: block.name)
 def test_a_snippet_prints_what_its_page_says(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert block.output is not None
+    if block.page.stem == "recipes":
+        leave_a_report(tmp_path / "results" / "report")
     if "start_processes" in block.code:  # forks, which a process that runs tests should not
         done = subprocess.run([sys.executable, "-c", block.code], capture_output=True, text=True, check=False)
         assert done.stdout == block.output, done.stderr

@@ -25,7 +25,10 @@ from tests.proof.test_fairness import report, results  # noqa: F401 - a fixture
 from tests.test_engines import answers
 
 ENGLISH, CHINESE = PROJECT / "README.md", PROJECT / "README.zh-CN.md"
-GUIDE = [PROJECT / "docs" / "guide" / f"{page}.md" for page in ("running", "own", "results", "containers", "elsewhere")]
+GUIDE = [
+    PROJECT / "docs" / "guide" / f"{page}.md"
+    for page in ("running", "own", "results", "containers", "elsewhere", "recipes")
+]
 PAGES = [(ENGLISH, CHINESE), *((page, page.with_suffix(".zh.md")) for page in GUIDE)]
 EVERY_PAGE = sorted(file for file in GUIDE[0].parent.glob("*.md") if not file.name.endswith(".zh.md"))
 TRANSLATED = [(ENGLISH, CHINESE), *((page, page.with_suffix(".zh.md")) for page in EVERY_PAGE)]
@@ -138,6 +141,7 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("config/config.yaml").write_text(yaml.safe_dump(asked, allow_unicode=True), encoding="utf-8")
     place.path("mine.yaml").write_text("train: {epochs: 1}\n", encoding="utf-8")
     place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
+    shutil.copy(PROJECT / "docs" / "guide" / "snippets" / "my_text_model.py", place.folder)
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     shutil.copytree(place.path("results"), place.path("other"))

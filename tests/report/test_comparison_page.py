@@ -69,6 +69,18 @@ def test_each_folder_stands_beside_the_first(tmp_path):
     assert written.index('id="differs"') < written.index('id="rows-side-by-side"')
 
 
+def test_a_folder_and_its_own_copy_are_told_so(tmp_path):
+    rows = {"ddp": [2.0, 2.1, 1.9]}
+    mine, copy = (folder(tmp_path / name, "Z80", "1", rows) for name in ("mine", "copy"))
+    later = folder(tmp_path / "later", "Z80", "1", rows, started="2026-01-02T00:00:00+00:00")
+    for other, copied in ((copy, True), (later, False)):
+        compared = comparison.compare(mine, other, {"rules"})
+        assert compared.copied == copied
+        written = comparison_page.page([mine, other], [compared])
+        assert ("one is a copy of the other" in written) == copied
+        assert ("rows take another time in" in written) != copied
+
+
 def test_a_wider_confidence_is_asked_of_many_looks():
     sides = blocks(a=[1.0, 1.05, 0.95]), blocks(a=[2.0, 2.1, 1.9])
     once = stats.apart(*sides, "a")

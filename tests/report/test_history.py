@@ -27,6 +27,10 @@ def test_a_change_is_marked_only_where_it_is_one(tmp_path):
     assert findings(several) == ["first", "open", "change", "open"]
     written = history.page(several)
     assert written.count('<g id="history_ddp-change-') == 1
+    overview = written.partition('<table class="overview">')[2].partition("</table>")[0]
+    assert overview.count("<svg") == 1, "a small line for each row"
+    assert overview.count(' r="4"') == overview.count("change") == 1
+    assert [f"{seconds} s" in overview for seconds in ("2", "1.5")] == [True, True]
     assert "kept3: -25.0 %" in written
 
 

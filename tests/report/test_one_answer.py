@@ -135,6 +135,13 @@ def test_settings_are_those_that_differ_in_words_and_without_empty_ones():
     assert shown == {"fused": ["yes", "no"], "group 0.initial_lr": ["0.1", "0.2"]}
 
 
+def test_a_setting_that_only_some_strategies_have_is_no_difference():
+    live = [{"device": "cpu", "options": options} for options in ({}, {"bucket_mb": 25}, {"bucket_mb": 25, "zero": 2})]
+    tested = [(name, {"settings": each}) for name, each in zip("abc", live, strict=True)]
+    assert page.settings(tested) == {}
+    assert page.own_settings(tested) == {"b": ["bucket_mb 25"], "c": ["bucket_mb 25", "zero 2"]}
+
+
 @pytest.fixture(autouse=True)
 def close_figures():
     yield

@@ -11,6 +11,7 @@ import pytest
 
 from lockstep import files, stats
 from lockstep.config import reading
+from lockstep.paths import PROJECT
 from lockstep.report import comparison, comparison_page, history, page
 from lockstep.report.summary import gather
 from tests.report.test_comparison_page import folder
@@ -93,21 +94,44 @@ def overflowing(page) -> list[str]:
 @pytest.mark.parametrize("width", [1440, 390])
 def test_everything_is_there_and_nothing_overflows(visit, report, width):
     page = visit(report, width)
-    names = ("train_seconds", "step_parts", "losses", "quality", "memory", "setup", "ranks")
+    names = ("train_seconds", "step_parts", "losses", "quality", "memory", "setup")
     for name in names:
         picture = page.locator(f"svg[aria-labelledby={name}-title]")
         assert picture.count() == 1
-        assert picture.bounding_box()["width"] > 300
+        box = picture.bounding_box()
+        assert box["width"] > 300
+        assert box["x"] + box["width"] <= width, "none is cut"
+        letters = picture.locator("text").evaluate_all(
+            "texts => texts.map((text) => text.getBoundingClientRect().height)"
+        )
+        assert min(letters) >= 9, "it can be read"
         assert page.locator(f"#{name}-title").inner_text()
     assert overflowing(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("#ranks-title").count() == 0, "a rank for each device of one machine needs no picture"
 
 
-def test_the_verdict_is_on_the_first_screen(visit, report):
-    page = visit(report)
-    for text in ("had the shortest time", "steps without dropout", "Caution:"):
-        box = page.locator("header .en", has_text=text).first.bounding_box()
-        assert box["y"] + box["height"] < 900
+def test_the_verdict_and_five_rows_are_on_the_first_screen(visit, report):
+    """At 1280 x 800; statistics and cautions are folded, and counted."""
+    page = visit(report, 1280)
+    fifth = page.locator("#rows tbody tr").nth(4)
+    for shown in (page.locator(".box", has_text="had the shortest time"), page.locator(".sure summary"), fifth):
+        box = shown.bounding_box()
+        assert box["y"] + box["height"] < 800
+    assert re.search(r"cautions: \d", page.locator(".sure summary").inner_text())
+    assert not page.get_by_text("Caution:").is_visible()
+    page.locator(".sure summary").click()
+    for text in ("steps without dropout", "Caution:"):
+        assert page.locator(".sure p:visible", has_text=text).count() == 1
+
+
+def test_a_phone_has_row_time_speed_up_and_verdict_without_scrolling(visit, report):
+    page = visit(report, 390)
+    heads = page.locator("#rows thead th:visible").all_inner_texts()
+    assert [" ".join(head.split()) for head in heads] == ["row", "same model?", "train s", "speed-up", "status"]
+    box = page.locator(".columns .scroll")
+    assert box.evaluate("element => element.scrollWidth <= element.clientWidth")
+    assert page.evaluate("document.documentElement.scrollHeight") < 14_000
 
 
 def rows(page) -> list[str]:
@@ -208,11 +232,10 @@ def test_every_column_says_what_it_means(visit, report):
 
 def test_settings_are_those_that_differ_in_words(visit, report):
     page = visit(report)
-    lines = page.locator("#settings ~ .scroll").first.locator("tbody tr").all()
-    assert lines
-    for line in lines:
-        cells = line.locator("td").all_inner_texts()
-        assert len(set(cells)) > 1
+    lines = [line.locator("td").all_inner_texts() for line in page.locator(".settings tbody tr").all()]
+    assert len(lines) > 1
+    for cells in zip(*lines, strict=True):
+        assert len({*cells} - {"–"}) > 1
         assert not any(mark in cell for cell in cells for mark in '{}[]"')
 
 
@@ -226,6 +249,16 @@ def test_texts_of_the_data_stay_texts(visit, report):
     page = visit(report)
     assert page.title() == "Lockstep report"
     assert page.locator("td", has_text="stolen").count() == 1
+
+
+def test_a_whole_script_is_copied_by_a_button(visit, report):
+    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#take-home").click()
+    taken = page.locator(".taken", has=page.get_by_text("ddp", exact=True)).first
+    taken.locator("summary").click()
+    taken.get_by_role("button", name="Copy").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == (PROJECT / "docs" / "scripts" / "ddp.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -288,20 +321,34 @@ def test_with_the_keyboard_alone(visit, report):
     page = visit(report)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "language"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
     for _section in page.locator("nav a").all():
         page.keyboard.press("Tab")
         assert page.evaluate("document.querySelector(document.activeElement.hash).tagName") == "H2"
-    page.keyboard.press("Tab")
+    for _to_the_end_of_the_table in range(40):
+        if page.evaluate("document.activeElement.id") == "filter":
+            break
+        page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "filter"
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
 
 
-def test_printing_shows_the_table_whole(visit, report):
+def test_printing_takes_some_pages_and_folds_nothing_that_is_referred_to(visit, report):
     page = visit(report)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert not page.locator("#filter").is_visible()
     assert page.locator("#rows").is_visible()
+    assert page.get_by_text("Caution:").is_visible()
+    assert page.locator("dd:visible", has_text="Every run is a fresh process tree").count() == 1
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen")
+    assert not page.get_by_text("Caution:").is_visible()
+    page.emulate_media(media="print")
+    printed = page.pdf(prefer_css_page_size=True)
+    assert 2 <= len(re.findall(rb"/Type\s*/Page[^s]", printed)) <= 6
 
 
 def test_a_page_before_any_run(visit, results, tmp_path):

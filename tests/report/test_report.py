@@ -211,6 +211,41 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_words():
     assert sum(max(len(line[k]) for line in [narrow, *lines]) + 3 for k in range(len(narrow))) < 70
 
 
+def test_a_terminal_has_how_far_runs_are_from_the_median_beside_it():
+    figures = {"train_seconds": 4.5, "train_seconds_low": 4.45, "train_seconds_high": 4.75, "repeats": 3}
+    figures |= {"speedup": 1.59, "speedup_low": 1.44, "speedup_high": 1.77, "proof": "within-tolerance", "place": 1}
+    rows = [dict.fromkeys(columns.KEYS) | {"row": "ddp_amp"} | figures]
+    for width, told in ((80, ["4.50 ± 0.25", "1.59 (1.44–1.77)"]), (60, ["4.50", "1.59"])):
+        headings, (line,) = page.plain(rows, width)
+        shown = dict(zip(headings, line, strict=True))
+        assert [shown["train s"], shown["speed-up"]] == told
+        assert sum(max(len(heading), len(cell)) + 3 for heading, cell in shown.items()) < width
+
+
+def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
+    """Three blocks of two rows, of 40 s a run; an interval is half as wide over four times as many."""
+    done = [dict.fromkeys(columns.KEYS) | {"row": name, "strategy": name, "world_size": 2} for name in ("ddp", "fsdp")]
+    done = [row | {"place": 1, "repeats": 3, "train_seconds": 4.0} for row in done]
+    runs = [{"status": "ok", "wall_seconds": 40.0}] * 3
+    about = {"runs": {"ddp": runs, "fsdp": runs}, "succeeded_runs": [*runs, *runs], "blocks": None}
+    about["manifest"] = {"command": "snakemake --cores all --configfile 'my own.yaml' --config repeats=3"}
+    (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
+    again = "lockstep bench --configfile 'my own.yaml' --config repeats=12"
+    assert said.en == f"To tell these 2 apart: {again} (about 12 minutes more)."
+    blocks = {"why": "budget", "width": 0.1, "next_seconds": 60.0, "block": 3, "seconds": 330.0}
+    about |= {"blocks": blocks, "manifest": None}
+    (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
+    assert said.en == "To tell these 2 apart: lockstep bench --config budget=900 (about 9 minutes more)."
+    about |= {"blocks": blocks | {"why": "precise"}}
+    assert headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about)) == []
+
+
+def test_what_is_left_out_of_a_list_is_counted():
+    assert headline.some(list("abcdef"), 2).en == "a, b and 4 more"
+    assert headline.some(list("abcdef"), 2).zh == "a、b 及另外 4 项"
+    assert headline.some(list("abc"), 2).en == "a, b and c"
+
+
 def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
     """Repetition 2 took twice as long, and repetition 3 failed."""
     run = results / "runs/ddp/n2"

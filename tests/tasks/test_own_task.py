@@ -70,6 +70,20 @@ def test_the_page_s_model_is_trained(place):
     assert place.path("own/runs/single/n1/rep1/model/model.py").read_text() == place.path("my_model.py").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_model_for_texts_of_the_recipes_is_trained_by_two_processes(place):
+    shutil.copy(PROJECT / "docs" / "guide" / "snippets" / "my_text_model.py", place.folder)
+    asked = ("--config=config/config.yaml", "--config=small.yaml", "--results=texts")
+    asked += ("--set=model.name=my_text_model.py:MyModel",)
+    for script, *more in (("prepare",), ("plan",), ("launch", "--row=ddp")):
+        finished = place.script(script, *asked, *more)
+        assert finished.returncode == 0, finished.stderr
+    (record,) = place.path("texts/runs/ddp").glob("n2/rep1/record.json")
+    losses = read_json(record)["losses"]
+    assert losses[-1] < losses[0]
+
+
 SCORES = """from torch import nn
 
 def frozen(*sizes):

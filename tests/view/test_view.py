@@ -23,6 +23,8 @@ from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
 from lockstep import paths
 from lockstep.config import reading
+from lockstep.paths import PROJECT
+from lockstep.run.progress import Progress
 from lockstep.view import choice, jobs, live, plain
 from tests.conftest import copy_project
 
@@ -82,14 +84,17 @@ def test_a_log_or_a_pipe_has_plain_lines(terminal, monkeypatch):
     assert choice.choose(["--cores", "all"]) == "plain"
 
 
+ASKED = {"repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}}
+ASKED |= {"rows": {name: {"strategy": name} for name in ("single", "ddp")}}
+
+
 @pytest.fixture
 def handler(tmp_path, monkeypatch):
     """Yields a handler in an empty folder; its configuration has the rows single and ddp, three repetitions each."""
     monkeypatch.chdir(tmp_path)
     made = live.LogHandler(SimpleNamespace(dryrun=False), None)
     made.console = Console(file=io.StringIO(), width=80, height=24)
-    rows = {name: {"strategy": name} for name in ("single", "ddp")}
-    made.config = reading.parse({"rows": rows, "repeats": 3, "profile": {"steps": 0}, "hardware": {"device": "cpu"}})
+    made.config = reading.parse(dict(ASKED))
     yield made
     made.close()
 
@@ -120,7 +125,12 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
     rows = handler.rows_now()
     assert [row["row"] for row in rows] == ["ddp", "single"]
     assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "2 of 3", "1 disturbed, 1 failed")
-    assert (rows[1]["seconds"], rows[1]["range"], rows[1]["runs"]) == (4.1, "4.00 to 4.20", "3 of 3")
+    assert (rows[1]["seconds"], rows[1]["within"], rows[1]["runs"]) == (4.1, pytest.approx(0.1), "3 of 3")
+    handler.table = rows
+    handler.console.print(handler.drawn_table(10))
+    first, second = handler.console.file.getvalue().splitlines()[1:]
+    assert " 2.50 " in first, "one run has no spread"
+    assert " 4.10 ± 0.10 " in second
 
 
 def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
@@ -128,6 +138,58 @@ def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
     handler.left.update({"train_single_1": 1, "train_single_2": 1})
     (row,) = handler.rows_now()
     assert (row["row"], row["seconds"], row["runs"]) == ("single", None, "0 of 2")
+
+
+def trained_as_asked(handler, row: str) -> None:
+    """A run and a proof of a row by the handler's settings, and the data that they are of."""
+    config = handler.config
+    data = {"hash": "of the data", "weights": "of the weights", "asked": config.data_settings}
+    paths.data_folder(config.results).mkdir(parents=True)
+    paths.data_file(config.results).write_text(json.dumps(data), encoding="utf-8")
+    asked = config.rows[row].settings().of_row() | {"dropout": config.model.dropout}
+    hashes = {"data": "of the data", "weights": "of the weights"}
+    left(handler, 1, row, clock={"train_seconds": 4.0}, asked=asked, hashes=hashes)
+    trial = config.trial(config.rows[row])
+    proof = config.results / trial.folder(1)
+    proof.mkdir(parents=True)
+    (proof / paths.SETTINGS).write_text(json.dumps(trial.settings().of_row()), encoding="utf-8")
+    (proof / paths.VERDICT).write_text(json.dumps({"proof": "equal"}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({}, (4.0, "1 of 1", "equal")),
+        ({"train": {"log_every": 5}}, (4.0, "1 of 1", "equal")),
+        ({"train": {"epochs": 9}}, None),
+        ({"data": {"limit": 300}}, None),
+        ({"model": {"layers": 1}}, None),
+    ],
+)
+def test_what_was_trained_by_other_settings_is_not_shown(handler, changed, shown):
+    """As after `lockstep row ddp` with another configuration, which leaves the other rows' results where they are."""
+    trained_as_asked(handler, "single")
+    handler.config = reading.parse(dict(ASKED) | changed)
+    rows = [(row["seconds"], row["runs"], row["proof"]) for row in handler.rows_now()]
+    assert rows == ([shown] if shown else [])
+    assert handler.verdict("single") == ("equal" if shown or "train" in changed else "")
+
+
+def test_the_steps_of_an_earlier_run_are_not_counted(handler):
+    config = handler.config
+    row = config.rows["ddp"]
+    folder = config.results / row.folder(1)
+    folder.mkdir(parents=True)
+    Progress(folder, ranks=2).table[:, 2] = 27
+    os.utime(folder / paths.PROGRESS, (1, 1))
+    plan = paths.plan_summary_file(config.results, row.plan_name)
+    plan.parent.mkdir(parents=True)
+    plan.write_text('{"steps": 3}', encoding="utf-8")
+    handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="train_ddp_1", rule_msg="", log=[]))
+    (job,) = handler.running()
+    assert handler.steps(job) == (0, 0), "27 of 3"
+    Progress(folder, ranks=2).table[:, 2] = 2
+    assert handler.steps(job) == (2, 3)
 
 
 def record(event: LogEvent | None, **extra) -> logging.LogRecord:
@@ -255,7 +317,7 @@ def test_a_run_that_failed_says_why_once_and_in_its_own_words(handler, tmp_path,
 
 def test_a_table_that_does_not_fit_says_how_much_is_left_out(handler):
     handler.table = [
-        {"row": f"row{n}", "seconds": 1.0 + n, "range": "", "runs": "1 of 1", "proof": "equal", "note": ""}
+        {"row": f"row{n}", "seconds": 1.0 + n, "within": None, "runs": "1 of 1", "proof": "equal", "note": ""}
         for n in range(40)
     ]
     console = Console(width=80, file=io.StringIO(), record=True)
@@ -294,14 +356,17 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     )
     assert code == int(fails), shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    sentences = " ".join(plain.split())
     assert "same model?" in plain
     assert re.search(r"\d+ of \d+ jobs", plain)
     assert " left" in plain
     assert re.search(r"single +█+ +\d+\.\d\d +1 of 1", plain), "the row that finished"
     if fails:
-        assert "failed: exploding, repetition 1" in plain
-        assert plain.count("the loss is") == 2, "when it fails, and in the report"
-        assert "(log: results/runs/exploding" in plain
+        assert "failed: exploding, repetition 1" in sentences
+        assert sentences.count("the loss is") == 2, "when it fails, and in the report"
+        assert "(log: results/runs/exploding" in sentences
+        assert "\x1b[31mfailed: exploding" in shown, "in red"
+        assert "At least one job did not complete" not in sentences
     assert "Select jobs to execute" not in plain
     assert "Finished jobid" not in plain
     assert "steps in" not in plain, "what a run says when it ends stands in the table"
@@ -309,6 +374,43 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     (log,) = place.folder.glob(".snakemake/log/*.log")
     assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_target_that_there_is_not_is_answered_with_the_rows_in_whole_words(columns):
+    """And Snakemake's remark on its profile, printed before anybody is asked, is erased again."""
+    command = [str(Path(sys.executable).with_name("snakemake")), "ddpp"]
+    code, shown = in_terminal(command, PROJECT, dict(os.environ), columns)
+    before, _, rest = shown.partition(choice.UP_AND_ERASE * math.ceil(len(choice.READS) / columns))
+    assert before.splitlines() == [choice.READS]
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", rest).splitlines()
+    said = " ".join(lines)
+    assert code == 1, shown
+    assert said.startswith("error: ddpp: no such row. The configuration has: single, ")
+    assert said.endswith("Did you mean ddp?")
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= columns
+
+
+def test_what_is_said_in_a_terminal_is_broken_between_words_and_red_where_it_failed(handler):
+    handler.console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system="standard")
+    path = "results/runs/exploding/n1/rep1/a/very/long/path/run.log"
+    handler.say(f"failed: exploding: the loss is nan in step 3; lower train.learning_rate (log: {path})")
+    said = handler.console.file.getvalue()
+    assert said.startswith("\x1b[31m")
+    words = re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines()
+    assert words == [
+        "failed: exploding: the loss is nan in",
+        "step 3; lower train.learning_rate (log:",
+        f"{path})",  # which can be copied
+    ]
+
+
+def test_snakemakes_own_words_on_a_failure_are_left_to_the_job(lines, capsys):
+    for words in jobs.OVER:
+        lines.emit(record(None, msg=f"WorkflowError:\n{words}.", levelno=logging.ERROR))
+    lines.emit(record(None, msg="Complete log(s): x"))
+    assert capsys.readouterr().err == ""
 
 
 def in_terminal(command: list[str], folder: Path, environment: dict, columns: int) -> tuple[int, str]:

@@ -55,6 +55,20 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
+for (const button of document.querySelectorAll("button.copy")) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.closest("p").nextElementSibling.textContent);
+    button.classList.add("done"); // a mark behind its word
+  });
+}
+
+// What is folded and belongs on paper is open while it is printed.
+const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
+let opened = [];
+addEventListener("beforeprint", () => { opened = [...folded()]; for (const each of opened) each.open = true; });
+addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
+
 const filter = document.getElementById("filter"); // only the report has one
 if (filter) document.querySelector(".controls").hidden = false;
 // What a row says in the language that is shown.

@@ -3,6 +3,7 @@ lockstep.use_this_python()
 # A training ends with its starter, also where that can't say so.
 lifetime.name_starter(workflow.remote_exec)
 CONFIG = lockstep.configuration(config, workflow.configfiles)
+lockstep.name_rows(CONFIG)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = containers.images(CONFIG)

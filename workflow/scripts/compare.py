@@ -35,6 +35,8 @@ def main() -> None:
     for other, result in zip(arguments.B, compared, strict=True):
         if len(compared) > 1:
             print(f"A: {arguments.A}; B: {other}")
+        if result.copied:
+            print(say("compare_copied", first=arguments.A, other=other).en)
         tell(result)
     if arguments.page:
         write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))

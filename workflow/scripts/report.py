@@ -4,7 +4,7 @@ import shutil
 import sys
 
 from lockstep import cli, paths
-from lockstep.errors import printable
+from lockstep.errors import printable, tell
 from lockstep.report import headline, page, studies
 from lockstep.report.gallery import galleries
 from lockstep.report.summary import gather
@@ -24,14 +24,18 @@ def main() -> None:
         first_sentence = headline.lines(summary.compared)[0].en
         print(f"after the first block: {first_sentence} The table so far: {folder / paths.PAGE}")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_table(*page.plain(page.by_time(summary.compared.rows), width))
+    compared, answer = summary.compared, headline.box(summary.compared)
+    for line in [*headline.lines(compared), *(line for section in studies.sections(summary) for line in section.lines)]:
+        if line not in answer:
+            tell(line.en)
     for row in summary.rows:
         if row["status"] != "ok":
-            print(f"{row['row']} {row['status']}: {printable(row['reason'])}")
-    of_studies = [line for section in studies.sections(summary) for line in section.lines]
-    for line in [*headline.lines(summary.compared), *of_studies]:
-        print(line.en)
+            tell(f"{row['row']} {row['status']}: {printable(row['reason'])}", bad=row["status"] == "failed")
+    # What answers the question stands last, where a terminal has its prompt.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print_table(*page.plain(page.by_time(compared.rows), width))
+    for line in answer:
+        tell(line.en)
     print(f"report: {folder / paths.PAGE}")
 
 

@@ -13,8 +13,6 @@ from lockstep.paths import PROJECT, STRATEGIES, TRAIN
 from lockstep.run import node
 from lockstep.run.addresses import Rendezvous
 
-OWN_SCRIPTS = PROJECT / "docs" / "scripts"
-
 
 def main() -> None:
     parser = cli.parser(__doc__)
@@ -56,8 +54,7 @@ def main() -> None:
 
 def own_script(strategy: str) -> Path:
     """The file of a whole script by a strategy, without anything of Lockstep's. Raises BadInput where there is none."""
-    # A script that is called as its framework would be imported in place of it.
-    there = {file.stem.removeprefix("with_"): file for file in OWN_SCRIPTS.glob("*.py")}
+    there = registry.own_scripts()
     if strategy not in there:
         raise BadInput(f"--script: there is none for {strategy}. There are: {', '.join(sorted(there))}.")
     return there[strategy]

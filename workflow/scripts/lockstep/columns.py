@@ -225,7 +225,7 @@ _TABLE = (
         terminal=5,
     ),
     Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
-    Column("repeats", digits=0, shown=AT_ONCE, terminal=0, best="highest"),
+    Column("repeats", digits=0, shown=AT_ONCE, terminal=10, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
     # Columns that only files have.
@@ -247,6 +247,19 @@ COLUMNS = (*_TABLE, *_OF_OTHER_TASKS)
 BY_KEY = {column.key: column for column in COLUMNS}
 # In the order of files: columns of the configuration come first.
 KEYS = [key for column in sorted(COLUMNS, key=lambda column: column.asked is None) for key in column.keys]
+# Columns of files alone that are numbers, and no measurements.
+COUNTS = (
+    "world_size",
+    "nodes",
+    "global_batch",
+    "steps",
+    "processes",
+    "threads",
+    "repetition",
+    "block",
+    "seed",
+    "wall_seconds",
+)
 MEASURED = [column for column in COLUMNS if column.measure]
 
 

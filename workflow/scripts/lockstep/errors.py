@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import sys
+import textwrap
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or a quota or the largest file size is reached
 NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
@@ -39,6 +40,22 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
 
 
+def wrapped(text: str, columns: int) -> str:
+    """`text` in lines that so many columns hold, broken between words: a terminal would break within them, too."""
+    options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    return "\n".join("\n".join(textwrap.wrap(line, columns, **options)) for line in text.split("\n"))
+
+
+def tell(text: str, stream=None, bad: bool = False) -> None:
+    """Print `text` on `stream` (stdout); in a terminal by whole words, and in red where it says what went badly."""
+    stream = stream or sys.stdout
+    if stream.isatty():
+        text = wrapped(text, os.get_terminal_size(stream.fileno()).columns)
+        if bad and "NO_COLOR" not in os.environ and os.environ.get("TERM") not in (None, "", "dumb"):
+            text = f"\x1b[31m{text}\x1b[0m"
+    print(text, file=stream, flush=True)
+
+
 def brief(error: Exception) -> str:
     """A library's error about an unreadable file, in one line."""
     if isinstance(error, pickle.UnpicklingError):  # PyTorch's message would say how to load it unsafely
@@ -64,7 +81,7 @@ def exit_on_bad_input():
     try:
         yield
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}", sys.stderr, bad=True)
         sys.exit(2)
 
 
@@ -73,13 +90,13 @@ def exit_code(main, *arguments) -> int:
     try:
         return main(*arguments) or 0
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}", sys.stderr, bad=True)
         return 2
     except RunSaved as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        tell(f"stopped: {error}", sys.stderr)
         return 143
     except RunFailed as error:
-        print(f"failed: {error}", file=sys.stderr)
+        tell(f"failed: {error}", sys.stderr, bad=True)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -88,9 +105,10 @@ def exit_code(main, *arguments) -> int:
         return 141
     except Exception as error:
         if why := no_room(error):
-            print(f"failed: {getattr(error, 'filename', None) or 'a file'}: {why}. {MAKE_ROOM}", file=sys.stderr)
+            full = getattr(error, "filename", None) or "a file"
+            tell(f"failed: {full}: {why}. {MAKE_ROOM}", sys.stderr, bad=True)
             return 1
         if isinstance(error, OSError) and error.errno in NOT_OURS and error.filename:
-            print(f"error: {error.filename}: {error.strerror}. Name a folder that can be written.", file=sys.stderr)
+            tell(f"error: {error.filename}: {error.strerror}. Name a folder that can be written.", sys.stderr, bad=True)
             return 2
         raise

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from lockstep.errors import printable
 
+BAD = ("failed", "NOT equal", "trial failed", "unequal")  # cells that are red
 FOLDED = 24  # longer texts (in characters) may be wrapped before a column is dropped
 
 
@@ -32,4 +33,4 @@ def print_table(header: list[str], rows: list[list[str]], spared: tuple[str, ...
 
 def _one_line(cell: str) -> Text:
     """A cell as Text, since rich would take "[泪]" for markup."""
-    return Text(printable(cell).strip())
+    return Text(printable(cell).strip(), style="red" if cell in BAD else "")

@@ -6,8 +6,10 @@ It imports nothing slow, because Snakemake reads the Snakefile at every start.
 import ast
 import contextlib
 import datetime
+import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +26,7 @@ from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
-from lockstep.run import decision, journal, lifetime
+from lockstep.run import decision, journal, lifetime, staleness
 
 _before: dict[Path, str] = {}  # the previous content of the files that write_manifest overwrites
 LITTLE = 2**20  # bytes of free space that are too few for a model or a page
@@ -51,6 +53,10 @@ AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py"
 OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
 
 
+# How Snakemake (9.27) says that it knows no target of a name.
+NO_TARGET = re.compile(r"No rule to produce (\w+) \(if you use input functions")
+
+
 def stamps(results: Path) -> list[Path]:
     """The files that the rules predict and report create when they are done."""
     folders = (paths.predictions_file(results).parent, paths.report_folder(results))
@@ -70,6 +76,20 @@ def configuration(raw: dict, files: list) -> Config:
             + containers.outside(checked.data.path)
         )
     return checked
+
+
+def name_rows(checked: Config) -> None:
+    """Have Snakemake name the rows where it is asked for something that is none of them, nor another target."""
+
+    def shorten(entry: logging.LogRecord) -> bool:
+        if unknown := NO_TARGET.search(str(entry.msg)):
+            try:
+                checked.require_row(unknown[1], unknown[1])
+            except BadInput as error:
+                entry.msg = f"error: {error}"
+        return True
+
+    logging.getLogger("snakemake.logging").addFilter(shorten)
 
 
 @exit_on_bad_input()
@@ -237,7 +257,9 @@ def report_what_there_is(checked: Config) -> None:
         for run in [file.parent for file in paths.run_files(results, paths.RECORD)]:
             if (run / paths.CHECKPOINT).is_dir() and not (run / paths.TEST_REPORT).is_file():
                 subprocess.run(["python", script("evaluate"), str(run)], check=False)
-        if paths.run_files(results, paths.MODEL):
+        # As far as there is a model of what was asked for.
+        rows = [row for row in checked.rows.values() if (results / row.folder(1) / paths.MODEL).is_dir()]
+        if any(not staleness.folder(checked, row, results) for row in rows):
             run_script(results, "predict")
         run_script(results, "report")
         for stamp in stamps(results):  # so that Snakemake makes them again after success
@@ -310,7 +332,8 @@ def data_files(checked: Config) -> list[str]:
 def templates() -> list[str]:
     """The files that the report is made with; editing one makes it again."""
     own = (file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
-    return _of_project([*own, *(file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())])
+    of_studies = (file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())
+    return _of_project([*own, *of_studies, *registry.own_scripts().values()])
 
 
 def code_files(name: str, strategy: str | None = None, task: str | None = None) -> list[str]:

@@ -215,7 +215,7 @@ class Config(Asked):
         """Raise BadInput if this is not a row's name. The message begins with `where` and also lists `besides`."""
         if name not in self.rows:
             choices = ", ".join([*besides, *self.rows])
-            raise BadInput(f"{where}: no such row. The configuration has: {choices}.")
+            raise BadInput(f"{where}: no such row. The configuration has: {choices}.{schema.hint(name, self.rows)}")
 
     @property
     def shared(self) -> Shared:

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lockstep.paths import STRATEGIES, TASKS
+from lockstep.paths import PROJECT, STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
@@ -195,3 +195,9 @@ def _read_literals(statements: list[ast.stmt], values: dict) -> None:
 def load_task(name: str) -> type:
     """The task's class."""
     return importlib.import_module(f"lockstep.tasks.{name.replace('-', '_')}").Task
+
+
+def own_scripts() -> dict[str, Path]:
+    """The whole scripts that train by a strategy, without anything of Lockstep's (docs/scripts), by the strategy."""
+    # A script that is called as its framework would be imported in place of it.
+    return {file.stem.removeprefix("with_"): file for file in (PROJECT / "docs" / "scripts").glob("*.py")}

@@ -28,7 +28,11 @@ from matplotlib import pyplot as plt
 # Colours that reach a contrast of 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
 COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
 GAP = "\u00a0"  # beside a bar; a browser drops a plain blank there
-INSIDE = {"ha": "center", "va": "center", "fontsize": 9, "color": "white"}
+INSIDE = {"ha": "center", "va": "center", "fontsize": 8, "color": "white"}
+# Inches: a phone shows a picture as wide as it is, and a desktop three beside each other, with text of its size.
+WIDTH, HEIGHT, LINE = 4.7, 3.4, 0.3
+LEGEND = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
+CLOSE = 1.3  # times the shortest time: rows that have a panel of their own, where others take twice as long
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
@@ -71,44 +75,35 @@ def drawings(summary: Summary):
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
+    """Every run of every row; and of the fastest rows once more, where they lie close beside far slower ones."""
     ordered = sorted(done, key=lambda row: row["train_seconds"])
-    figure, axes = bars([row["row"] for row in ordered])
-    tips, table, longest = {}, [], 0.0
-    for position, row in enumerate(ordered):
-        runs = succeeded(summary.runs[row["row"]])
-        good = [run["clock"]["train_seconds"] for run in good_runs(runs)]
-        axes.plot([min(good), max(good)], [position, position], color=COLOURS[0], linewidth=2)
-        axes.plot(row["train_seconds"], position, "|", color=COLOURS[0], markersize=18, markeredgewidth=2)
-        for run in runs:
-            seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
-            gid = f"run-{row['row']}-{run['repeat']}"
-            axes.plot(
-                seconds,
-                position,
-                "o",
-                color=COLOURS[1],
-                markerfacecolor="none" if disturbed else COLOURS[1],
-                markersize=7,
-                gid=gid,
-                zorder=4 if disturbed else 3,  # a ring is seen around a dot, not below one
-            )
-            tips[gid] = f"{row['row']} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
-            table.append([row["row"], str(run["repeat"]), f"{seconds:.3f}", "; ".join(disturbed)])
-            longest = max(longest, seconds)
-        # Above the mark that it is the value of, not beside a dot that may be another's.
-        axes.annotate(
-            f"{row['train_seconds']:.3g} s",
-            (row["train_seconds"], position),
-            xytext=(0, 11),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=9,
-        )
-    axes.set_xlim(0, longest * 1.15)
-    axes.set_xlabel(say("axis_train").en)
+    shortest, longest = (ordered[at]["train_seconds"] for at in (0, -1))
+    close = [row for row in ordered if row["train_seconds"] <= CLOSE * shortest]
+    panels = [ordered, close] if len(close) > 1 and longest > 2 * shortest else [ordered]
+    heights = [len(rows) + 1.5 for rows in panels]
+    figure, grid = plt.subplots(
+        len(panels),
+        figsize=(WIDTH, LINE * sum(heights) + 0.5),
+        layout="constrained",
+        squeeze=False,
+        height_ratios=heights,
+    )
+    tips = {}
+    for panel, (axes, rows) in enumerate(zip(grid[:, 0], panels, strict=True)):
+        name_lines(axes, [row["row"] for row in rows], [f" {row['train_seconds']:.3g} s" for row in rows])
+        for position, row in enumerate(rows):
+            tips |= _dots(axes, position, row["train_seconds"], summary.runs[row["row"]], f"{row['row']}-{panel}")
+    grid[0, 0].set_xlim(left=0)
+    grid[0, 0].set_xlabel(say("axis_train").en)
+    if len(panels) > 1:
+        grid[1, 0].set_xlabel(say("axis_train_close").en)
     best = headline.fastest(done)
     title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
+    every = [(row["row"], run) for row in ordered for run in succeeded(summary.runs[row["row"]])]
+    table = [
+        [name, str(run["repeat"]), f"{run['clock']['train_seconds']:.3f}", "; ".join(run["watch"]["disturbed"])]
+        for name, run in every
+    ]
     return Drawing(
         figure,
         title if trusted(summary.runs[best["row"]]) else say("picture_times_disturbed"),
@@ -117,6 +112,29 @@ def times(done: list[dict], summary: Summary) -> Drawing:
         table,
         tips,
     )
+
+
+def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: str) -> dict[str, str]:
+    """A dot for each of a row's runs, their median, and the range of those that count; returns what each dot says."""
+    tips, good = {}, [run["clock"]["train_seconds"] for run in good_runs(runs)]
+    axes.plot([min(good), max(good)], [position, position], color=COLOURS[0], linewidth=2)
+    axes.plot(median, position, "|", color=COLOURS[0], markersize=14, markeredgewidth=2)
+    for run in succeeded(runs):
+        seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
+        gid = f"run-{name}-{run['repeat']}"
+        axes.plot(
+            seconds,
+            position,
+            "o",
+            color=COLOURS[1],
+            markerfacecolor="none" if disturbed else COLOURS[1],
+            markersize=6,
+            gid=gid,
+            zorder=4 if disturbed else 3,  # a ring is seen around a dot, not below one
+        )
+        row = name.rpartition("-")[0]
+        tips[gid] = f"{row} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
+    return tips
 
 
 def step_parts(done: list[dict], summary: Summary) -> Drawing:
@@ -159,7 +177,7 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     runs = {row["row"]: median_run(row, summary) for row in done}
     baseline = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
     alike = baseline is not None and {len(run["losses"]) for run in runs.values()} == {len(baseline)}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
+    figure, (left, right) = plt.subplots(2, 1, figsize=(WIDTH, 2 * HEIGHT - 0.8), layout="constrained")
     table, window, largest = [], 1, 0.0
     for position, (name, run) in enumerate(runs.items()):
         count = len(run["losses"])
@@ -182,7 +200,7 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     left.set_ylabel(say("axis_loss_difference" if alike else "axis_loss").en)
     right.set_ylabel(say("axis_loss").en)
     right.set_xlim(left=0)
-    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    figure.legend(**LEGEND, ncols=3)
     several = alike and len(runs) > 1
     title = say("picture_losses_plain")
     if several:
@@ -204,7 +222,7 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
     names = list(runs[shown]["terms"])
     counts = len(runs[shown]["losses"])
     window = max(1, counts // 25)
-    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     steps = np.arange(window, counts + 1)
     keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
     for position, name in enumerate(names):
@@ -215,7 +233,7 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
     axes.set_xlabel(say("axis_step").en)
     axes.set_ylabel(say("axis_loss").en)
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    figure.legend(**LEGEND, ncols=3)
     table = [
         [name, *(f"{np.mean(of_steps[-window:]):.4f}" for of_steps in (*map(run["terms"].get, names), run["losses"]))]
         for name, run in runs.items()
@@ -232,7 +250,7 @@ def _smoothed(values: list[float], window: int) -> np.ndarray:
 
 def quality(done: list[dict], summary: Summary) -> Drawing:
     name = registry.deciding_quality(summary.config["task"])
-    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     tips = {}
     for position, row in enumerate(done):
         gid = f"quality-{row['row']}"
@@ -250,7 +268,7 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
     axes.set_xlabel(say("axis_train").en)
     axes.set_ylabel(on_test_split(name).en)
     axes.set_xlim(left=0)
-    figure.legend(loc="outside lower center", frameon=False, ncols=6, fontsize=10)
+    figure.legend(**LEGEND, ncols=3)
     table = [[row["row"], f"{row['train_seconds']:.3f}", f"{row[name]:.4f}"] for row in done]
     header = [say("row"), say("train_seconds"), say(name)]
     title = say("picture_quality_down" if QUALITIES[name].lower_is_better else "picture_quality")
@@ -304,6 +322,12 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
     )
 
 
+def ranks_are_usual(summary: Summary) -> bool:
+    """Whether every row has a rank for each device of one machine, so that a picture of them tells nothing new."""
+    asked = [median_run(row, summary)["asked"]["hardware"] for row in summary.finished_rows]
+    return all(hardware["nodes"] == 1 and hardware["processes"] == device_count(hardware) for hardware in asked)
+
+
 def ranks(done: list[dict], summary: Summary) -> Drawing:
     """Which rank trains on which device: a rank is a process, and need not have a device to itself, nor only one."""
     figure, axes = bars([row["row"] for row in done])
@@ -323,7 +347,7 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
             node, local = divmod(rank, max(processes, devices) // nodes)
             device, turn = local % (devices // nodes), local // (devices // nodes)
             at = node * devices // nodes + device + 0.7 * ((turn + 0.5) / sharing - 0.5)
-            axes.plot(at, position, "o", color=COLOURS[0], markersize=15)
+            axes.plot(at, position, "o", color=COLOURS[0], markersize=11)
             axes.text(at, position, str(min(rank, processes - 1)), **INSIDE)
         where = "; ".join(f"{node['host']} ({node['interface']})" for node in run.get("nodes", []))
         table.append(
@@ -355,7 +379,7 @@ def _but_devices(asked: dict) -> str:
 
 
 def scaling(groups: dict[str, list[dict]]) -> Drawing:
-    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     largest = max(row["world_size"] for rows in groups.values() for row in rows)
     axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
     table, tips = [], {}
@@ -367,7 +391,7 @@ def scaling(groups: dict[str, list[dict]]) -> Drawing:
     axes.set_ylabel(say("axis_speedup").en)
     axes.set_xticks(range(1, largest + 1))
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", frameon=False, ncols=4, fontsize=10)
+    figure.legend(**LEGEND, ncols=3)
     header = [say("row"), say("devices"), say("speedup")]
     return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
 
@@ -414,10 +438,18 @@ def three(number: float) -> str:
 
 def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:
     """A figure with a line for each name, the first on top."""
-    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.42 * len(names)), layout="constrained")
-    axes.set_yticks(range(len(names)), [name if len(name) <= 24 else name[:23] + "…" for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.4 + LINE * len(names)), layout="constrained")
+    name_lines(axes, names)
     return figure, axes
+
+
+def name_lines(axes: plt.Axes, names: list[str], beside: list[str] | None = None) -> None:
+    """A line for each name, the first on top; with what stands beside it."""
+    short = [name if len(name) <= 24 else name[:23] + "…" for name in names]
+    axes.set_yticks(
+        range(len(names)), [name + more for name, more in zip(short, beside or [""] * len(names), strict=True)]
+    )
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> dict[str, str]:
@@ -437,13 +469,13 @@ def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> di
             label=label.en,
         )
         for bar, name, length in zip(drawn, names, lengths, strict=True):
-            if length > 0.06 * max(map(sum, values)):  # said in the part too, so that colour alone says nothing
+            if length > 0.1 * max(map(sum, values)):  # said in the part too, so that colour alone says nothing
                 axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, three(length), **INSIDE)
             bar.set_gid(f"{prefix}-{name}-{part}")
             tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"
         starts += lengths
     for position, total in enumerate(starts):
-        axes.text(total + 0.01 * starts.max(), position, f"{three(total)} {unit}", va="center", fontsize=10)
-    axes.set_xlim(0, starts.max() * 1.14)
-    axes.figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=10)
+        axes.text(total + 0.01 * starts.max(), position, f"{three(total)} {unit}", va="center", fontsize=9)
+    axes.set_xlim(0, starts.max() * 1.24)
+    axes.figure.legend(**LEGEND, ncols=2)
     return tips

@@ -31,6 +31,7 @@ class Comparison:
     lines: list[Line]
     environment: list[str]  # what else differs, one line each
     alone: list[str]  # rows that only one of both has
+    copied: bool = False  # whether both hold the same runs, so that nothing can differ
 
 
 def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
@@ -62,7 +63,15 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     if not lines:
         raise BadInput(f"{first} and {second} have no finished row in common.")
     differs = _environment(ours, theirs) + [what for line in lines for what in _asked(line.row, ours, theirs)]
-    return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()))
+    copied = all(_when(ours, line.row) == _when(theirs, line.row) for line in lines)
+    return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()), copied)
+
+
+def _when(report: dict, row: str) -> list[tuple]:
+    """When each of a row's runs began, and how long it took: of no two runs the same."""
+    return [
+        (run.get("session"), run["started"], run["clock"]["train_seconds"]) for run in good_runs(report["runs"][row])
+    ]
 
 
 def ratio(ours: dict, theirs: dict, row: str, confidence: float = stats.CONFIDENCE) -> stats.Ratio:

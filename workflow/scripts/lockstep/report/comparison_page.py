@@ -57,6 +57,8 @@ def _time(report: dict, name: str, line: Line | None) -> Time:
 
 def _headline(first: Path, other: Path, compared: Comparison) -> Text:
     """How many rows take another time, and which changed most."""
+    if compared.copied:
+        return say("compare_copied", first=first, other=other)
     distinct = [line for line in compared.lines if line.ratio.distinct]
     said = say("compare_headline", first=first, other=other, n=len(distinct), all=len(compared.lines))
     if not distinct:

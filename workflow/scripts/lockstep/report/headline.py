@@ -1,14 +1,16 @@
 """The report's first lines, the same in the terminal, in Markdown and on the page.
 
-1. which row to use  2. by how much it is faster  3. is it the same model?  4. under which conditions  5. what not to
-conclude
+1. which row to use, and how to tell those apart that tie with it  2. by how much it is faster  3. is it the same model?
+4. under which conditions  5. what not to conclude
 """
 
 import math
+import shlex
 from dataclasses import dataclass
 
 from lockstep import columns
 from lockstep.config import registry
+from lockstep.config.configuration import MOST_BLOCKS, PRECISE
 from lockstep.config.hardware import busy_cores, shares_gpus
 from lockstep.config.qualities import QUALITIES
 from lockstep.proof.fairness import alike, other_versions
@@ -22,6 +24,7 @@ from lockstep.run import blocks
 MUCH = 0.1  # of its training time, for a cold price that is told
 LISTED, MANY = 4, 12  # names in a sentence, at most
 AGREE = 2  # times: what is found in two ways may differ by that much
+MINUTE = 60  # seconds
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
@@ -52,6 +55,14 @@ def figures(summary: Summary) -> list[Figure]:
     runs = summary.succeeded_runs
     sound = sum(not run["watch"]["disturbed"] for run in runs)
     return [*shown, Figure(say("figure_runs"), say("figure_of", n=sound, all=len(runs)))]
+
+
+def box(summary: Summary) -> list[Text]:
+    """Those of the lines that answer what was asked: which row to use, and what would tell more."""
+    said = lines(summary)
+    done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
+    further = [] if not done or too_short(done) else _further(recommended(done), done, summary)
+    return [line for line in said[:2] if line in (said[0], *further)]
 
 
 def lines(summary: Summary) -> list[Text]:
@@ -85,7 +96,7 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     best = recommended(done)
     # A single closed row among open ones is what those are compared with, and is in no race.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
-    sentences = [] if alone else [answer(best, done, summary)]
+    sentences = [] if alone else [answer(best, done, summary), *_further(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
@@ -144,6 +155,16 @@ def warning(summary: Summary) -> Text | None:
     return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
 
 
+def name(summary: Summary) -> str:
+    """The row to use; empty where none is named."""
+    done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
+    return recommended(done)["row"] if done and not too_short(done) else ""
+
+
+def count_warnings(summary: Summary) -> int:
+    return len(_warnings(summary)) if summary.finished_rows else 0
+
+
 def fastest(done: list[dict]) -> dict:
     """The row with the shortest median time of those that may be ranked; where none may, of the closed division's.
 
@@ -188,6 +209,37 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     ties = say("tied", rows=some([row["row"] for row in tied], 2)) if tied else same("")
     gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best)
     return say("use", row=best["row"], gain=gain, proof=_proof(best), ties=ties, slowest=slowest)
+
+
+def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
+    """What would tell the rows apart that tie, and how long that takes; nothing where they are known well enough.
+
+    An interval is half as wide over four times as many blocks.
+    """
+    several, decided = len(_tied(best, done)) + 1, summary.blocks
+    if several == 1 or summary.config["quick"]:
+        return []
+    if decided:
+        if decided["why"] != "budget" or not decided["width"] or not decided["next_seconds"]:
+            return []
+        enough = min(MOST_BLOCKS, math.ceil(decided["block"] * (decided["width"] / PRECISE) ** 2))
+        seconds = (enough - decided["block"]) * decided["next_seconds"]
+        setting = f"budget={MINUTE * math.ceil((decided['seconds'] + seconds) / MINUTE)}"
+    else:
+        each = [run["wall_seconds"] for run in summary.succeeded_runs]
+        seconds, setting = 3 * sum(each), f"repeats={4 * max(len(runs) for runs in summary.runs.values())}"
+    minutes = math.ceil(seconds / MINUTE)
+    return [say("further", n=several, command=_again_with(summary, setting), minutes=minutes)] if minutes > 0 else []
+
+
+def _again_with(summary: Summary, setting: str) -> str:
+    """The command by which all was asked for, with its configuration files and one more setting."""
+    asked = shlex.split((summary.manifest or {"command": ""})["command"])
+    files = []
+    if "--configfile" in asked:
+        after = asked[asked.index("--configfile") + 1 :]
+        files = ["--configfile", *after[: next((k for k, word in enumerate(after) if word[:1] == "-"), len(after))]]
+    return shlex.join(["lockstep", "bench", *files, "--config", setting])
 
 
 def _gain(row: dict) -> Text:
@@ -454,7 +506,10 @@ def mixed_conditions(runs: list[dict]) -> list[str]:
 
 
 def some(names: list[str], most: int = LISTED) -> Text:
-    return listing(names if len(names) <= most + 1 else [*names[:most], f"+{len(names) - most}"])
+    if len(names) <= most + 1:
+        return listing(names)
+    first = join([same(name) for name in names[:most]], say("comma"))
+    return say("some", rows=first, n=len(names) - most)
 
 
 def of_images(summary: Summary) -> str:

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from markupsafe import Markup
+
 from lockstep import paths, stats
 from lockstep.config.kinds import Kind
 from lockstep.config.settings import DECIDE_NOTHING
@@ -168,10 +170,39 @@ def page(kept: list[Kept]) -> str:
     context = {
         "headline": say("history_headline", kept=len(kept), rows=len(points_by_row), changes=len(changes)),
         "changes": changes,
+        "kept": kept,
+        "overview": [
+            (name, _small_line(points), {point.kept.name: point for point in points})
+            for name, points in points_by_row.items()
+        ],
         "rows": [(_picture(name, points), points) for name, points in points_by_row.items()],
         "between": [(before, after, lines) for before, after, lines in between if lines],
     }
     return rendering.page("history.html.j2", say("history_title"), context)
+
+
+WIDE, HIGH = 120, 28  # of a small line, in pixels
+
+
+def _small_line(points: list[Point]) -> Markup:
+    """A row's medians as a line without axes, from the lowest to the highest; broken at a break, a dot at a change."""
+    medians = [point.median for point in points]
+    low, high = min(medians), max(medians)
+    room = max(high - low, 0.1 * high)  # so that what is chance looks small
+    middle = (high + low) / 2
+    places = [
+        (6 + (WIDE - 12) * at / max(1, len(points) - 1), HIGH / 2 - (HIGH - 10) * (median - middle) / room)
+        for at, median in enumerate(medians)
+    ]
+    marks = []
+    for at, point in enumerate(points):
+        x, y = places[at]
+        if at and point.finding != "break":
+            marks.append(f'<path d="M{places[at - 1][0]:.1f} {places[at - 1][1]:.1f}L{x:.1f} {y:.1f}"/>')
+        colour = COLOURS[1] if point.finding == "change" else COLOURS[0]
+        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if point.finding == "change" else 2}" fill="{colour}"/>')
+    drawn = f'<svg viewBox="0 0 {WIDE} {HIGH}" width="{WIDE}" height="{HIGH}" aria-hidden="true">'
+    return Markup(f'{drawn}<g fill="none" stroke="{COLOURS[0]}" stroke-width="1.5">{"".join(marks)}</g></svg>')
 
 
 def _picture(name: str, points: list[Point]) -> pictures.Picture:

@@ -13,7 +13,7 @@ from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import headline, paper, pictures, rendering, studies, take_home
+from lockstep.report import charts, headline, paper, pictures, rendering, studies, take_home
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, same, say
@@ -25,7 +25,8 @@ WORDS = ("proof", "status")  # columns whose values have words of their own
 class Cell:
     """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure.
 
-    share: of the longest bar, from 0 to 1; None where the column has no bars.
+    share: of the longest bar, from 0 to 1; None where the column has no bars. within: how far the ends of the range are
+    from the figure, at most.
     """
 
     column: Column
@@ -33,6 +34,7 @@ class Cell:
     sort: str
     more: str
     share: float | None = None
+    within: str = ""
 
     @property
     def key(self) -> str:
@@ -53,6 +55,11 @@ class Cell:
     @property
     def deciding(self) -> bool:
         return self.column.shown == columns.AT_ONCE
+
+    @property
+    def first(self) -> bool:
+        """Whether a phone shows it."""
+        return self.key in ("row", "proof", "train_seconds", "speedup", "status")
 
 
 def test_line(names: tuple[str, ...], test: dict) -> Text:
@@ -105,7 +112,8 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
     more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
     shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
     share = value / longest if column.key == "train_seconds" and value else None
-    return Cell(column, same(shown), "" if value is None else repr(value), more, share)
+    within = f"± {max(abs(end - value) for end in ends):.{column.digits}f}" if spread and column.unit else ""
+    return Cell(column, same(shown), "" if value is None else repr(value), more, share, within)
 
 
 def as_csv(rows: list[dict]) -> str:
@@ -119,12 +127,16 @@ def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[l
     shown = [cell.column for cell in cells[0] if cell.column.terminal is not None]
     while width and _width(cells, shown) > width and (spare := [column for column in shown if column.terminal]):
         shown.remove(min(spare, key=lambda column: column.terminal))
+    if width and _width(cells, shown) > width:  # rather than break a cell
+        cells = [[replace(cell, more="", within="") for cell in line] for line in cells]
     lines = [[_plain(cell) for cell in line if cell.column in shown] for line in cells]
     return [say(column.key).en for column in shown], lines
 
 
 def _plain(cell: Cell) -> str:
-    return " ".join(filter(None, (cell.text.en, cell.more)))
+    """A figure and its range in a word: of a measured one how far its ends are at most, of a ratio both ends."""
+    beside = cell.within or (f"({cell.more.replace(' ', '')})" if cell.more else "")
+    return " ".join(filter(None, (cell.text.en, beside)))
 
 
 def _width(cells: list[list[Cell]], shown: list[Column]) -> int:
@@ -167,11 +179,27 @@ def _snapshots(run: dict) -> Text:
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """The settings as they were read back in which rows differ: name -> one value a row."""
+    """The settings as they were read back of which rows have several values: name -> one value a row."""
+    values = _by_setting(tested)
+    return {name: of_rows for name, of_rows in values.items() if len({*of_rows} - {NO_SETTING}) > 1}
+
+
+def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
+    """The settings that some rows have and others have not, alike in all that have them: row -> each with its value."""
+    own = {
+        name: of_rows for name, of_rows in _by_setting(tested).items() if NO_SETTING in of_rows and len({*of_rows}) == 2
+    }
+    told = {
+        row: [f"{name} {of_rows[at]}" for name, of_rows in own.items() if of_rows[at] != NO_SETTING]
+        for at, (row, _) in enumerate(tested)
+    }
+    return {row: lines for row, lines in told.items() if lines}
+
+
+def _by_setting(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
     by_row = [_flat(run["settings"]) for _, run in tested]
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
-    values = {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
-    return {name: of_rows for name, of_rows in values.items() if len(set(of_rows)) > 1}
+    return {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
 
 
 NO_SETTING = "–"
@@ -222,11 +250,14 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     context = vars(summary) | {
         "rows": rows,
         "headline": first,
+        "box": headline.box(summary),
+        "recommended": headline.name(summary),
+        "cautions": headline.count_warnings(summary),
         "figures": headline.figures(summary),
         "mind": headline.warning(summary),
         "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),
-        "pictures": drawn,
+        "pictures": [each for each in drawn if each.name != "ranks" or not charts.ranks_are_usual(summary)],
         "caption": caption,
         "made": _made(summary),
         "predictions": texts,
@@ -236,6 +267,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "test_line": partial(test_line, registry.task_literals(summary.config["task"])["QUALITY"]),
         "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),
         "settings": settings(tested),
+        "own_settings": own_settings(tested),
         "settings_rows": [name for name, _ in tested],
         "reproduced": _reproduced(everything),
         "studies": studies.sections(everything),

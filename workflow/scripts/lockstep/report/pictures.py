@@ -20,7 +20,7 @@ from lockstep.report.words import Text, axis_texts
 INK = "#010203"  # replaced by currentColor on the page, so that axes and text follow its theme
 SETTINGS = {
     "svg.fonttype": "none",
-    "font.size": 12,
+    "font.size": 10.5,
     "font.family": ["sans-serif"],
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -15,11 +15,15 @@ OWN_FILES = (paths.ACCELERATE, paths.DEEPSPEED)
 
 @dataclass(frozen=True)
 class TakeHome:
-    """What a reader can take along of a row: a diff against single, and files of the run's folder, by name."""
+    """What a reader can take along of a row: a whole script, a diff against single, and files of the run's folder.
+
+    script: empty where there is none for the strategy. files: by name.
+    """
 
     row: str
     strategy: str
     command: str
+    script: str
     difference: str
     files: dict[str, str]
 
@@ -36,5 +40,7 @@ def _of(row: dict, run: dict, results: Path) -> TakeHome:
     lines = difference(strategy) if there and strategy != "single" else ""
     folder = results / paths.RUNS / paths.run_name(row["row"], row["world_size"], run["repeat"])
     files = {name: (folder / name).read_text(encoding="utf-8") for name in OWN_FILES if (folder / name).is_file()}
+    own = registry.own_scripts().get(strategy)
+    script = own.read_text(encoding="utf-8") if own else ""
     command = shlex.join(word.removeprefix(f"{paths.PROJECT}/") for word in run["command"])
-    return TakeHome(row["row"], strategy, without_folders(command), lines, files)
+    return TakeHome(row["row"], strategy, without_folders(command), script, lines, files)

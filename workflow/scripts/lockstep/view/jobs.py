@@ -6,8 +6,9 @@ import logging
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -15,14 +16,20 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from lockstep import paths
 from lockstep.config.configuration import Config
+from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json
+from lockstep.run import staleness
 from lockstep.run.progress import Progress
 
 LINES = 12  # of a failed job's log
 PREPARED_LINES = 30  # of what prepare says
 # How the rules begin whose runs say themselves why they failed, and where their log is.
 SAY_WHY = ("train_", "profile_")
+# How it says at the end that a job has failed, which is told with the job.
+OVER = ("Exiting because a job execution failed", "At least one job did not complete successfully")
+# What is kept of a run's record.
+OF_A_RECORD = ("asked", "hashes", "status", "watch", "clock")
 # How those remarks of Snakemake's begin that say nothing of this benchmark.
 USUAL = ("Building DAG", "Using shell", "Provided ", "Rules claiming", "Config file", "Assuming ", "Singularity")
 
@@ -33,6 +40,7 @@ class Job:
     message: str
     logs: list[str]
     began: float = field(default_factory=lambda: time.monotonic())
+    before: int | None = None  # when the file of its progress was written by then: what an earlier run left
 
 
 @dataclass
@@ -82,6 +90,9 @@ class Follower(LogHandlerBase):
     def ended_job(self, job: Job) -> None:
         """A job has ended well."""
 
+    def over(self) -> None:
+        """All jobs have ended, and some have failed; what follows, the report, has the terminal."""
+
     def interrupted(self) -> None:
         """Somebody pressed Ctrl-C, and what runs is being ended."""
         self.say("interrupted: what runs is ended, then comes the report over what there is")
@@ -99,6 +110,7 @@ class Follower(LogHandlerBase):
         self.kinds: dict[str, Kind] = {}
         self.done = self.total = 0
         self.ending = False  # as somebody asked for, by Ctrl-C
+        self.failed = False  # a job has
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -114,6 +126,7 @@ class Follower(LogHandlerBase):
             self.planned()
         elif event == LogEvent.JOB_INFO:
             job = Job(record.rule_name, record.rule_msg or record.rule_name, list(record.log))
+            job.before = self._progress_written(job)
             self.jobs[record.jobid] = job
             self.kinds.setdefault(kind(job.rule), Kind()).begin()
             self.began_job(job)
@@ -125,12 +138,15 @@ class Follower(LogHandlerBase):
                     self._tell_preparation(job)
         elif event == LogEvent.JOB_ERROR:
             if (job := self._end(record.jobid)) and not self.ending:
+                self.failed = True
                 self._tell_failure(job)
         elif event == LogEvent.PROGRESS:
             self.done, self.total = record.done, record.total
         elif str(record.msg).startswith("Terminating processes on user request"):
             self.ending = True
             self.interrupted()
+        elif any(words in str(record.msg) for words in OVER):
+            self.over()
         elif self._worth_saying(record, event):
             self.remark(record)
 
@@ -146,7 +162,9 @@ class Follower(LogHandlerBase):
         remark = str(record.msg)
         if record.levelno >= logging.WARNING:
             return not self.ending and "CalledProcessError in file" not in remark
-        return event is None and (remark.startswith("Complete log") or not (self.total or remark.startswith(USUAL)))
+        if remark.startswith("Complete log"):
+            return self.failed
+        return event is None and not (self.total or remark.startswith(USUAL))
 
     def _end(self, number: int) -> Job | None:
         job = self.jobs.pop(number, None)
@@ -210,28 +228,62 @@ class Follower(LogHandlerBase):
 
     def steps(self, job: Job) -> tuple[int, int]:
         """How many steps a training's slowest rank has done, and how many are planned; 0 where that is not known."""
-        row, repeat = trained(job.rule)
-        if self.config is None or row not in self.config.rows:
+        if not (asked := self._asked(job)) or self._progress_written(job) == job.before:
             return 0, 0
+        row, repeat = asked
         with contextlib.suppress(OSError, ValueError, KeyError):
-            asked, results = self.config.repetition(self.config.rows[row], repeat), self.config.results
-            done = int(Progress(results / asked.folder(repeat)).table[:, 2].min())
-            return done, _planned(paths.plan_summary_file(results, asked.plan_name))
+            done = int(Progress(self.config.results / row.folder(repeat)).table[:, 2].min())
+            return done, _planned(paths.plan_summary_file(self.config.results, row.plan_name))
         return 0, 0
 
+    def _progress_written(self, job: Job) -> int | None:
+        """When the file of a training's progress was written; None where there is none."""
+        if asked := self._asked(job):
+            row, repeat = asked
+            with contextlib.suppress(OSError):
+                return (self.config.results / row.folder(repeat) / paths.PROGRESS).stat().st_mtime_ns
+        return None
+
+    def _asked(self, job: Job) -> tuple[Row, int] | None:
+        """The row that a job trains, as its repetition does, and which one that is; None where it trains none."""
+        name, repeat = trained(job.rule)
+        if self.config is None or name not in self.config.rows:
+            return None
+        return self.config.repetition(self.config.rows[name], repeat), repeat
+
     def verdict(self, row: str) -> str:
-        """Whether a row is proven to train the same model; empty where that is not known."""
+        """Whether a row is proven to train the same model; empty where that is not known of the row as it is now."""
         trial = self.config.trial(self.config.rows[row])
         verdict = read(self.config.results / trial.folder(1) / paths.VERDICT)
-        return verdict["proof"].replace("-", " ") if verdict else ""
+        if not verdict or not self._current(lambda results: staleness.folder(self.config, trial, results)):
+            return ""
+        return verdict["proof"].replace("-", " ")
 
-    def run(self, row: str, repeat: int) -> dict | None:
-        """What a view needs of a run; None where it has left no record."""
-        folder = self.config.results / self.config.rows[row].folder(repeat)
-        for name in (paths.RECORD, paths.FAILED):
+    def run(self, name: str, repeat: int) -> dict | None:
+        """What a view needs of a run; None where it has left no record, or one of other settings than its row's."""
+        row = self.config.repetition(self.config.rows[name], repeat)
+        folder = self.config.results / row.folder(repeat)
+        for file in (folder / paths.RECORD, folder / paths.FAILED):
             with contextlib.suppress(OSError):
-                return _run(folder / name, (folder / name).stat().st_mtime_ns)
+                record = _record(file, file.stat().st_mtime_ns)
+                if "asked" in record and not self._current(partial(self._stale, row, record)):
+                    return None
+                return {
+                    "status": record.get("status", "failed"),
+                    "disturbed": (record.get("watch") or {}).get("disturbed") or [],
+                    "seconds": (record.get("clock") or {}).get("train_seconds"),
+                }
         return None
+
+    def _stale(self, row: Row, record: dict, results: Path) -> str:
+        return staleness.run(self.config, row, record, results)
+
+    def _current(self, why_not: Callable[[Path], str]) -> bool:
+        """Whether results are of the settings and the data that hold now; none are where the data is not there."""
+        try:
+            return not why_not(self.config.results)
+        except (BadInput, KeyError):
+            return False
 
 
 def kind(rule: str) -> str:
@@ -277,11 +329,6 @@ def _planned(about: Path) -> int:
 
 
 @cache
-def _run(file: Path, changed: int) -> dict:
+def _record(file: Path, changed: int) -> dict:
     """`changed`: when the file was written, after which another one would be another run's."""
-    record = read(file) or {}
-    return {
-        "status": record.get("status", "failed"),
-        "disturbed": (record.get("watch") or {}).get("disturbed") or [],
-        "seconds": (record.get("clock") or {}).get("train_seconds"),
-    }
+    return {name: value for name, value in (read(file) or {}).items() if name in OF_A_RECORD}

@@ -18,13 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.config.row import Row
-from lockstep.errors import printable
+from lockstep.errors import printable, wrapped
 from lockstep.view.jobs import Follower, Job, format_duration, trained
 
 SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
 BAR = 16  # characters
 # The table's columns, and from which width of the terminal on each is shown.
-COLUMNS = {"row": 0, "bar": 80, "seconds": 0, "range": 100, "runs": 0, "same model?": 50, "note": 0}
+COLUMNS = {"row": 0, "bar": 80, "seconds": 0, "runs": 0, "same model?": 50, "note": 0}
+BAD = ("failed", "error", "unequal")  # how what is red begins
 SIDE = {"seconds": "right"}
 # How the rules begin beside which the view is drawn; the others print what they have to say, and have the terminal.
 SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "evaluate")
@@ -58,6 +59,9 @@ class LogHandler(Follower):
         super().remark(record)
         if record.levelno >= logging.ERROR:  # what follows has the terminal
             self._stop()
+
+    def over(self) -> None:
+        self._stop()
 
     def interrupted(self) -> None:
         self._stop()
@@ -103,7 +107,8 @@ class LogHandler(Follower):
             self.live.refresh()  # as wide as the terminal is by now: what is said stands above it
         for line in text.splitlines():
             if line.strip() and line != "None":
-                self.console.print(Text(printable(line)), soft_wrap=True)
+                style = "red" if line.startswith(BAD) else ""
+                self.console.print(Text(wrapped(printable(line), self.console.width), style), soft_wrap=True)
 
     def draw(self) -> Group:
         now = [
@@ -158,6 +163,7 @@ class LogHandler(Follower):
         good = [run for run in done if not run["disturbed"]]
         # Disturbed ones where there are no others, as the report has it.
         seconds = [run["seconds"] for run in good or done]
+        middle = statistics.median(seconds) if seconds else None
         notes = Counter(
             "failed" if run["status"] != "ok" else "disturbed"
             for run in runs
@@ -165,8 +171,8 @@ class LogHandler(Follower):
         )
         return {
             "row": row.name,
-            "seconds": statistics.median(seconds) if seconds else None,
-            "range": f"{min(seconds):.2f} to {max(seconds):.2f}" if len(seconds) > 1 else "",
+            "seconds": middle,
+            "within": max(max(seconds) - middle, middle - min(seconds)) if len(seconds) > 1 else None,
             "runs": f"{len(done)} of {len(runs) + len(mine)}",
             "proof": "" if f"prove_{row.name}" in ahead else self.verdict(row.name),
             "note": ", ".join(f"{n} {note}" for note, n in notes.items()),
@@ -182,15 +188,14 @@ class LogHandler(Follower):
         for row in fits:
             seconds = row["seconds"]
             bar = "" if seconds is None else "█" * max(1, round(BAR * seconds / slowest))
-            style = "red" if row["proof"] in ("unequal", "failed") else ""
+            beside = "" if row["within"] is None else f" ± {row['within']:.2f}"
             cells = {
                 "row": Text(row["row"]),
                 "bar": Text(bar, style="cyan"),
-                "seconds": "" if seconds is None else f"{seconds:.2f}",
-                "range": row["range"],
+                "seconds": "" if seconds is None else f"{seconds:.2f}{beside}",
                 "runs": row["runs"],
-                "same model?": Text(row["proof"], style=style),
-                "note": Text(row["note"], style="yellow"),
+                "same model?": Text(row["proof"], style="red" if row["proof"] in BAD else ""),
+                "note": Text(row["note"], style="red" if "failed" in row["note"] else "yellow"),
             }
             table.add_row(*(cells[name] for name in shown))
         if len(self.table) > len(fits):

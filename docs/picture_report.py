@@ -1,0 +1,44 @@
+"""Picture the first screen of a report for the README: docs/report.png, and its words in docs/report.txt.
+
+    python docs/picture_report.py [RESULTS]
+
+Of a quiet `make bench`; `make pictures` makes this and docs/terminal.md. Needs Chromium. The words are kept beside the
+picture, so that a test can tell when the product does not say them any more (tests/test_pictures.py).
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).resolve().parent
+SIZE = {"width": 1280, "height": 1330}
+SHOWN = """() => [...document.querySelectorAll("h1, h2, p, dt, dd, th, td, summary, label, figcaption, svg text")]
+    .filter((each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight)
+    .map((each) => (each.innerText ?? each.textContent).trim().replace(/\\s+/g, " "))"""
+
+
+def main() -> None:
+    results = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
+    summary = json.loads((results / "report" / "summary.json").read_text(encoding="utf-8"))
+    with sync_playwright() as started:
+        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport=SIZE, locale="en", color_scheme="light")
+        page.goto((results / "report" / "report.html").resolve().as_uri())
+        picture = page.screenshot(path=DOCS / "report.png")
+        words = [line for line in page.evaluate(SHOWN) if line]
+        browser.close()
+    # What is a name or a measurement of this machine, and no word of the product.
+    environment = summary["environment"]
+    names = [*(row["row"] for row in summary["rows"]), environment["cpu"], *environment["gpus"]]
+    head = [f"sha256 of report.png: {hashlib.sha256(picture).hexdigest()}", f"names: {', '.join(dict.fromkeys(names))}"]
+    (DOCS / "report.txt").write_text("\n".join([*head, "", *words]) + "\n", encoding="utf-8")
+    print("docs/report.png and docs/report.txt")
+
+
+if __name__ == "__main__":
+    main()

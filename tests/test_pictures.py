@@ -1,0 +1,83 @@
+"""What the README's picture and the recorded terminal show is what the product says: else `make pictures` is due."""
+
+import ast
+import hashlib
+import re
+from functools import cache
+
+import pytest
+
+from lockstep.config import registry
+from lockstep.paths import SCRIPTS
+from lockstep.report import words
+from lockstep.view import live
+from tests.conftest import PROJECT
+
+REPORT, WORDS, TERMINAL = (PROJECT / "docs" / name for name in ("report.png", "report.txt", "terminal.md"))
+# What frameworks, Snakemake and the data say in between, and units.
+OTHERS = {"s", "ms", "MiB", "cpu", "gpu", "CPU", "GPU", "x", "n", "e", "min", "AMD", "EPYC", "Intel", "Xeon", "R"}
+OTHERS |= {"fp16", "fp32", "bf16", "rank", "exploding", "all_threads", "RunFailed", "Processor", "scratch", "text"}
+UNTIL = 3  # letters: shorter words are left to chance
+
+
+@cache
+def fragments() -> tuple[str, ...]:
+    """Whatever stands between what is filled in, of all that the report and the programs say; the longest first."""
+    told = [words.say(key).en if "{" not in english else english for key, (english, _) in words._entries().items()]
+    templates = {piece.strip(" .,;:()") for text in told for piece in re.split(r"\{[^}]*\}", text)}
+    said = set()
+    for file in SCRIPTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+                said.update(line for line in node.value.splitlines())
+    # In what is printed a single word counts, too: between figures it may be all that is said.
+    for file in [*SCRIPTS.glob("*.py"), *(SCRIPTS / "lockstep" / "view").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                templates.update(part.value.strip(" .,;:()") for part in node.values if isinstance(part, ast.Constant))
+    for rule in (PROJECT / "workflow" / "rules").glob("*.smk"):
+        for text in re.findall(r'"([^"\n]*)"', rule.read_text(encoding="utf-8")):
+            templates.update(piece.strip(" .,;:()") for piece in re.split(r"\{[^}]*\}", text))
+    several = {piece for line in said if " " in (piece := line.strip(" .,;:()"))}
+    return tuple(sorted((several | templates | {*live.COLUMNS}) - {""}, key=len, reverse=True))
+
+
+def unsaid(text: str, names: set[str]) -> list[str]:
+    """The words of a text that are in nothing that the product says now; commands are left to their own tests."""
+    text = re.sub(r"lockstep \w+(?: --[\w-]+ \S+)*", " ", text)
+    for piece in fragments():
+        if piece in text:
+            text = re.sub(rf"(?<!\w){re.escape(piece)}(?!\w)", " ", text)
+    known = OTHERS | names | {*registry.names()}
+    return [word for word in re.findall(r"[A-Za-z_]\w*", text) if len(word) > UNTIL and word not in known]
+
+
+@pytest.mark.parametrize(
+    ("text", "old"),
+    [
+        ("Use ddp: 1.59 times as fast as single (1.44 to 1.77), the same model.", False),
+        ("On 2 CPU cores (AMD EPYC); fp32; global batch 64, 162 steps; repetitions: 3", False),
+        ("On this machine (2 CPU processes), ddp_amp trains fastest, not distinguishable from fabric", True),
+        ("Same model as single, step by step? 10 equal (single, ddp)", True),
+        ("Medians over undisturbed runs; below training times their quartiles. A heading sorts.", True),
+    ],
+)
+def test_what_is_not_said_any_more_is_seen(text, old):
+    assert bool(unsaid(text, set())) == old
+
+
+def test_the_picture_of_a_report_shows_what_a_report_says():
+    assert WORDS.is_file(), "make pictures, after a quiet make bench"
+    digest, names, _, *lines = WORDS.read_text(encoding="utf-8").splitlines()
+    assert digest.endswith(hashlib.sha256(REPORT.read_bytes()).hexdigest()), "words of another picture"
+    gone = {line: left for line in lines if (left := unsaid(line, set(re.findall(r"\w+", names))))}
+    assert not gone, "make pictures, after a quiet make bench"
+
+
+def test_the_recorded_terminal_shows_what_the_product_says():
+    text = TERMINAL.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    # A terminal folds a sentence, which is joined again.
+    said = re.sub(r"[\s│┃]+", " ", re.sub(r"\S*/\S*|[━┏┳┓┡╇┩└┴┘─█╺]+", " ", "\n".join(blocks)))
+    assert not unsaid(said, set()), "make pictures"
