@@ -33,7 +33,7 @@ NAMES = registry.names()
 # 797 texts to evaluate: a prime number, which no number of processes divides.
 ODD = """
 data: {limit: 1042, splits: {train: 0.1, dev: 0.8, test: 0.1}}
-model: {hidden_size: 32, layers: 1, dropout: 0}
+model: {hidden_size: 32, layers: 2, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 3, eval_every: 3, checkpoint: last, warmup: 0, schedule: constant}
 hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
 profile: {steps: 3}
