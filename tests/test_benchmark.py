@@ -363,7 +363,7 @@ def test_again_repeats_whole_blocks_with_their_own_configuration(benchmark, tmp_
         write_json(file, before[file.parent])
     said = place.script("again")
     assert "runs/ddp/n2/rep1: a GPU was throttled\n" in said.stdout
-    assert f"1 of 1 blocks are repeated, which are 2 of {len(before)} runs" in said.stdout
+    assert f"1 of 1 blocks are repeated, with 2 of {len(before)} runs" in said.stdout
     after = {folder: json.loads((folder / "record.json").read_text()) for folder in before}
     repeated = [after[folder] for folder in after if after[folder]["wall_seconds"] != 99.0]
     assert {run["row"] for run in repeated} == {"single", "ddp"}

@@ -45,7 +45,7 @@ def test_commands_are_those_in_the_folder_of_scripts(name):
         (["row"], "row: name one"),
         (["row", "nope"], "nope: no such row. The configuration has: single,"),
         (["row", "nope", "--cores", "2"], "nope: no such row. The configuration has: single,"),
-        (["quick", "--configfile", "mine.yaml"], "quick: has a configuration of its own."),
+        (["quick", "--configfile", "mine.yaml"], "quick: has its own configuration."),
     ],
 )
 def test_a_wrong_word_gets_one_line(run_script, words, expected):

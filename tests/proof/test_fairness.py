@@ -206,7 +206,7 @@ def test_every_breach_is_told(results, spoil, told):
 def test_the_command_exits_with_1_where_there_is_a_breach(results, run_script):
     code, said, _ = run_script("check", str(results))
     assert (code, said.splitlines()[0]) == (0, "9 runs of 3 rows: no breaches")
-    assert "What files can't tell" in said
+    assert "Files can't show" in said
     disturb(run(results))
     code, said, _ = run_script("check", str(results))
     assert code == 1

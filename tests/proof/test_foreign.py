@@ -185,9 +185,12 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
         (["test", "--model", "."], "--model needs --data FILE"),
         (["test", "--model", ".", "--data", "no.csv"], "--data: no.csv does not exist"),
         (["convert", "--model", "."], "or --model FOLDER, --weights FILE and --output FOLDER."),
-        (["convert", "--model", ".", "--weights", "no.pt", "--output", "tests"], "--output: tests is there already"),
+        (["convert", "--model", ".", "--weights", "no.pt", "--output", "tests"], "--output: tests exists already"),
         (["convert", "--model", ".", "--weights", "no.pt", "--output", "made"], "is not a model folder"),
-        (["predict", "--weights", "no.pt", "--text", "x"], "name the folder of the model that they are of by --model"),
+        (
+            ["predict", "--weights", "no.pt", "--text", "x"],
+            "name the folder of the model that they belong to by --model",
+        ),
         (["predict", "--model", ".", "--labels", "a", "--text", "x"], "--labels: a: give at least two different names"),
     ],
 )

@@ -63,7 +63,7 @@ def test_each_folder_stands_beside_the_first(tmp_path):
     assert "1 of 1 rows take another time in" in written
     assert "0 of 1 rows take another time in" in written
     assert "0.500" in written
-    assert "only one of both has it" in written
+    assert "only one of the folders has it" in written
     assert HOSTILE not in written
     assert written.count("<script>") == 1
     assert written.index('id="differs"') < written.index('id="rows-side-by-side"')
@@ -120,7 +120,7 @@ def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):
 def test_a_page_is_written_over_nothing_but_a_page(run_script, tmp_path):
     """Before anything is compared."""
     (tmp_path / "mine.csv").write_text("text,label\n")
-    for place, said in (("mine.csv", "is no page of compare.py"), ("config", "is a folder")):
+    for place, said in (("mine.csv", "is not a page of compare.py"), ("config", "is a folder")):
         code, _, errors = run_script("compare", "a", "b", "--page", place)
         assert (code, errors.count("\n")) == (2, 1)
         assert said in errors

@@ -258,7 +258,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
 def test_a_number_of_repetitions_is_no_matter_of_decision(run_script):
     code, _, said = run_script("decide", "--set", "repeats=1", "--block", "2")
     assert code == 2
-    assert "repeats: is 1, so nothing is to be decided. Set it to auto." in said
+    assert "repeats: is 1, so there is nothing to decide. Set it to auto." in said
 
 
 SMALL = """

@@ -290,9 +290,7 @@ def test_samples_that_even_batches_repeats_are_seen_in_the_ledger(place, verdict
     assert "in 18 of 36 steps, from step 19 on, it trained other samples" in departed
     assert "and 26 again before all others had been trained" in departed
     shown = place.script("parity", *FILES, "--show", "--row=tails")
-    assert (
-        "tails trains another model, by its nature: Accelerate fills up the last batch" in shown.stdout + shown.stderr
-    )
+    assert "tails trains another model by design: Accelerate fills up the last batch" in shown.stdout + shown.stderr
     checked = place.script("check", "results")
     assert "its ledger is wrong: the ledger differs from the plan in step 19" in checked.stdout
 

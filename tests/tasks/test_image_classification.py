@@ -323,7 +323,7 @@ def test_too_few_images_for_the_proof_are_not_said_to_be_too_few_for_a_batch(run
     asked = ["--set", "task=image-classification", "--set", "data.labels=null", *asked]
     code, printed, errors = run_script("plan", *asked)
     assert (code, errors.count("\n")) == (2, 1), errors
-    assert "the training split has only 24 samples, and the proof trains steps of 31" in errors
+    assert "the training split has only 24 samples, but the proof trains steps of 31" in errors
     assert "bucketed-b8-e2-s42: 6 steps of 8" in printed  # the rows' plan is made all the same
 
 

@@ -1,6 +1,6 @@
-"""Repeat the blocks in which a run was disturbed, with the configuration they were made with, and report again.
+"""Repeat the blocks in which a run was disturbed, with their configuration, and make the report again.
 
-A whole block each time: a run of now, among others of hours ago, would be compared with another machine.
+Whole blocks are repeated, since a single new run would be compared with runs of hours ago, under other conditions.
 """
 
 import subprocess
@@ -15,11 +15,11 @@ from lockstep.run import record
 
 def main() -> int:
     parser = cli.parser(__doc__, configured=False)
-    parser.add_argument("--cores", default="all", help="as Snakemake has it")
+    parser.add_argument("--cores", default="all", help="Snakemake's option --cores")
     arguments = parser.parse_args()
     folders = [file.parent for file in paths.run_files(arguments.results, paths.RECORD)]
     if not folders:
-        raise BadInput(f"{arguments.results}: no run has a record here. Name a results folder, or train first.")
+        raise BadInput(f"{arguments.results}: holds no run with a record. Name a results folder, or train first.")
     made_with = paths.config_file(arguments.results)
     wanted = reading.read([made_with])
     blocks, runs = set(), {}
@@ -38,15 +38,15 @@ def main() -> int:
             print(f"{folder}: {'; '.join(reasons)}; but {made_with} has no such run any more, so it is not repeated")
     for repeat, several in runs.items():
         if len({run.get("session") for run in several.values()}) > 1:
-            print(f"repetition {repeat}: its runs are of several sessions, in which the machine need not be the same")
+            print(f"repetition {repeat}: its runs are of several sessions, in which the machine may have differed")
             blocks.add(repeat)
     rules = [f"train_{row}_{repeat}" for repeat in sorted(blocks) for row in runs[repeat]]
-    repeated = f"{len(blocks)} of {len(runs)} blocks are repeated, which are {len(rules)} of {len(folders)} runs"
+    repeated = f"{len(blocks)} of {len(runs)} blocks are repeated, with {len(rules)} of {len(folders)} runs"
     if not rules:
         print(repeated)
         return 0
     if arguments.results.resolve() != wanted.results.resolve():
-        raise BadInput(f"--results {arguments.results}: the workflow trains into {wanted.results} here, nowhere else.")
+        raise BadInput(f"--results {arguments.results}: the workflow here trains into {wanted.results} only.")
     made, here = read_json(paths.manifest_file(arguments.results)).get("container"), containers.kind()
     if "docker" in (made, here) and made != here:
         how = "docker compose run --rm again" if made == "docker" else "make again, outside of Docker"
@@ -54,8 +54,8 @@ def main() -> int:
     print(repeated, flush=True)
     command = [sys.executable, "-m", "snakemake", "--cores", arguments.cores, "--forcerun", *rules]
     if made == "apptainer":
-        command.append("--use-singularity")  # or all would be trained again, outside the images
-    # In place of the default configuration, which may say something else by now.
+        command.append("--use-singularity")  # otherwise everything would be trained again, outside the images
+    # The results' configuration replaces the default one, which may have changed.
     command += ["--configfile", str(made_with), "--replace-workflow-config"]
     return subprocess.run(command, check=False).returncode
 

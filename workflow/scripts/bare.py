@@ -1,8 +1,8 @@
-"""Train the plan of a row by a loop as one would write it by hand, on one device, and print what a step takes.
+"""Train the plan of a row by a bare PyTorch loop on one device, and print the time of a step.
 
-What it prints is one line of JSON: step_ms (median), samples_per_second, train_seconds, steps; and why its times can't
-be trusted, if they can't (disturbed). Nothing is kept. The
-model must be one of transformers', as of the default configuration.
+The output is one line of JSON: step_ms (median), samples_per_second, train_seconds, steps, and `disturbed`, the reasons
+why its times can't be trusted. Nothing is kept. The model must be one of transformers', like that of the default
+configuration.
 """
 
 import json
@@ -20,7 +20,7 @@ from lockstep.run.progress import WARMUP_STEPS
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--row", default="single", help="whose plan, precision, attention and learning rate to take")
+    parser.add_argument("--row", default="single", help="the row whose plan, precision, attention and rate to use")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     config.require_row(arguments.row, f"--row {arguments.row}")

@@ -1,4 +1,4 @@
-"""Check a results folder against the rules of a fair run, and list every breach. Exit code 1 if there is one."""
+"""Check a results folder against the rules of a fair comparison, and list every breach. Exit code 1 if there is one."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,9 @@ def main() -> int:
     rows = "1 row" if checked.rows == 1 else f"{checked.rows} rows"
     breaches = "1 breach" if len(checked.breaches) == 1 else f"{len(checked.breaches) or 'no'} breaches"
     print(f"{runs} of {rows}: {breaches}")
-    print("What files can't tell: whether the journal was rewritten with them, and what no watcher sees.")
+    print(
+        "Files can't show whether the journal was rewritten with them, nor disturbances that the watcher does not see."
+    )
     return bool(checked.breaches)
 
 

@@ -1,24 +1,24 @@
-"""lockstep: thin covers over Snakemake's targets and the commands in workflow/scripts.
+"""lockstep: short names for Snakemake's targets and the commands in workflow/scripts.
 
-    lockstep bench [ARGUMENTS]     the whole benchmark: snakemake --cores all
+    lockstep bench [ARGUMENTS]     run the whole benchmark: snakemake --cores all
     lockstep quick [ARGUMENTS]     a first look in less than 90 seconds: few rows, a small model; in results/quick
-    lockstep row NAME [ARGUMENTS]  one row, with what it needs
-    lockstep proof [ARGUMENTS]     only the proof that all rows train the same model
-    lockstep tune [ARGUMENTS]      this machine's fastest recipe
+    lockstep row NAME [ARGUMENTS]  train one row, and what it needs
+    lockstep proof [ARGUMENTS]     only prove that all rows train the same model
+    lockstep tune [ARGUMENTS]      search for this machine's fastest recipe
     lockstep again                 repeat the blocks in which a run was disturbed
-    lockstep show NAME             what one would write for a row in a script of one's own, and what starts it
-    lockstep prove -- COMMAND      whether a script of your own trains the same model on several devices as on one
-    lockstep predict [ARGUMENTS]   texts through a model
-    lockstep compare A B           two results folders or more, row by row; as a page with --page FILE
-    lockstep keep NAME             keep the results that are there now, for a history
-    lockstep history               a page of what was kept: each row's times over commits
-    lockstep check [FOLDER]        results against the rules of a fair run
-    lockstep accept                what a new machine, driver or image can do: proofs and times in 8 minutes
-    lockstep doctor                what this machine can run, and what disturbs timing on it
-    lockstep completion            what bash needs to complete these: eval "$(lockstep completion)"
+    lockstep show NAME             show what you would write for a row in your own script, and what starts it
+    lockstep prove -- COMMAND      prove that your own script trains the same model on several devices as on one
+    lockstep predict [ARGUMENTS]   predict texts or images with a model
+    lockstep compare A B           compare two or more results folders by row; as a page with --page FILE
+    lockstep keep NAME             keep the current results for a history
+    lockstep history               make a page of kept results: each row's times over commits
+    lockstep check [FOLDER]        check results against the rules of a fair comparison
+    lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
+    lockstep doctor                say what this machine can run, and what disturbs timing on it
+    lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
 
-ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All but prove are called in
-Lockstep's folder. Where there are GPUs and no configuration is named, all take config/gpu.yaml, and say so.
+ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove are
+called in Lockstep's folder. If there are GPUs and no configuration is named, they use config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SCRIPTS = ("again", "show", "prove", "predict", "compare", "keep", "history", "c
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
-# The names of commands, then after `row` and `show` those of rows, else files.
+# Completes the names of commands, after `row` and `show` the names of rows, and otherwise files.
 COMPLETION = """_lockstep() {{
   local words=""
   if [ "$COMP_CWORD" = 1 ]; then words="{commands}"; fi
@@ -53,7 +53,7 @@ def default() -> Config:
 
 
 def snakemake(words: list[str]) -> list[str]:
-    """Snakemake's command line for a target's name and what follows it. Raises BadInput where it is not complete."""
+    """Snakemake's command line for a command's name and its arguments. Raises BadInput if it is incomplete."""
     name, *rest = words
     if name == "row" and (not rest or rest[0].startswith("-")):
         raise BadInput("row: name one, as in: lockstep row ddp")
@@ -66,7 +66,7 @@ def snakemake(words: list[str]) -> list[str]:
     cores = [] if options & {"--cores", "-c", "--jobs", "-j"} else ["--cores", "all"]
     if name == "quick":
         if own:
-            raise BadInput("quick: has a configuration of its own. With yours: lockstep bench --configfile FILE")
+            raise BadInput("quick: has its own configuration. For yours use: lockstep bench --configfile FILE")
         rest = [*rest, "--configfile", "config/quick.yaml"]
     return [str(Path(sys.executable).with_name("snakemake")), *cores, *target, *rest]
 
@@ -76,8 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="lockstep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", help="one of those above")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it takes")
+    parser.add_argument("command", nargs="?", help="one of the commands above")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     asked = parser.parse_args()
     if asked.command is None:
         parser.print_help()
@@ -92,12 +92,12 @@ def main() -> None:
         raise BadInput(f"{asked.command} is not a command. There are: {', '.join(COMMANDS)}.")
     else:
         command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
-        anywhere = asked.command == "prove"  # of scripts that lie elsewhere, and start what their own shell finds first
+        anywhere = asked.command == "prove"  # for scripts elsewhere, with the programs of the user's own PATH first
         if not anywhere and not Path("workflow/scripts/command.py").is_file():
             raise BadInput("this is not Lockstep's folder; its commands are called there")
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         os.environ["PATH"] = os.pathsep.join(path[::-1] if anywhere else path)
-        if asked.command in SCRIPTS:  # in this process, so that it calls itself by the name that was typed
+        if asked.command in SCRIPTS:  # in this process, so that its usage line has the name that was typed
             sys.argv = [f"lockstep {asked.command}", *asked.arguments]
             cli.run(importlib.import_module(asked.command).main)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Compare results folders row by row: each one's training time over the first one's, and what else differed."""
+"""Compare results folders by row: the ratio of training times to the first folder's, and what else differs."""
 
 import argparse
 from pathlib import Path
@@ -16,15 +16,15 @@ TITLE = f"<title>{say('compare_title').en}</title>".encode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("A", type=Path, help="a results folder with a report")
-    parser.add_argument("B", type=Path, nargs="+", help="others, each of which is compared with A")
+    parser.add_argument("B", type=Path, nargs="+", help="other folders, each of which is compared with A")
     parser.add_argument(
         "--across",
         action="append",
         default=[],
         choices=comparison.KINDS,
-        help="compare although this differs; again for more",
+        help="compare although this differs; may be repeated",
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write it as a page, too")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="also write the comparison as a page")
     arguments = parser.parse_args()
     if arguments.page:
         refuse_what_is_no_page(arguments.page)
@@ -44,15 +44,15 @@ def main() -> None:
 
 
 def refuse_what_is_no_page(file: Path) -> None:
-    """Raises BadInput where a page would be written over something else."""
+    """Raise BadInput if the page would overwrite a file that is not such a page."""
     if file.is_dir():
         raise BadInput(f"--page: {file} is a folder; name a file in it, as in {file / 'compared.html'}")
     if file.exists() and TITLE not in file.read_bytes():
-        raise BadInput(f"--page: {file} is there already, and is no page of compare.py. Take another name.")
+        raise BadInput(f"--page: {file} exists already, and is not a page of compare.py. Choose another name.")
 
 
 def tell(compared: comparison.Comparison) -> None:
-    """Print how two folders compare."""
+    """Print the comparison of two folders."""
     lines = []
     for line in compared.lines:
         ratio = line.ratio
@@ -67,7 +67,7 @@ def tell(compared: comparison.Comparison) -> None:
         lines.append([line.row, *times, f"{ratio.value:.3g}", interval, verdict, differs])
     print_table(["row", "A s", "B s", "B/A", "interval", "difference", "not the same"], lines)
     for name in compared.alone:
-        print(f"{name}: only one of both has it")
+        print(f"{name}: only one of the folders has it")
     for difference in compared.environment:
         print(f"differs: {difference}")
 

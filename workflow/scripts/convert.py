@@ -1,12 +1,12 @@
-"""Turn a checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer.
+"""Convert a checkpoint into a plain Hugging Face folder: model.safetensors, config, tokenizer.
 
-    python workflow/scripts/convert.py results/runs/ddp/n2/rep1                                   a run's own
-    python workflow/scripts/convert.py results/runs/ddp/n2/rep1 --snapshot 3          as it was at the end of epoch 3
+    python workflow/scripts/convert.py results/runs/ddp/n2/rep1                                   a run's checkpoint
+    python workflow/scripts/convert.py results/runs/ddp/n2/rep1 --snapshot 3                      the one of epoch 3
     python workflow/scripts/convert.py --model FOLDER --weights THEIRS --output NEW [--labels A,B]    anybody's
 
-FOLDER says of which class and size the model is. THEIRS may be a state dict, also within {"model": ...} or under the
-names that DDP, torch.compile or Fabric give (.pt, .bin, .safetensors); or a folder of transformers', DeepSpeed's or
-PyTorch's distributed checkpoints (FSDP). It is read as values: nothing that stands in it is run.
+FOLDER holds a model of the same class and size. THEIRS may be a state dict (.pt, .bin, .safetensors), also nested like
+{"model": ...} or with the names that DDP, torch.compile or Fabric give; or a folder with a checkpoint of transformers,
+DeepSpeed or PyTorch's distributed checkpoints (FSDP). It is read as values only; code in it is never run.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from lockstep.proof import conversion
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, such as results/runs/ddp/n2/rep1")
     cli.add_snapshot(parser)
     cli.add_model(parser)
-    parser.add_argument("--output", type=Path, help="the folder to make, with --weights")
+    parser.add_argument("--output", type=Path, help="the folder to create, with --weights")
     arguments = parser.parse_args()
     if arguments.run and not (arguments.model or arguments.weights):
         run = arguments.run if arguments.snapshot is None else cli.snapshot(arguments.run, arguments.snapshot)
@@ -36,10 +36,10 @@ def main() -> None:
         or not (arguments.model and arguments.weights and arguments.output)
     ):
         raise BadInput(
-            "Give a run's folder, with --snapshot or without, or --model FOLDER, --weights FILE and --output FOLDER."
+            "Give a run's folder, with or without --snapshot, or --model FOLDER, --weights FILE and --output FOLDER."
         )
     if arguments.output.exists():
-        raise BadInput(f"--output: {arguments.output} is there already. Name a new folder.")
+        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder.")
     from lockstep.proof import foreign
 
     for note in foreign.convert(arguments.weights, arguments.model, arguments.output, cli.labels(arguments)):

@@ -1,4 +1,4 @@
-"""Decide after a block of runs whether another one follows, and of which rows (`repeats: auto`)."""
+"""Decide after a block of runs whether another block follows, and with which rows (`repeats: auto`)."""
 
 from lockstep import cli
 from lockstep.errors import BadInput
@@ -9,11 +9,11 @@ from lockstep.run import blocks, journal
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--block", type=int, required=True, help="how many blocks there are so far")
+    parser.add_argument("--block", type=int, required=True, help="the number of blocks so far")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     if config.repeats != "auto":
-        raise BadInput(f"repeats: is {config.repeats}, so nothing is to be decided. Set it to auto.")
+        raise BadInput(f"repeats: is {config.repeats}, so there is nothing to decide. Set it to auto.")
     if arguments.block not in config.repetitions:
         raise BadInput(f"--block {arguments.block}: blocks are numbered from 1 to {config.repetitions[-1]}.")
     decided = blocks.decide(config, arguments.results, arguments.block)

@@ -1,4 +1,4 @@
-"""Say what this machine can run, what disturbs timing on it, and how to get the rest. Changes nothing."""
+"""Say what this machine can run, what disturbs timing on it, and how to install the rest. Changes nothing."""
 
 import argparse
 import os
@@ -15,8 +15,8 @@ from lockstep.provenance import horovod_has, output
 from lockstep.terminal import print_table
 
 CPU = hardware.CPU
-DISK, MEMORY = 4, 4  # GiB, below which the default benchmark may not get through
-BUSY = 0.1  # of the cores, by the load of the last minute
+DISK, MEMORY = 4, 4  # GiB that the default benchmark needs
+BUSY = 0.1  # the largest load of the last minute, per core, that is not reported
 HEADER = ["what", "here", "to get more of it"]
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         print(title)
         print_table(HEADER, lines)
     print("What makes times vary here")
-    print_table(HEADER, disturbers() or [["nothing that can be seen", "", ""]])
+    print_table(HEADER, disturbers() or [["nothing that can be detected", "", ""]])
 
 
 def machine() -> list[list[str]]:
@@ -53,7 +53,7 @@ def machine() -> list[list[str]]:
 
 
 def strategies() -> list[list[str]]:
-    """Which strategies can be trained here, and what the others lack; not those that make published rows again."""
+    """The strategies that can be trained here, and what the others lack; those of published rows are left out."""
     lines = []
     for name in registry.names():
         if registry.literals(name)["DIVISION"] == "published":
@@ -74,7 +74,7 @@ def engines() -> list[list[str]]:
     inside = containers.kind()
     docker = output("docker", "version", "--format", "{{.Server.Version}}")
     apptainer, images = output("apptainer", "--version"), sorted(containers.SIF.glob("*.sif"))
-    there = "a client, and no engine that answers" if shutil.which("docker") else "not there"
+    there = "a client, but no engine that answers" if shutil.which("docker") else "not there"
     lines = [
         ["Docker", docker or there, "" if docker else "docs.docker.com/engine/install; then: make images"],
         ["Apptainer", apptainer or "not there", "" if apptainer else "apptainer.org/docs; then: make images sif"],
@@ -86,7 +86,7 @@ def engines() -> list[list[str]]:
 
 
 def disturbers() -> list[list[str]]:
-    """What makes the same run take another time, as far as the system tells."""
+    """Causes of varying times, as far as the system reports them."""
     lines = []
     governor = hardware.governor(CPU)
     if governor and governor != "performance":
@@ -114,7 +114,7 @@ def disturbers() -> list[list[str]]:
 
 
 def _caches() -> list[str]:
-    """Where they lie, and how they come to lie elsewhere."""
+    """The folder for caches, and how to choose another one."""
     asked = caches.asked()
     if caches.can_be_written(asked):
         return [str(asked), ""]
@@ -122,7 +122,7 @@ def _caches() -> list[str]:
 
 
 def _memory(key: str) -> int:
-    """A line of /proc/meminfo, in KiB."""
+    """The value of a line of /proc/meminfo, in KiB."""
     return int(re.search(rf"^{key}:\s*(\d+)", _read(Path("/proc/meminfo")), re.MULTILINE)[1])
 
 

@@ -1,6 +1,6 @@
-"""Convert a run's checkpoint and test the model, as convert.py and test.py do one after the other, in one process.
+"""Convert a run's checkpoint and test the model: convert.py and test.py in one process.
 
-A repetition that ended with the very weights of one that is tested already takes its model and test over.
+If a tested repetition of the same row ended with exactly the same weights, its model and test are copied instead.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from lockstep.run import journal
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="the run's folder, as in results/runs/ddp/n2/rep1")
+    parser.add_argument("run", type=Path, help="the run's folder, such as results/runs/ddp/n2/rep1")
     run = parser.parse_args().run
     paths.must_be_run(run)
     try:
@@ -40,7 +40,7 @@ def evaluate(run: Path) -> dict:
         print(f"the same weights, to the last bit, as {twin}")
         return read_json(run / paths.TEST_REPORT)
     os.environ.update(selection(read_json(run / paths.SETTINGS)["hardware"].get("gpus")))
-    from lockstep import evaluation  # here, because to import PyTorch takes longer than to copy
+    from lockstep import evaluation  # imported here, as importing PyTorch takes longer than copying
     from lockstep.proof import conversion
 
     conversion.convert(run, run / paths.MODEL)
@@ -48,7 +48,7 @@ def evaluate(run: Path) -> dict:
 
 
 def tested_twin(run: Path) -> Path | None:
-    """A repetition of the same row, over the same data, whose weights have the same sha256, and that is tested."""
+    """A tested repetition of the same row with the same data and the same sha256 of its weights, or None."""
     for other in paths.repetitions_of(run):
         files = [f"{paths.CHECKPOINT}/{MANIFEST}", paths.TEST_REPORT, paths.RECORD]
         if other != run and all((other / file).is_file() for file in files):

@@ -1,4 +1,4 @@
-"""Write a page of all results that were kept: each row's times over commits, and where one changed."""
+"""Write a page of all kept results: each row's times over commits, and where they changed."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from lockstep.report import history
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--history", type=Path, default=paths.HISTORY, help="the folder of all that is kept")
+    parser.add_argument("--history", type=Path, default=paths.HISTORY, help="the folder of kept results")
     folder = parser.parse_args().history
     kept, damaged = history.read(folder)
     for message in damaged:

@@ -15,25 +15,25 @@ from lockstep.run.progress import VIEW
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("--row", help="a name under rows in the configuration")
-    parser.add_argument("--repeat", type=int, default=1, help="which repetition this is, from 1")
-    parser.add_argument("--profile", action="store_true", help="a few steps instead, to see where a step's time goes")
+    parser.add_argument("--repeat", type=int, default=1, help="the number of this repetition, from 1")
+    parser.add_argument("--profile", action="store_true", help="profile a few steps, to see where a step's time goes")
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="FOLDER",
-        help="go on from the latest state saved in this run's folder, whatever number of processes saved it",
+        help="resume from the latest state saved in this run's folder, by any number of processes",
     )
     several = parser.add_argument_group("several machines (docs/several-machines.md)")
-    several.add_argument("--nodes", type=int, help="how many; short for --set hardware.nodes=N")
-    several.add_argument("--node-rank", type=int, help="which one this is, from 0; where srun starts it, it knows")
-    several.add_argument("--print", action="store_true", help="show what would be started on this machine, and end")
+    several.add_argument("--nodes", type=int, help="the number of machines; short for --set hardware.nodes=N")
+    several.add_argument("--node-rank", type=int, help="the number of this machine, from 0; srun sets it itself")
+    several.add_argument("--print", action="store_true", help="print the command for this machine without running it")
     arguments = parser.parse_args()
     config = _configuration(arguments)
     if arguments.row is not None:
         config.require_row(arguments.row, f"--row {arguments.row}")
     row = config.rows[arguments.row] if arguments.row else None
     most = max([config.hardware.nodes, *(each.asked.nodes for each in config.rows.values())])
-    several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # of which it is on one
+    several_machines = config.hardware.nodes if row and row.hardware.nodes == 1 else 0  # the row uses only one of them
     rank = addresses.node_rank(arguments.node_rank, max(row.asked.nodes, several_machines) if row else most)
     if row is None and not rank:
         raise BadInput(
@@ -62,7 +62,7 @@ def main() -> None:
         return
     row = config.repetition(row, arguments.repeat)
     record = runs.run(config, row, arguments.repeat, arguments.results, arguments.resume)
-    if VIEW in os.environ:  # which shows it
+    if VIEW in os.environ:  # the view shows the result
         return
     print(
         f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
@@ -80,7 +80,7 @@ def _typed(rank: int) -> str:
 
 
 def _configuration(arguments) -> Config:
-    """The configuration with what --nodes, and a scheduler's environment, say of several machines."""
+    """The configuration with --nodes, and with the rendezvous from a scheduler's environment."""
     if arguments.nodes is not None:
         arguments.set.append(f"hardware.nodes={arguments.nodes}")
     config = cli.configuration(arguments)

@@ -1,6 +1,6 @@
-"""Prove that rows train the same model as single: hold a few steps of both side by side, and print the verdicts.
+"""Prove that rows train the same model as single: train a few steps of both, compare them, and print the verdicts.
 
-Exit code 1 where a row is not proven: it is unequal, though not by its nature, or its trial failed.
+The exit code is 1 if a row is not proven: it is unequal and not designed to be, or its trial failed.
 """
 
 from lockstep import cli
@@ -10,16 +10,16 @@ from lockstep.terminal import print_table
 
 COLUMNS = ["row", "same model?", "fp64", *parity.MEASURED, "times its floor", "a mistake is times further", "why"]
 
-SPARED = ("a mistake is times further", *parity.MEASURED[::-1], "times its floor")  # by a narrow terminal
+SPARED = ("a mistake is times further", *parity.MEASURED[::-1], "times its floor")  # dropped by a narrow terminal
 
 
 def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "--row", action="append", help="a row of the configuration; reference: what all are compared with"
+        "--row", action="append", help="a row of the configuration, or reference, with which all are compared"
     )
-    parser.add_argument("--show", action="store_true", help="print the verdicts that there are; train nothing")
-    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 where a row is unequal, too")
+    parser.add_argument("--show", action="store_true", help="print the existing verdicts, and train nothing")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if a row is unequal")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     every = [reference for row in config.rows.values() for reference in config.references(row).values()]
@@ -50,7 +50,7 @@ def main() -> int:
             if len(names) == 1:
                 raise
             print(f"failed: {error}", flush=True)
-            if name in references:  # with updates of some rows' own, it is theirs alone
+            if name in references:  # continue, as a reference may be needed by some rows only
                 verdicts[name] = {"proof": "failed", "reason": str(error)}
                 continue
         verdicts[name] = parity.read(config, config.rows[name], arguments.results)
@@ -58,7 +58,7 @@ def main() -> int:
     unproven = {name: each for name, each in verdicts.items() if each and each["proof"] in ("unequal", "failed")}
     for name, verdict in unproven.items():
         if verdict.get("by_nature"):
-            print(f"{name} trains another model, by its nature: {verdict['by_nature']}")
+            print(f"{name} trains another model by design: {verdict['by_nature']}")
     wrong = [name for name, verdict in unproven.items() if not verdict.get("by_nature")]
     if wrong:
         print(f"not proven to train the same model as single: {', '.join(wrong)}")

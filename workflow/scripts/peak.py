@@ -1,4 +1,4 @@
-"""Measure how many floating-point operations a second this machine's CPU can do, for the share of it that is used."""
+"""Measure the peak floating-point operations per second of this machine's CPU, from which utilisation is computed."""
 
 from lockstep import cli
 from lockstep.config.hardware import cpu_cores

@@ -1,4 +1,4 @@
-"""Plan the training: which samples make up each optimizer step, and how long they are padded."""
+"""Plan the training: the samples of each optimizer step, and the length to which they are padded."""
 
 from lockstep import cli
 from lockstep.config.kinds import Kind
@@ -11,7 +11,7 @@ from lockstep.run.progress import WARMUP_STEPS
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--plan", help="make only the plan of this name; without it those of all rows", default=None)
+    parser.add_argument("--plan", help="make only the plan with this name; by default those of all rows", default=None)
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     prepared.require(arguments.results)
@@ -26,15 +26,15 @@ def main() -> None:
     if arguments.plan and arguments.plan not in wanted:
         raise BadInput(f"--plan {arguments.plan}: no row has it. There are: {', '.join(wanted)}.")
     lengths = plan.load_lengths(data_folder(arguments.results))
-    # Those of the proof last: where there are too few samples for it, rows can be trained all the same.
+    # Plans of the proof come last, so that rows can be trained even if there are too few samples for the proof.
     for name, row in sorted(wanted.items(), key=lambda item: item[1].kind is Kind.TRIAL):
         if arguments.plan in (None, name):
             train = row.train
             if row.kind is Kind.TRIAL and len(lengths) < train.global_batch:
                 raise BadInput(
-                    f"the training split has only {len(lengths)} samples, and the proof trains steps of"
-                    f" {train.global_batch}. Give more data, or train rows without it, by launch.py: their plans are"
-                    " written."
+                    f"the training split has only {len(lengths)} samples, but the proof trains steps of"
+                    f" {train.global_batch}. Give more data, or train rows without the proof, by launch.py; their plans"
+                    " are written."
                 )
             row_plan = plan.make(
                 lengths,

@@ -1,4 +1,4 @@
-"""Put texts or images through every row's trained model, or through one model, and print what each says."""
+"""Predict texts or images with every row's trained model, or with one model, and print the predictions."""
 
 import os
 import re
@@ -20,21 +20,21 @@ def main() -> None:
     parser = cli.parser(__doc__)
     cli.add_snapshot(parser)
     cli.add_model(parser)
-    parser.add_argument("--text", action="append", help="a text to predict; again for more")
-    parser.add_argument("--image", action="append", help="the file of an image to predict; again for more")
-    parser.add_argument("--output", type=Path, help="a folder for the masks that it draws; results/predict without")
+    parser.add_argument("--text", action="append", help="a text to predict; may be repeated")
+    parser.add_argument("--image", action="append", help="the file of an image to predict; may be repeated")
+    parser.add_argument("--output", type=Path, help="a folder for predicted masks; by default results/predict")
     arguments = parser.parse_args()
     drawings = arguments.output or paths.predictions_file(arguments.results).parent
     given = arguments.text or arguments.image
     kind = "image" if arguments.image else "text"
     if arguments.text and arguments.image:
-        raise BadInput("--text and --image: give one of them; a model takes texts or images.")
+        raise BadInput("--text and --image: give only one of them; a model takes either texts or images.")
     if any(not text.strip() for text in arguments.text or ()):
         raise BadInput("--text: the text is empty.")
     if (arguments.weights or arguments.labels) and not arguments.model:
-        raise BadInput("--weights and --labels: name the folder of the model that they are of by --model.")
+        raise BadInput("--weights and --labels: name the folder of the model that they belong to by --model.")
     if arguments.snapshot is not None and arguments.model:
-        raise BadInput("--snapshot: it is of the rows' runs, and --model names another model. Give one of them.")
+        raise BadInput("--snapshot: it selects a model of the rows' runs, but --model names another. Give one of them.")
     if arguments.model:
         if not given:
             raise BadInput('--model needs a text or an image too, as in --text "今天真开心" or --image my.png')
@@ -55,8 +55,8 @@ def main() -> None:
     prepared = read_json(paths.data_file(results)).get("task", config.task)
     if prepared != config.task:
         raise BadInput(
-            f"{results}: its data is prepared for {prepared}, and this configuration is of {config.task}. Name the one"
-            " that it was made with, by --config FILE."
+            f"{results}: its data is prepared for {prepared}, but this configuration is for {config.task}. Name the"
+            " configuration that it was made with by --config FILE."
         )
     task = registry.load_task(config.task)(config.train)
     chosen = _given(task, given, kind) if given else task.choose(config.predict, paths.data_folder(results))
@@ -79,20 +79,20 @@ def main() -> None:
             _draw(chosen, answers, drawings, f".{row.name}")
     if not columns and arguments.snapshot is not None:
         raise BadInput(
-            f"--snapshot {arguments.snapshot}: no row of these settings kept a model at the end of that epoch."
+            f"--snapshot {arguments.snapshot}: no row with these settings kept a model at the end of that epoch."
         )
     if not columns:
-        raise BadInput(f"{results / paths.RUNS}: no row has a converted model of these settings yet. Train one first.")
+        raise BadInput(f"{results / paths.RUNS}: no row has a converted model with these settings. Train one first.")
     lines = [[shown, truth, *answers] for (shown, truth, _), *answers in zip(chosen, *columns, strict=True)]
     print_table(header, lines)
-    if not given and arguments.snapshot is None:  # those of a moment are not the report's
+    if not given and arguments.snapshot is None:  # only predictions of held-out inputs belong to the report
         file = paths.predictions_file(results)
         write_csv(file, header, lines)
         print(f"also in {file}")
 
 
 def _draw(chosen: list[tuple], answers: list[tuple], folder: Path, of: str = "") -> None:
-    """Write what answers draw into `folder`, each under the name of its input and `of`; say where."""
+    """Write predicted masks into `folder`, each named after its input and `of`, and print where."""
     files = []
     for number, ((shown, *_), (*_, drawn)) in enumerate(zip(chosen, answers, strict=True), 1):
         if isinstance(drawn, bytes):

@@ -1,6 +1,6 @@
-"""Read the data, split it, tokenise or decode it once, and write the initial weights: everything that all runs share.
+"""Prepare everything that all runs share: read and split the data, tokenise or decode it, write the initial weights.
 
-All of it is made aside first, and takes the place of what is there at the end: a failure leaves what is there.
+It is made in a temporary folder, which replaces existing data only at the end, so a failure leaves that unchanged.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from lockstep.errors import BadInput
 from lockstep.model import lora, models, padding
 from lockstep.run import journal
 
-SHOWN = 30  # labels
+SHOWN = 30  # the number of labels that are printed
 PARTS = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
 
 
@@ -27,15 +27,15 @@ def main() -> None:
     task = registry.load_task(config.task)(config.train)
     folder = paths.data_folder(arguments.results)
     arguments.results.mkdir(parents=True, exist_ok=True)
-    aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # there, as it may be large
+    aside = tempfile.TemporaryDirectory(dir=arguments.results, prefix=".data.")  # not in /tmp, as it may be large
     with files.named_when_full(folder), aside as work:
         prepared = Path(work) / "data"
         summary = task.prepare(config, paths.download_folder(arguments.results), Path(work), prepared)
-        files.write_json(prepared / paths.ABOUT_DATA, summary)  # which a split's reader looks into
+        files.write_json(prepared / paths.ABOUT_DATA, summary)  # already here, as loading a split reads it
         samples = task.load(paths.split_folder(prepared, "train"))
         plan.save_lengths(prepared, samples.lengths)
         model = models.load(prepared / paths.WEIGHTS)
-        weights = models.hash_weights(model.state_dict())  # before a forward pass, which may change one's own
+        weights = models.hash_weights(model.state_dict())  # before a forward pass, which may change a user's own model
         require_numbers(model, config.model.name)
         look_at_padding(model, samples, config.model, summary["notes"])
         parts = [part for part in PARTS if (prepared / part).is_dir()]
@@ -72,31 +72,31 @@ def main() -> None:
 
 
 def require_numbers(model, name: str) -> None:
-    """Raises BadInput where a weight is no number: no training would make it one."""
+    """Raise BadInput if a weight is NaN or infinite, which training can't repair."""
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise BadInput(f"model.name: {name}: {key} holds what is no number (nan or inf). Name another model.")
+            raise BadInput(f"model.name: {name}: {key} contains nan or inf. Name another model.")
 
 
 def look_at_padding(model, samples, asked: Model, notes: list[str]) -> None:
-    """Note, or of a pretrained model raise BadInput, where a sample's scores depend on what pads it."""
+    """Add a note, or for a pretrained model raise BadInput, if padding changes a sample's scores."""
     share = padding.influence(model, samples)
     if not share:
         return
-    finding = f"a text's scores move by up to {share:.2g} of the largest when it is padded, as beside a longer one"
+    finding = f"padding changes a text's scores by up to {share:.2g} of the largest score"
     if not asked.file:
         raise BadInput(
-            f"model.name: {asked.name}: {finding}. It may want padding on the left, or heed no attention_mask. Name"
+            f"model.name: {asked.name}: {finding}. It may need padding on the left, or ignore attention_mask. Name"
             " another model."
         )
-    notes.append(f"{asked.name}: {finding}: it does not heed attention_mask wherever padding could show")
+    notes.append(f"{asked.name}: {finding}: it ignores attention_mask somewhere")
 
 
 def replace(folder: Path, prepared: Path) -> None:
-    """Put what was made into its place. Without data.json and ready/, which come last, the folder is not complete."""
+    """Move the prepared data into its place. The folder is incomplete until data.json and ready/ are written."""
     folder.mkdir(exist_ok=True)
     (folder / paths.ABOUT_DATA).unlink(missing_ok=True)
-    for part in (paths.READY, paths.PLANS, *PARTS):  # plans are made for a data set
+    for part in (paths.READY, paths.PLANS, *PARTS):  # plans belong to the old data
         shutil.rmtree(folder / part, ignore_errors=True)
     for part in PARTS:
         if (prepared / part).is_dir():

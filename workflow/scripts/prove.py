@@ -1,12 +1,12 @@
-"""Does your own script train the same model on several devices as on one? Nothing of it is changed.
+"""Does your own script, unchanged, train the same model on several devices as on one?
 
     lockstep prove -- torchrun --nproc-per-node 2 train.py --epochs 1
     lockstep prove --against "python single.py" -- torchrun --nproc-per-node 2 train.py
 
 The command is run for a few optimizer steps, with a recorder in each of its processes. Then its script is run as one
-process, on the samples that all ranks had, from the same weights; and once more with each batch in the other order,
-which tells how far rounding alone goes. What differs first is said, with its cause where that can be told.
-Exit code 1 where the model is another one, 3 where that can't be told.
+process, on the samples of all ranks, from the same weights, and once more with each batch reversed, which shows how far
+rounding alone goes. The first difference is reported, with its cause if that is known.
+The exit code is 1 if another model is trained, and 3 if that can't be told.
 """
 
 import argparse
@@ -35,20 +35,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps to compare (default: 8)")
-    parser.add_argument("--keep-dropout", action="store_true", help="leave dropout on; it is off otherwise")
-    parser.add_argument("--against", metavar="COMMAND", help="another command, which does its own samples")
-    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="rehearse on N GPUs that are pretended")
-    parser.add_argument("--patience", type=float, default=600, help="seconds without a step that mean it hangs")
+    parser.add_argument("--keep-dropout", action="store_true", help="keep dropout, which is otherwise disabled")
+    parser.add_argument("--against", metavar="COMMAND", help="compare with another command, on its own samples")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="rehearse on N pretended GPUs")
+    parser.add_argument("--patience", type=float, default=600, help="seconds without a step that count as hanging")
     parser.add_argument("--output", type=Path, help=f"a folder for {PAGE}, verdict.json and the recordings")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and what starts the script")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that starts the script")
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise BadInput("name the command that starts your script, as in: lockstep prove -- torchrun ... train.py")
     if arguments.gpus < 0:
-        raise BadInput(f"--gpus {arguments.gpus}: how many GPUs are to be pretended?")
+        raise BadInput(f"--gpus {arguments.gpus}: give the number of pretended GPUs.")
     if arguments.output and arguments.output.exists():
-        raise BadInput(f"--output: {arguments.output} is there already. Name a new folder.")
+        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder.")
     if arguments.steps < 1:
         raise BadInput(f"--steps {arguments.steps}: at least 1 is needed.")
     asked = recording.Asked(arguments.steps, arguments.keep_dropout, arguments.patience, arguments.gpus)
@@ -92,7 +92,7 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
 
 
 def _print(verdict: findings.Verdict) -> None:
-    """The verdict and its causes, then the steps one by one."""
+    """Print the verdict and its causes, then a table of the steps."""
     print(
         f"{SAYS[verdict.answer]}: {verdict.reason}." if verdict.answer != findings.DIFFERENT else SAYS[verdict.answer]
     )

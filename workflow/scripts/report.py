@@ -1,4 +1,4 @@
-"""Gather what all runs left into the report: page, Markdown, CSV and JSON; print the table."""
+"""Make the report of all runs as a page, Markdown, CSV and JSON, and print the table."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ from lockstep.terminal import print_table
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--first", action="store_true", help="of the first block: say in one line that it is there")
+    parser.add_argument("--first", action="store_true", help="for the first block: print one line instead of the table")
     arguments = parser.parse_args()
     config, folder = cli.configuration(arguments, finished=True), paths.report_folder(arguments.results)
     summary = gather(config, arguments.results)

@@ -1,7 +1,7 @@
-"""Is this environment sound? Imports every framework that it has, and trains two steps of a strategy of each.
+"""Test this environment: import every framework that it has, and train two steps with each of them.
 
-python workflow/scripts/self_test.py             what an image runs by default
-python workflow/scripts/self_test.py --versions  what it holds, as JSON
+python workflow/scripts/self_test.py             the default command of an image
+python workflow/scripts/self_test.py --versions  print the environment as JSON
 """
 
 import argparse
@@ -20,12 +20,12 @@ SCRIPTS = Path(__file__).resolve().parent
 PROJECT = SCRIPTS.parents[1]
 SMALL = ["data.limit=200", "model.hidden_size=32", "model.layers=1", "train.epochs=1", "train.max_steps=2"]
 SMALL += ["train.eval_every=0", "train.checkpoint=last", "hardware.processes=1", "predict.count=1"]
-ROWS = ("single", "ddp", "deepspeed", "horovod")  # one for each way in which an image may be broken
+ROWS = ("single", "ddp", "deepspeed", "horovod")  # one for each kind of defect that an image may have
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--versions", action="store_true", help="print what this environment holds, and train nothing")
+    parser.add_argument("--versions", action="store_true", help="print this environment's versions, and train nothing")
     if parser.parse_args().versions:
         print(json.dumps(environment.describe(), indent=1))
         return
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def available(strategy: str) -> bool:
-    """Whether this environment has what the strategy can't be imported without: what some rows need it can."""
+    """Whether this environment has the packages that the strategy imports, except those that only some rows need."""
     for need in registry.needs(strategy):
         if need.only:
             continue

@@ -1,4 +1,4 @@
-"""Show what one would write in a script of one's own for a row: what differs from `single`, and what starts it."""
+"""Show what you would write in your own script for a row: the difference from `single`, and the command."""
 
 import json
 import re
@@ -17,12 +17,12 @@ from lockstep.run.addresses import Rendezvous
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("row", help="a name under rows in the configuration")
-    parser.add_argument("--script", action="store_true", help="a whole script that trains by the row's strategy")
+    parser.add_argument("--script", action="store_true", help="print a whole script that trains by the row's strategy")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
     if arguments.row not in config.rows and arguments.row in registry.names():
         raise BadInput(
-            f"{arguments.row}: is a strategy, and no row of this configuration. To see one that would be:"
+            f"{arguments.row}: is a strategy, but not a row of this configuration. To add it as a row:"
             f" --set 'rows.{arguments.row}={{strategy: {arguments.row}}}'"
         )
     config.require_row(arguments.row, arguments.row)
@@ -43,7 +43,7 @@ def main() -> None:
     if row.hardware.nodes > 1:
         print(f"# What starts it\n{node.show(row, arguments.results, 1, 0)}")
         return
-    with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file
+    with tempfile.TemporaryDirectory() as folder:  # some launchers need a file
         words = launchers.command(row.settings(), TRAIN, Path(folder), Rendezvous("PORT"))
         plain = without_folders(" ".join(words)).replace(folder, str(arguments.results / row.folder(1)))
         print(f"# What starts it\n{plain.replace(f'{PROJECT}/', '')}\n")
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def own_script(strategy: str) -> Path:
-    """The file of a whole script by a strategy, without anything of Lockstep's. Raises BadInput where there is none."""
+    """The file of a whole script with a strategy, independent of Lockstep. Raises BadInput if there is none."""
     there = registry.own_scripts()
     if strategy not in there:
         raise BadInput(f"--script: there is none for {strategy}. There are: {', '.join(sorted(there))}.")

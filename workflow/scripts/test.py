@@ -1,11 +1,11 @@
 """Test a model: classification report, confusion matrix, every prediction.
 
     python workflow/scripts/test.py results/runs/ddp/n2/rep1                         a run's model, on the test split
-    python workflow/scripts/test.py results/runs/ddp/n2/rep1 --snapshot 3            as it was at the end of epoch 3
+    python workflow/scripts/test.py results/runs/ddp/n2/rep1 --snapshot 3            its model at the end of epoch 3
     python workflow/scripts/test.py --model FOLDER [--weights FILE] --data FILE      any classifier, on any samples
 
-FOLDER is a model as transformers or Lockstep stores it; FILE somebody's checkpoint of that model (convert.py says which
-kinds). Of --data all samples are tested; --set data.text=..., data.label=... name its columns.
+FOLDER is a model in the format of transformers or Lockstep; FILE is somebody's checkpoint of that model (convert.py
+lists the formats). All samples of --data are tested; --set data.text=..., data.label=... name its columns.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from lockstep.run import journal
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, as in results/runs/ddp/n2/rep1")
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, such as results/runs/ddp/n2/rep1")
     cli.add_snapshot(parser)
     cli.add_model(parser)
     parser.add_argument("--data", type=Path, help="a file of texts with labels, or a folder of images by class")
-    parser.add_argument("--output", type=Path, help="a folder for the report and all predictions; only shown without")
+    parser.add_argument("--output", type=Path, help="a folder for the report and all predictions; by default none")
     arguments = parser.parse_args()
     if bool(arguments.run) == bool(arguments.model):
         raise BadInput("Give a run's folder, or --model FOLDER with --data FILE.")

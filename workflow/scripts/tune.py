@@ -28,7 +28,7 @@ def main() -> None:
     ]
     write_text(file, "".join(f"# {line}\n" for line in about) + text)
     print(f"tuned: {', '.join(f'{key}: {value}' for key, value in winner.items())}")
-    print(f"to train it beside the other rows: snakemake --cores all --configfile {file}")
+    print(f"to train it with the other rows: snakemake --cores all --configfile {file}")
 
 
 if __name__ == "__main__":
