@@ -55,7 +55,9 @@ def training_input(row):
 
 def training_code(row, proof=False):
     """The code and data by which a row's result, or its verdict, is out of date, with those of what was made before."""
-    return lockstep.training_files(row.strategy, CONFIG.task, proof) + lockstep.data_files(CONFIG)
+    return lockstep.training_files(
+        row.strategy, CONFIG.task, proof
+    ) + lockstep.data_files(CONFIG)
 
 
 def image(row):
