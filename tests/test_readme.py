@@ -44,7 +44,8 @@ def blocks(text: str) -> list[str]:
 def commands(file: Path) -> list[str]:
     """Every command that a page names, in its blocks or within a sentence."""
     text = file.read_text(encoding="utf-8")
-    within = re.findall(r"`((?:make|snakemake|python|docker|lockstep) [^`]+)`", text)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    within = re.findall(r"`((?:make|snakemake|python|docker|lockstep) [^`]+)`", prose)
     return [line for line in blocks(text) if line.split()[0] in PROGRAMS] + list(dict.fromkeys(within))
 
 
