@@ -439,6 +439,23 @@ def in_terminal(command: list[str], folder: Path, environment: dict, columns: in
     return code, written.decode(errors="replace")
 
 
+@pytest.mark.parametrize("columns", [0, 20])
+def test_a_terminal_that_does_not_tell_its_size_is_written_to(columns, tmp_path):
+    """As Docker gives one to a container that nobody looks at."""
+    program = """if True:
+        import sys
+        from lockstep.errors import tell
+        from lockstep.view import choice
+        print(choice.choose([]))
+        tell("one row is shown to be faster " * 5, sys.stderr)
+    """
+    variables = os.environ | {"PYTHONPATH": str(PROJECT / "workflow" / "scripts")}
+    code, said = in_terminal([sys.executable, "-c", program], tmp_path, variables, columns)
+    assert code == 0, said
+    assert "live" in said
+    assert ("\x1b[A" in said) == (columns != 0)
+
+
 def test_what_is_printed_meanwhile_comes_out_above(capfd):
     """A process that this one starts writes to the same stderr."""
     said = []

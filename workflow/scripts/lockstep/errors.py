@@ -35,6 +35,9 @@ class RunSaved(RunStopped):
     """A run was stopped after it saved its state; the same command resumes it. Exit code 143, as for SIGTERM."""
 
 
+COLUMNS = 80  # of a terminal that does not tell its size, as one that a container is given
+
+
 def printable(text: str) -> str:
     """`text` in one line, without control characters, which could control the terminal."""
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
@@ -50,7 +53,8 @@ def tell(text: str, stream=None, bad: bool = False) -> None:
     """Print `text` on `stream` (stdout); in a terminal by whole words, and in red where it says what went badly."""
     stream = stream or sys.stdout
     if stream.isatty():
-        text = wrapped(text, os.get_terminal_size(stream.fileno()).columns)
+        columns = os.get_terminal_size(stream.fileno()).columns
+        text = wrapped(text, columns or COLUMNS)
         if bad and "NO_COLOR" not in os.environ and os.environ.get("TERM") not in (None, "", "dumb"):
             text = f"\x1b[31m{text}\x1b[0m"
     print(text, file=stream, flush=True)

@@ -51,7 +51,11 @@ def _short(word: str) -> set[str]:
 
 
 def _erase(line: str) -> None:
-    """Take back the last line of the terminal, in which `line` stands; a narrow one has folded it."""
+    """Take back the last line of the terminal, in which `line` stands; a narrow one has folded it.
+
+    The line stays in a terminal that does not tell its size, as one that a container is given.
+    """
     with contextlib.suppress(OSError):
-        lines = math.ceil(len(line) / os.get_terminal_size(2).columns)
+        columns = os.get_terminal_size(2).columns
+        lines = math.ceil(len(line) / columns) if columns else 0
         print(UP_AND_ERASE * lines, end="", file=sys.stderr, flush=True)
