@@ -4,7 +4,7 @@
 # make quick    set up, and have a first look: few rows, a small model, in results/quick
 # make again    repeat the blocks in which a run was disturbed
 # make test     set up, run the tests in two processes (MARKED= all of them, also the slow ones; WORKERS=0 in one, as
-#               a debugger wants it; ARGS="..." hands more to pytest)
+#               a debugger wants it, with LIMIT=0, or a test ends after half an hour; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files, and the tables of keys and of columns
@@ -25,6 +25,7 @@ built = $(file < $(VENV)/.complete)
 CORES ?= all
 MARKED ?= not slow
 WORKERS ?= 2
+LIMIT ?= 1800
 ARGS ?=
 
 .PHONY: setup other-build bench quick again test test-slow horovod docs pictures site lint benchmark claims images sif locks clean
@@ -53,7 +54,8 @@ again: setup
 	$(BIN)/python workflow/scripts/again.py --cores $(CORES)
 
 test: setup
-	$(BIN)/python -m pytest -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "$(MARKED)" --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	  --timeout $(LIMIT) $(ARGS)
 
 test-slow: MARKED = slow
 test-slow: test

@@ -852,6 +852,7 @@ def test_three_gpus(tmp_path_factory, libraries, row):
     assert len(made["memory_by_gpu"]) == made["world_size"] == 3
 
 
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize("gpus", [1, 2, 3])
 def test_every_row_and_option_goes_from_the_launch_to_the_report(tmp_path_factory, libraries, gpus):
     machine = Machine(tmp_path_factory, libraries, gpus)

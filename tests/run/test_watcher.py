@@ -181,8 +181,10 @@ def test_the_watcher_tells_a_stranger_from_the_run(tmp_path):
     """A process that computes beside the run is seen; the run's own work is not counted against it."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as stranger:
-        subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], env=environment, check=True)
-        stranger.kill()
+        try:
+            subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], env=environment, check=True, timeout=120)
+        finally:
+            stranger.kill()
     samples = watcher.read(tmp_path)
     assert len(samples) >= 3
     seconds = sum(reading["end"] - reading["begin"] for reading in samples)
@@ -193,6 +195,15 @@ def test_the_watcher_tells_a_stranger_from_the_run(tmp_path):
     assert run > 0.1
     assert others > 0.3
     assert run + others < 1.2 * psutil.cpu_count()  # on a busy machine a sample alone may be off: it is not one moment
+
+
+def test_a_watcher_that_gets_no_time_does_not_hold_up_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(watcher, "LAST_SAMPLE", 0.2)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with watcher.beside(tmp_path):
+        (process,) = (child for child in psutil.Process().children() if child.pid not in before)
+        process.suspend()
+    assert not psutil.pid_exists(process.pid)
 
 
 def test_it_ends_with_the_block(tmp_path):

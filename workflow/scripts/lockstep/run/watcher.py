@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from lockstep.errors import no_room
 from lockstep.paths import SCRIPTS, WATCH
 
 INTERVAL = 1.0  # seconds
+LAST_SAMPLE = 10.0  # seconds for it, on a machine so busy that a process of low priority gets nothing
 # What others may take of the cores that a run keeps busy (hardware.busy_cores). Of the other cores they may take all.
 OTHERS_ALLOWED = 0.02
 
@@ -49,21 +49,26 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_han
     finally:
         if process:
             process.terminate()  # it writes what it has of the last second, and ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_SAMPLE)
+            process.kill()
             process.wait()
 
 
 def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: list[int]) -> None:
+    # It waits for SIGTERM rather than handle it: a handler may come while the main thread holds the lock of the event
+    # that it would set, and both wait for ever.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
     os.nice(19)
     own = _there([os.getppid(), *by_hand])
     gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
     used = dict.fromkeys(own, 0.0)  # by each, up to its end
     before = _now(used)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
+    ended = None
     with (folder / WATCH).open("w", encoding="utf-8") as stream:
-        while not ended.is_set():
-            ended.wait(INTERVAL)
+        while not ended:
+            ended = signal.sigtimedwait([signal.SIGTERM], INTERVAL)
             now = _now(used)
             (began, busy_before, run_before), (end, busy_now, run_now) = before, now
             run_seconds = run_now - run_before
