@@ -139,6 +139,7 @@ _TABLE = (
         best="highest",
     ),
     Column("efficiency", digits=2, shown=ON_DEMAND, best="highest"),
+    Column("weak_efficiency", digits=2, shown=ON_DEMAND, best="highest"),  # report/scaling.py
     # The mean time of a step: multiplied by `steps` it is the training time, and its phases add up to it.
     Column(
         "step_ms",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lockstep.config import registry, schema
+from lockstep.config import registry, schema, world_sizes
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import resolve, visible_gpus
 from lockstep.config.keys import keys
@@ -98,6 +98,9 @@ def parse(raw: dict, where: str = "config") -> Config:
         shared,
         train=with_batch(shared.train, values["train"], lambda: resolve(shared.hardware).devices, f"{where}: train"),
     )
+    values["rows"] = world_sizes.expand(values["rows"], shared, where)
+    values["hardware"] = values["hardware"] | {"world_sizes": []}
+    shared = replace(shared, hardware=replace(shared.hardware, world_sizes=[]))
     return Config(
         task=values["task"],
         data=Data(**data),

@@ -416,6 +416,14 @@ class AskedHardware:
         pattern="^auto$",
         decides=SPEED,
     )
+    world_sizes: list[int] = key(
+        [],
+        "Numbers of devices, such as [1, 2, 4]: instead of one row there is one for each of them, named ddp_1, ddp_2 "
+        "and so on, and the report shows how the row scales. Set here, it is for all rows that can have several.",
+        items={"minimum": 1},
+        uniqueItems=True,
+        decides=NOTHING,
+    )
     gpus: list[int] | None = key(
         None,
         "The GPUs that train, by their numbers in nvidia-smi, such as [6, 7]; null is all that CUDA_VISIBLE_DEVICES "

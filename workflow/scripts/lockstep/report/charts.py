@@ -4,7 +4,6 @@ Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes ea
 Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
 """
 
-import json
 import math
 from dataclasses import dataclass, field
 
@@ -13,9 +12,7 @@ import numpy as np
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
-from lockstep.config.nested import without
 from lockstep.config.qualities import QUALITIES
-from lockstep.config.settings import deciding
 from lockstep.report import headline
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import good_runs, succeeded, trusted
@@ -37,7 +34,6 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
 MEMORY = ("memory_before_mb", "peak_memory_mb", "proportional_memory_mb")
-OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")  # keys of `hardware` that say how many there are
 SETUP = ("imports", "process_group", "model", "wrap", "data", "check", "warm_up")
 
 
@@ -70,8 +66,9 @@ def drawings(summary: Summary):
         yield "memory", lambda: memory(done, summary)
         yield "setup", lambda: setup(done, summary)
         yield "ranks", lambda: ranks(done, summary)
-    if several := scaling_groups(done, summary):
-        yield "scaling", lambda: scaling(several)
+    for kind in ("strong", "weak"):
+        if several := [family for family in summary.scaling if family["kind"] == kind]:
+            yield f"{kind}_scaling", lambda kind=kind, several=several: scaling(kind, several)
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
@@ -361,39 +358,31 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     return Drawing(figure, say("picture_ranks"), say("picture_ranks_note"), header, table)
 
 
-def scaling_groups(done: list[dict], summary: Summary) -> dict[str, list[dict]]:
-    """Rows with a speed-up that differ in the number of devices only, by their names, fewest devices first."""
-    groups: dict[str, list[dict]] = {}
-    for row in sorted(done, key=lambda row: row["world_size"]):
-        if row["speedup"]:
-            groups.setdefault(_but_devices(median_run(row, summary)["asked"]), []).append(row)
-    several = [rows for rows in groups.values() if len({row["world_size"] for row in rows}) > 1]
-    return {", ".join(row["row"] for row in rows): rows for rows in several}
-
-
-def _but_devices(asked: dict) -> str:
-    """A run's settings without the number of devices, and without what decides nothing of its time."""
-    kept = without(deciding(asked), {"hardware": OF_DEVICES, "train": ("seed",)})
-    named = ("strategy", "options", "precision", "train", "hardware")
-    return json.dumps({key: kept[key] for key in named}, sort_keys=True)
-
-
-def scaling(groups: dict[str, list[dict]]) -> Drawing:
+def scaling(kind: str, families: list[dict]) -> Drawing:
+    """What more devices gain, over how many there are; kind: strong or weak (report/scaling.py)."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
-    largest = max(row["world_size"] for rows in groups.values() for row in rows)
-    axes.plot([1, largest], [1, largest], ":", color=COLOURS[-1])
-    table, tips = [], {}
-    for position, (name, rows) in enumerate(groups.items()):
-        sizes, speedups = [row["world_size"] for row in rows], [row["speedup"] for row in rows]
-        axes.plot(sizes, speedups, MARKERS[position % 12] + "-", color=COLOURS[position % len(COLOURS)], label=name)
-        table += [[row["row"], str(row["world_size"]), f"{row['speedup']:.2f}"] for row in rows]
+    counts = sorted({size["devices"] for family in families for size in family["sizes"]})
+    axes.plot([1, counts[-1]], [1, counts[-1]], ":", color=COLOURS[-1])
+    table = []
+    for position, family in enumerate(families):
+        sizes, colour = family["sizes"], COLOURS[position % len(COLOURS)]
+        devices, gains = [size["devices"] for size in sizes], [size["gain"] for size in sizes]
+        axes.plot(devices, gains, MARKERS[position % 12] + "-", color=colour, label=family["name"])
+        for size in sizes:
+            if size["gain_low"] is not None:
+                axes.plot([size["devices"]] * 2, [size["gain_low"], size["gain_high"]], color=colour, linewidth=1)
+            between = "-" if size["gain_low"] is None else f"{size['gain_low']:.2f} - {size['gain_high']:.2f}"
+            efficiency = f"{100 * size['efficiency']:.0f} %"
+            numbers = [str(size["devices"]), str(size["nodes"]), f"{size['gain']:.2f}", between, efficiency]
+            table.append([size["row"], *numbers, family["against"]])
     axes.set_xlabel(say("axis_devices").en)
-    axes.set_ylabel(say("axis_speedup").en)
-    axes.set_xticks(range(1, largest + 1))
+    axes.set_ylabel(say(f"gain_{kind}").en)
+    axes.set_xticks(counts)
     axes.set_ylim(bottom=0)
     figure.legend(**LEGEND, ncols=3)
-    header = [say("row"), say("devices"), say("speedup")]
-    return Drawing(figure, say("picture_scaling"), say("picture_scaling_note"), header, table, tips)
+    header = [say("row"), say("devices"), say("nodes"), say(f"gain_{kind}"), say("gain_interval")]
+    header += [say("efficiency"), say("gain_against")]
+    return Drawing(figure, say(f"picture_{kind}_scaling"), say(f"picture_{kind}_scaling_note"), header, table)
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:

@@ -105,6 +105,7 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
         sentences += _why_slowest(best, done, summary)
     sentences += _cold(best, done)
     sentences += _control(done, baseline, summary.ratios)
+    sentences += _cliffs(summary.scaling)
     if summary.ladder:
         sentences.append(_open(summary.ladder))
     return sentences
@@ -138,6 +139,19 @@ def _control(done: list[dict], baseline: dict | None, ratios: dict) -> list[Text
     figures = {"ratio": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
     rounded = {name: f"{value:.3f}" for name, value in figures.items()}
     return [say("control", row=alias["row"], baseline=baseline["row"], **rounded)]
+
+
+def _cliffs(families: list[dict]) -> list[Text]:
+    """Where rows lose most of their efficiency as devices are added; the two that lose most."""
+    falls = []
+    for family in families:
+        if family["cliff"]:
+            fewer, more = (next(size for size in family["sizes"] if size["row"] == name) for name in family["cliff"])
+            hop = "cliff_machines" if fewer["nodes"] == 1 < more["nodes"] else "cliff"
+            shares = {name: f"{100 * size['efficiency']:.0f}" for name, size in (("before", fewer), ("after", more))}
+            told = say(hop, family=family["name"], fewer=fewer["devices"], more=more["devices"], **shares)
+            falls.append((fewer["efficiency"] - more["efficiency"], told))
+    return [told for _, told in sorted(falls, key=lambda fall: fall[0], reverse=True)[:2]]
 
 
 def _open(ladder: dict) -> Text:

@@ -50,14 +50,14 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
-                row["efficiency"] = row["speedup"] * _capacity(runs[baseline]) / _capacity(runs[name])
+                row["efficiency"] = row["speedup"] * capacity(runs[baseline]) / capacity(runs[name])
     if not most or most.sigma is None:
         return ratios, None, apart
     names = ("sigma", "resolution", "unlike_spreads")
     return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
 
 
-def _capacity(runs: list[dict]) -> int:
+def capacity(runs: list[dict]) -> int:
     """How many GPUs a row's runs had, or on a CPU how many cores: one process may have several."""
     hardware = good_runs(runs)[0]["asked"]["hardware"]
     return device_count(hardware) * (hardware["threads"] if hardware["device"] == "cpu" else 1)

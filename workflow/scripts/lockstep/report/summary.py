@@ -10,7 +10,7 @@ from lockstep import columns, paths
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.files import read_json, read_object
-from lockstep.report import ladder, ranking, studies
+from lockstep.report import ladder, ranking, scaling, studies
 from lockstep.report.environments import merge_environments
 from lockstep.report.reading import (
     good_runs,
@@ -46,6 +46,7 @@ class Summary:
     variance: dict | None  # how runs of a row differ (variance.py); None where nothing tells
     verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None where that is not known, or stale
     not_in_trials: dict[str, list[str]]  # by row: the settings of its own that the proof is without
+    scaling: list[dict]  # rows that differ in the number of devices only, as families (report/scaling.py)
     ladder: dict | None  # the open division (report/ladder.py); None without one
     profiles: dict[str, dict | None]  # by row: where a step's time goes; None where that is not known, or stale
     stale: dict[str, dict[str, str]]  # of `proof` and of `profile`: by row, why it is of other settings and left out
@@ -119,6 +120,7 @@ def gather(config: Config, results: Path) -> Summary:
     manifest = read_optional(paths.manifest_file(results), MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name]) for row in config.rows.values()]
     ratios, statistics, apart = ranking.compare(rows, runs, config)
+    between = ranking.between(rows, runs, ratios)
     timed = {name: good_runs(several) for name, several in runs.items()}
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
     return Summary(
@@ -131,6 +133,7 @@ def gather(config: Config, results: Path) -> Summary:
         variance=variance(config, runs, results),
         verdicts=verdicts,
         not_in_trials={row.name: config.not_in_trial(row) for row in config.rows.values()},
+        scaling=scaling.families(rows, runs, between),
         ladder=ladder.climb(
             config,
             rows,
@@ -150,7 +153,7 @@ def gather(config: Config, results: Path) -> Summary:
         manifest=manifest,
         damaged=damaged,
         config=config.source,
-        studies=studies.answers(config, rows, timed, verdicts, ranking.between(rows, runs, ratios)),
+        studies=studies.answers(config, rows, timed, verdicts, between),
     )
 
 

@@ -1,0 +1,70 @@
+"""Rows that differ in the number of devices only, from one row of the configuration: its `world_sizes`.
+
+Where a row trains the same plan on all of them this is strong scaling; where its batch follows from `device_batch`, so
+that each device keeps the same number of samples, it is weak scaling.
+"""
+
+from dataclasses import replace
+
+from lockstep.config import registry
+from lockstep.config.hardware import resolve
+from lockstep.config.row import Row, read_row
+from lockstep.config.sections import Shared
+from lockstep.errors import BadInput
+
+
+def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str, dict | None]:
+    """`rows`, as the configuration has them, with a row `ddp_2` for the size 2 of a row `ddp`, and so on.
+
+    A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
+    are set for all rows leave out rows that always train on one device, rows of published code, and numbers of devices
+    that a row's options do not divide. Raises BadInput if a row asks for such a size itself.
+    """
+    expanded = dict(rows)
+    for name, raw in rows.items():
+        if not raw or not (shared.hardware.world_sizes or "world_sizes" in raw):
+            continue
+        row = read_row(name, raw, shared, where)
+        if sizes := _sizes(row, "world_sizes" in raw, f"{where}: rows.{name}.world_sizes"):
+            expanded[name] = None
+            for size in sizes:
+                if rows.get(f"{name}_{size}"):
+                    raise BadInput(
+                        f"{where}: rows.{name}.world_sizes: the row for {size} devices would be {name}_{size}, which"
+                        " there is already. Rename one of them."
+                    )
+                expanded[f"{name}_{size}"] = raw | _devices(row, size, where) | {"world_sizes": []}
+        elif "world_sizes" in raw:
+            expanded[name] = raw | {"world_sizes": []}
+    return expanded
+
+
+def _sizes(row: Row, own: bool, where: str) -> list[int]:
+    """The sizes that a row is trained at; none if it stays as it is."""
+    sizes = sorted(row.asked.world_sizes)
+    if not sizes:
+        return []
+    literals = registry.literals(row.strategy)
+    alone = resolve(replace(row.asked, processes="auto"), row.name).device in literals["ONE_DEVICE_ON"]
+    if own:
+        if alone:
+            raise BadInput(f"{where}: {row.strategy} trains on one device, however many there are. Leave it out.")
+        return sizes
+    if alone or literals["DIVISION"] == "published":
+        return []
+    return [size for size in sizes if size % row.ranks_in_multiples_of == 0]
+
+
+def _devices(row: Row, size: int, where: str) -> dict:
+    """The settings by which the row trains on `size` devices: of one machine if it has that many, else of several."""
+    if row.asked.nodes == 1:
+        return {"processes": size}
+    each = resolve(row.asked, row.name).devices  # of one machine
+    if size <= each:
+        return {"processes": size, "nodes": 1}
+    if size % each or size > each * row.asked.nodes:
+        raise BadInput(
+            f"{where}: rows.{row.name}.world_sizes: {size} devices can't be had from up to {row.asked.nodes} machines"
+            f" of {each} each. Set it to a multiple of {each}, of at most {each * row.asked.nodes}."
+        )
+    return {"processes": each, "nodes": size // each}

@@ -1,0 +1,154 @@
+"""How rows scale that differ in the number of devices only.
+
+Strong scaling: all of them train the same plan. Weak scaling: each device keeps its share of a step, so that the batch
+grows with the devices (`device_batch`); that is another plan, and only samples per second can be compared. Either is
+held against the best row on one device, not against the strategy's own start: what is slow on one device scales well.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from lockstep.config.hardware import device_count
+from lockstep.config.nested import without
+from lockstep.config.settings import deciding
+from lockstep.report.ranking import capacity
+from lockstep.report.reading import good_runs, trusted
+
+OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")  # keys of `hardware` that say how many there are
+CLIFF = 0.15  # of the efficiency, lost from one size to the next, that is named
+
+
+@dataclass(frozen=True)
+class Size:
+    """A row at one number of devices.
+
+    gain: its samples per second over those of the best row on one device, with the ends of a 95 % interval; None where
+    there are too few runs for one. efficiency: that for each GPU, or each CPU core. On one machine `nodes` is 1.
+    """
+
+    row: str
+    devices: int
+    nodes: int
+    gain: float
+    gain_low: float | None
+    gain_high: float | None
+    efficiency: float
+    efficiency_low: float | None
+    efficiency_high: float | None
+
+
+def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -> list[dict]:
+    """All families of rows that differ in the number of devices only, in the table's order.
+
+    Of each: `kind`, strong or weak; `name`; `against`, the row on one device that it is held against; `sizes`, the
+    fewest devices first, each a Size; `cliff`, the names of the two neighbours between which most of the efficiency is
+    lost, or None. Also fills in the column `weak_efficiency` of `rows`.
+
+    between: the ratio of two rows' training times, or None (ranking.between).
+    """
+    done = [
+        row
+        for row in rows
+        if row["train_seconds"] is not None
+        and row["proof"] not in ("unequal", "failed")
+        and row["division"] != "published"
+    ]
+    groups: dict[str, list[dict]] = {}
+    for row in done:
+        groups.setdefault(_but_devices(_asked(runs[row["row"]])), []).append(row)
+    found = []
+    for members in groups.values():
+        if len({row["world_size"] for row in members}) > 1:
+            kind = "weak" if _asked(runs[members[0]["row"]])["train"]["device_batch"] else "strong"
+            found += _family(kind, sorted(members, key=lambda row: row["world_size"]), done, runs, between)
+    by_name = {row["row"]: row for row in rows}
+    for size in (size for family in found if family["kind"] == "weak" for size in family["sizes"]):
+        by_name[size["row"]]["weak_efficiency"] = size["efficiency"]
+    return found
+
+
+def _family(kind: str, members: list[dict], done: list[dict], runs: dict, between: Callable) -> list[dict]:
+    """The members as a family; nothing where fewer than two sizes can be compared."""
+    against = _best_alone(kind, members, done, runs) or members[0]["row"]
+    sizes = [size for row in members if (size := _size(row, against, runs, between))]
+    if len({size.devices for size in sizes}) < 2:
+        return []
+    plain = [asdict(size) for size in sizes]
+    return [{"name": _name(sizes), "kind": kind, "against": against, "sizes": plain, "cliff": _cliff(sizes)}]
+
+
+def _cliff(sizes: list[Size]) -> list[str] | None:
+    """The neighbours between which most of the efficiency is lost; None where little is, or chance may have it."""
+    fewer, more = max(itertools.pairwise(sizes), key=lambda pair: pair[0].efficiency - pair[1].efficiency)
+    lost = fewer.efficiency - more.efficiency
+    known = fewer.efficiency_low is not None and more.efficiency_high is not None
+    return [fewer.row, more.row] if known and lost >= CLIFF and fewer.efficiency_low > more.efficiency_high else None
+
+
+def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None:
+    """A row beside `against`; None where no block of runs has both."""
+    name = row["row"]
+    ratio = between(name, against)
+    if not ratio:
+        return None
+    more_samples = _samples(runs[name]) / _samples(runs[against])
+    gains = [more_samples / ratio[end] for end in ("value", "high", "low")]
+    if not ratio["kind"]:
+        gains[1:] = [None, None]
+    share = capacity(runs[against]) / capacity(runs[name])
+    hardware = _asked(runs[name])["hardware"]
+    return Size(
+        name,
+        device_count(hardware),
+        hardware["nodes"],
+        *gains,
+        *(None if gain is None else gain * share for gain in gains),
+    )
+
+
+def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) -> str | None:
+    """The row on one device with the most samples per second for each GPU or core, in the members' precision.
+
+    For strong scaling it trains the same plan. A row that is no member counts only if its recipe is the table's.
+    """
+    names = [row["row"] for row in members]
+    first = _asked(runs[names[0]])
+    alone = [
+        row["row"]
+        for row in done
+        if device_count(_asked(runs[row["row"]])["hardware"]) == 1
+        and (row["row"] in names or row["division"] == "closed")
+        and _asked(runs[row["row"]])["precision"] == first["precision"]
+        and (kind == "weak" or _asked(runs[row["row"]])["plan"] == first["plan"])
+        and trusted(runs[row["row"]])
+    ]
+    return max(alone, key=lambda name: _rate(runs[name]), default=None)
+
+
+def _rate(runs: list[dict]) -> float:
+    rates = sorted(run["throughput"]["samples_per_second"] for run in good_runs(runs))
+    return rates[len(rates) // 2] / capacity(runs)
+
+
+def _samples(runs: list[dict]) -> int:
+    return good_runs(runs)[0]["work"]["samples"]
+
+
+def _asked(runs: list[dict]) -> dict:
+    return good_runs(runs)[0]["asked"]
+
+
+def _name(sizes: list[Size]) -> str:
+    """What the rows' names begin with, as in ddp_1 and ddp_2; all of them where they are named otherwise."""
+    stems = {size.row.removesuffix(f"_{size.devices}") for size in sizes}
+    return stems.pop() if len(stems) == 1 else ", ".join(size.row for size in sizes)
+
+
+def _but_devices(asked: dict) -> str:
+    """A run's settings without the number of devices, and without what decides nothing of its time."""
+    of_train = ("seed", "global_batch") if asked["train"]["device_batch"] else ("seed",)
+    kept = without(deciding(asked), {"hardware": OF_DEVICES, "train": of_train})
+    named = ("strategy", "options", "precision", "train", "hardware")
+    return json.dumps({key: kept[key] for key in named}, sort_keys=True)
