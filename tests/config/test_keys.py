@@ -63,7 +63,8 @@ def test_what_each_key_decides():
     speed = {"accumulation", "precision", "attention", "eval_every", "eval_samples", "checkpoint", "best"}
     assert set(keys.names(Train, NOTHING)) == nothing
     assert set(keys.names(Train, SPEED)) == speed | {"snapshot_every"}
-    assert set(keys.names(AskedHardware, NOTHING)) == {"port", "timeout", "oversubscribe", "interface"}
+    nothing = {"port", "timeout", "oversubscribe", "interface", "world_sizes"}
+    assert set(keys.names(AskedHardware, NOTHING)) == nothing
     assert keys.names(AskedHardware, MODEL) == ()
     assert {"eval_every": 0, "checkpoint": "last", "log_to": []}.items() <= NOTHING_BESIDES.items()
 
