@@ -5,6 +5,7 @@
 #   snakemake --cores all parity     the proof that every row trains the same model
 #   snakemake --cores all profile    where a step's time goes, in every row
 #   snakemake --cores all tune       this machine's fastest recipe, as results/tune/tuned.yaml
+#   snakemake --cores all network    what communication between ranks costs on this machine
 #   snakemake --cores all predict    the same texts through every row's model
 import os
 import shlex
@@ -75,6 +76,7 @@ include: "workflow/rules/blocks.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/profile.smk"
 include: "workflow/rules/tune.smk"
+include: "workflow/rules/network.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/report.smk"
 

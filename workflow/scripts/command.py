@@ -14,6 +14,7 @@
     lockstep history               make a page of kept results: each row's times over commits
     lockstep check [FOLDER]        check results against the rules of a fair comparison
     lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
+    lockstep network               measure what communication between ranks costs on this machine
     lockstep doctor                say what this machine can run, and what disturbs timing on it
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
 
@@ -33,7 +34,7 @@ from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "show", "prove", "predict", "compare", "keep", "history", "check", "accept", "doctor")
+SCRIPTS = ("again", "show", "prove", "predict", "compare", "keep", "history", "check", "accept", "network", "doctor")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 

@@ -153,6 +153,11 @@ def peak_file(results: Path) -> Path:
     return data_folder(results) / "peak.json"
 
 
+def network_file(results: Path) -> Path:
+    """What communication costs on this machine."""
+    return results / "network" / "network.json"
+
+
 def split_folder(data: Path, split: str) -> Path:
     """The samples of train, dev or test, in a folder of prepared data."""
     return data / DATASET / split

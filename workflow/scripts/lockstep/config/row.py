@@ -39,6 +39,7 @@ RESERVED = (
     "reference",
     "profile",
     "tune",
+    "network",
 )
 RESERVED_PREFIXES = ("train_", "parity_", "prove_", "profile_", "reference_")
 # Literals of a strategy whose options the number of ranks must be a multiple of, and what that many are.

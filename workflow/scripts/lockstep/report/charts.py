@@ -4,6 +4,7 @@ Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes ea
 Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -69,6 +70,8 @@ def drawings(summary: Summary):
     for kind in ("strong", "weak"):
         if several := [family for family in summary.scaling if family["kind"] == kind]:
             yield f"{kind}_scaling", lambda kind=kind, several=several: scaling(kind, several)
+    if summary.network:
+        yield "network", lambda: network(summary.network)
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
@@ -383,6 +386,31 @@ def scaling(kind: str, families: list[dict]) -> Drawing:
     header = [say("row"), say("devices"), say("nodes"), say(f"gain_{kind}"), say("gain_interval")]
     header += [say("efficiency"), say("gain_against")]
     return Drawing(figure, say(f"picture_{kind}_scaling"), say(f"picture_{kind}_scaling_note"), header, table)
+
+
+def network(measured: list[dict]) -> Drawing:
+    """Bus bandwidth over the size of the message, of each operation and number of ranks (lockstep/network.py)."""
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    table = []
+    for style, each in zip(itertools.cycle(STYLES), measured, strict=False):
+        for position, (operation, found) in enumerate(each["operations"].items()):
+            sizes = [point["bytes"] for point in found["points"]]
+            bandwidths = [point["bus_bandwidth"] / 1e9 for point in found["points"]]
+            colour, mark = COLOURS[position % len(COLOURS)], MARKERS[position % 12]
+            name = f"{operation}, {each['ranks']}"
+            axes.plot(sizes, bandwidths, marker=mark, markersize=4, linestyle=style, color=colour, label=name)
+            fitted = "-" if found["bandwidth"] is None else three(found["bandwidth"] / 1e9)
+            numbers = [three(1e6 * found["latency"]), fitted, f"{100 * found['worst']:.0f} %"]
+            table.append([operation, str(each["ranks"]), each["backend"], *numbers, "; ".join(each["disturbed"])])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([2**10, 2**14, 2**20, 2**24, 2**28], ["1 KiB", "16 KiB", "1 MiB", "16 MiB", "256 MiB"])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(say("axis_message").en)
+    axes.set_ylabel(say("axis_bus").en)
+    figure.legend(**LEGEND, ncols=2)
+    header = [say(key) for key in ("operation", "ranks", "backend", "latency", "bandwidth", "fit_worst", "disturbed")]
+    return Drawing(figure, say("picture_network"), say("picture_network_note"), header, table)
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:

@@ -52,6 +52,7 @@ class Summary:
     stale: dict[str, dict[str, str]]  # of `proof` and of `profile`: by row, why it is of other settings and left out
     data: dict  # what data/data.json says
     peak: dict | None  # what this machine's CPU computes at most, by precision; None where that was not measured
+    network: list[dict] | None  # what communication costs (lockstep/network.py); None where that was not measured
     plans: dict[str, dict]  # by a plan's name: what is known of it; of the texts it dropped, only how many
     environment: dict | None  # one for all runs (environments.py); None without any
     manifest: dict | None  # when, where and by which command the results were asked for; None where that is not known
@@ -144,6 +145,7 @@ def gather(config: Config, results: Path) -> Summary:
         stale=stale,
         data=data,
         peak=peak,
+        network=(read_optional(paths.network_file(results), ("measured",), damaged) or {}).get("measured"),
         plans={
             name: _without_ids(read_json(about))
             for name in dict.fromkeys(row.plan_name for row in config.rows.values())

@@ -1,0 +1,19 @@
+# What communication between the ranks of this machine costs. Asked for by name: nothing depends on it.
+rule network:
+    input:
+        code=code("network"),
+    output:
+        paths.network_file(RESULTS),
+    log:
+        paths.log_file(RESULTS, "network"),
+    container:
+        IMAGES["torch"]
+    threads: CORES
+    resources:
+        timed=1,
+    params:
+        hardware=CONFIG.source["hardware"],
+    message:
+        "network: what does communication between ranks cost here?"
+    shell:
+        command("network") + " 2> {log:q}"

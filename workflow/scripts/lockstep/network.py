@@ -1,0 +1,120 @@
+"""What communication costs on this machine: each collective by bytes, and a latency and a bandwidth fitted to it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from lockstep import paths
+from lockstep.config import launchers
+from lockstep.config.configuration import Config
+from lockstep.config.hardware import busy_cores, cpu_cores
+from lockstep.config.row import Row, read_row
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_json, write_json
+from lockstep.rank.network import ASKED, BUS, MEASURED
+from lockstep.run import addresses, lifetime, node, record, watcher
+
+PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
+RANKS = (2, 4)  # where there are so many devices
+SMALLEST, LARGEST, FACTOR = 2**10, 2**28, 4  # bytes: 1 KiB to 256 MiB
+
+
+def sizes(largest: int = LARGEST) -> list[int]:
+    """Bytes of the messages, up to `largest`."""
+    return [SMALLEST * FACTOR**k for k in range(int(math.log(largest / SMALLEST, FACTOR)) + 1)]
+
+
+def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[Row]:
+    """A row for each number of ranks, by default those of RANKS that this machine has devices for.
+
+    Raises BadInput where it has none, or fewer than were asked for.
+    """
+    asked = {"strategy": "ddp", "nodes": 1} | ({"backend": backend} if backend else {})
+    found, why = [], None
+    for number in ranks or RANKS:
+        row = read_row("collectives", asked | {"processes": number}, config.shared, "--ranks")
+        try:
+            row.hardware  # noqa: B018 - it is resolved when it is asked for
+        except BadInput as error:
+            if ranks:
+                raise
+            why = why or error
+        else:
+            found.append(row)
+    if not found:
+        raise why
+    return found
+
+
+def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> dict:
+    """Have as many ranks as the row has measure these operations on messages of so many bytes, and fit them.
+
+    Raises RunFailed where a rank fails.
+    """
+    hardware = row.hardware
+    with lifetime.hold(folder):
+        for name in (ASKED, MEASURED):
+            (folder / name).unlink(missing_ok=True)
+        write_json(
+            folder / ASKED,
+            {"sizes": asked, "operations": operations, "backend": hardware.backend, "hardware": asdict(hardware)},
+        )
+        meeting = addresses.alone(row)
+        command = launchers.command(row.settings(), PROGRAM, folder, meeting)
+        outcome = node.train(row, folder, command, meeting, steps=1)
+        if outcome.reason or outcome.exit_code or not (folder / MEASURED).is_file():
+            why = outcome.reason or f"the ranks ended with exit code {outcome.exit_code}"
+            raise RunFailed(f"{why}{record.first_error(folder / paths.LOG)}")
+        measured = read_json(folder / MEASURED)
+    watched = watcher.judge(watcher.read(folder), measured.pop("window"), cpu_cores(), busy_cores(asdict(hardware)))
+    fitted = {
+        name: {"points": points} | fit(points, BUS[name](measured["ranks"]))
+        for name, points in measured.pop("operations").items()
+    }
+    about = {"interface": meeting.interface, "disturbed": watched["disturbed"]}
+    return measured | about | {"operations": fitted}
+
+
+def fit(points: list[dict], factor: float) -> dict:
+    """seconds = latency + bytes * factor / bandwidth, by least squares of the relative errors, neither below 0.
+
+    Adds to each point its bus bandwidth. latency in seconds; bandwidth in bytes per second, as nccl-tests' bus
+    bandwidth; worst: the largest relative error at a point.
+    """
+    for point in points:
+        point["bus_bandwidth"] = factor * point["bytes"] / point["seconds"]
+    size, seconds = (np.array([point[name] for point in points], dtype=float) for name in ("bytes", "seconds"))
+    design = np.stack([1 / seconds, size / seconds], axis=1)
+    scale = design.max(axis=0)  # else one column would be 1e9 times the other
+    both = np.linalg.lstsq(design / scale, np.ones(len(points)), rcond=None)[0]
+    # Of two unknowns: where one comes out negative it is 0, and the other is fitted alone.
+    if both.min() < 0:
+        kept = 1 - int(both.argmin())
+        column = (design / scale)[:, kept]
+        both = np.zeros(2)
+        both[kept] = column.sum() / (column @ column)
+    latency, per_byte = (both / scale).tolist()
+    worst = np.abs((latency + per_byte * size) / seconds - 1).max().item()
+    return {"latency": latency, "bandwidth": factor / per_byte if per_byte else None, "worst": worst}
+
+
+def save(results: Path, measured: list[dict]) -> Path:
+    """Write what was measured into a results folder; returns the file."""
+    file = paths.network_file(results)
+    write_json(file, {"measured": measured})
+    return file
+
+
+def all_of(config: Config, results: Path, ranks, backend, largest: int, say: Callable[[str], None]) -> list[dict]:
+    """Measure every operation with each number of ranks, and write it into the results folder."""
+    measured = []
+    for row in rows(config, ranks, backend):
+        number = row.hardware.processes
+        say(f"{number} ranks, {row.hardware.backend}, {row.hardware.device}: {', '.join(BUS)}")
+        folder = paths.network_file(results).parent / f"n{number}"
+        measured.append(measure(row, folder, sizes(largest), list(BUS)))
+    save(results, measured)
+    return measured

@@ -1,0 +1,116 @@
+"""What the collectives of a process group take by the number of bytes: a rank of network.py, or of a torchrun of yours.
+
+    torchrun --nproc-per-node 2 network.py FOLDER
+
+Bus bandwidth is nccl-tests': the bytes of a message over its time, times a factor by which what the links carry is the
+same for every operation and every number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lockstep.config.hardware import Hardware
+from lockstep.files import read_json, write_json
+from lockstep.strategies import _group
+
+ASKED, MEASURED = "asked.json", "measured.json"
+BATCHES = 5  # of operations, each timed as one: their median counts
+SECONDS = 0.05  # that a batch is to take
+MOST = 200  # operations in a batch
+# By operation, for n ranks: what the bytes over the time are multiplied by.
+BUS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "send": lambda n: 1.0,
+}
+
+
+def main(folder: Path) -> None:
+    """Measure what FOLDER/asked.json asks for, as this rank; rank 0 writes FOLDER/measured.json."""
+    asked = read_json(folder / ASKED)
+    device = _group.take_device(Hardware(**asked["hardware"]), int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(asked["backend"], timeout=timedelta(seconds=asked["hardware"]["timeout"]))
+    began = time.perf_counter()
+    found = {
+        name: [{"bytes": size} | measure(name, size, device) for size in asked["sizes"]] for name in asked["operations"]
+    }
+    if dist.get_rank() == 0:
+        window = [began, time.perf_counter()]
+        about = {"ranks": dist.get_world_size(), "backend": dist.get_backend(), "device": device.type, "window": window}
+        write_json(folder / MEASURED, about | {"operations": found})
+    dist.destroy_process_group()
+
+
+def measure(name: str, size: int, device: torch.device) -> dict:
+    """Seconds of one operation on `size` bytes: the median of some batches, and the shortest and longest.
+
+    size: of what each rank has in the end (all_gather), or at the beginning (all others).
+    """
+    work = operation(name, size, device)
+    for _ in range(2):
+        work()
+    once = _slowest(_timed(work, 1, device), device)
+    number = int(np.clip(SECONDS / once, 1, MOST))
+    batches = sorted(_slowest(_timed(work, number, device), device) / number for _ in range(BATCHES))
+    return {"seconds": batches[len(batches) // 2], "low": batches[0], "high": batches[-1], "repeats": number * BATCHES}
+
+
+def operation(name: str, size: int, device: torch.device) -> Callable[[], None]:
+    """The operation as a function to call on every rank. `send` goes from rank 0 to rank 1."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    numbers = max(ranks, size // 4 // ranks * ranks)  # float32, and each rank's part as large as the others'
+    whole = torch.ones(numbers, device=device)
+    part = torch.ones(numbers // ranks, device=device)
+
+    def send() -> None:
+        if rank == 0:
+            dist.send(whole, 1)
+        elif rank == 1:
+            dist.recv(whole, 0)
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "send": send,
+    }[name]
+
+
+def _timed(work: Callable[[], None], number: int, device: torch.device) -> float:
+    """Seconds of so many operations, from a moment at which all ranks are there until this rank is through."""
+    dist.barrier()
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(number):
+        work()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    """The longest of all ranks' times; a rank that only sends is through before the others have received."""
+    longest = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return longest.item()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # as rank/main.py: with gloo the interpreter's own exit sometimes hangs
