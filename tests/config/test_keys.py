@@ -60,7 +60,8 @@ def test_a_value_that_no_key_takes_is_refused_with_what_it_means():
 # A new key must be added here, so that nobody forgets to say what it decides.
 def test_what_each_key_decides():
     nothing = {"device_batch", "checkpoint_every", "keep", "log_every", "log_to", "pictures_every"}
-    speed = {"accumulation", "precision", "attention", "eval_every", "eval_samples", "checkpoint", "best"}
+    speed = {"accumulation", "precision", "attention", "activation_checkpointing", "eval_every", "eval_samples"}
+    speed |= {"checkpoint", "best"}
     assert set(keys.names(Train, NOTHING)) == nothing
     assert set(keys.names(Train, SPEED)) == speed | {"snapshot_every"}
     nothing = {"port", "timeout", "oversubscribe", "interface", "world_sizes"}

@@ -116,7 +116,7 @@ class Config(Asked):
         If `row` has LoRA settings of its own, or settings that only its trial has, the reference has the same ones. Its
         name then contains them, such as b30 or linear.
         """
-        train, own = replace(self.train, precision=precision, accumulation=1), {}
+        train, own = replace(self.train, precision=precision, accumulation=1, activation_checkpointing=False), {}
         name = f"reference_{precision}"
         if row:
             own = self._own_of_trial(row)
@@ -179,6 +179,7 @@ class Config(Asked):
             lora_dropout=0.0,
             optimizer=self.train.optimizer if row.train.optimizer in shared else row.train.optimizer,
             accumulation=self._accumulation_of_trial(row),
+            activation_checkpointing=row.train.activation_checkpointing,
             global_batch=round(TRIAL_BATCH * times),
             device_batch=None,
             max_steps=TRIAL_STEPS,

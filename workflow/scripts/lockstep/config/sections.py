@@ -304,6 +304,12 @@ class Train:
         one_of=(*(precision.name for precision in DECLARED if precision.of_rows), "amp"),
         decides=SPEED,
     )
+    activation_checkpointing: bool = key(
+        False,
+        "Compute each layer's activations again in the backward pass instead of keeping them: less memory for about a "
+        "third more computation. For transformers' models.",
+        decides=SPEED,
+    )
     attention: str = key(
         "auto",
         "The attention kernel of PyTorch. auto is PyTorch's choice, except cuDNN's kernel on GPUs where it would plan "

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, read_json
 from lockstep.model import batch_norm, heads, lean, own
 
@@ -39,6 +39,26 @@ def _load_transformers(folder: Path, dropout: float | None) -> torch.nn.Module:
         for name in _dropout_keys(config):
             setattr(config, name, dropout)
     return cls.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
+
+
+def checkpoint_activations(model: torch.nn.Module) -> None:
+    """Have each layer's activations computed again in the backward pass (Chen et al. 2016, arXiv:1604.06174).
+
+    Random states are put back for it, so that dropout is the same. Raises RunFailed if the model can't do it.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise RunFailed(
+            f"activation_checkpointing: {type(model).__name__} can't compute its activations again. Leave it out; it is"
+            " for those of transformers' models that have layers for it."
+        )
+    # Its name now, and the one that transformers 5.17 has.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def checkpoints_activations(model: torch.nn.Module) -> bool:
+    """Whether a layer of the model computes its activations again in the backward pass."""
+    return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
 
 
 def tokenizer(folder: Path):

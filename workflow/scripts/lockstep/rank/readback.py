@@ -47,6 +47,8 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     actual |= {key: value for key, value in live["options"].items() if key in flat}
+    if asked.train.activation_checkpointing:
+        wanted["activation_checkpointing"], actual["activation_checkpointing"] = True, live["activation_checkpointing"]
     if models.has_batch_statistics(strategy.module) and strategy.world.replicas > 1:
         wanted["sync_batchnorm"] = asked.options.get("sync_batchnorm", False)
         actual["sync_batchnorm"] = batch_norm.is_synchronised(strategy.module)
@@ -74,6 +76,7 @@ def read(strategy: Strategy) -> dict:
         "dropout": models.dropouts(strategy.module),
         "lora": lora.live(strategy.module),
         "attention": getattr(getattr(strategy.module, "config", None), "_attn_implementation", None),
+        "activation_checkpointing": models.checkpoints_activations(strategy.module),
         "attention_allowed": attention.allowed(),
         "optimizer": type(inner).__name__,
         # Of the optimizer that steps, as a wrapper has defaults of its own.

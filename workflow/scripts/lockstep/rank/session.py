@@ -130,6 +130,8 @@ class Run:
         models.keep_masks()
         model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train()
         self.start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
+        if training.train.activation_checkpointing:
+            models.checkpoint_activations(model)
         model = lora.put_into(model, training.train).train()
         self.start["trained"] = lora.count_trained(model)
         if training.train.lora:

@@ -81,8 +81,6 @@ class Strategy(ddp.Strategy):
                 settings[self.precision] = {"enabled": True}
             else:
                 settings["torch_autocast"] = {"enabled": True, "dtype": precision.dtype}
-        if self.options["activation_checkpointing"]:
-            model.activation_checkpointing_enable({"use_reentrant": False})
         own, file = make_optimizer(model), self.options.get("config_file")
         settings = deepspeed_file.merged(file, settings)
         named = deepspeed_file.optimizer(file)
@@ -146,7 +144,6 @@ class Strategy(ddp.Strategy):
             "clip": engine.gradient_clipping(),
             "offload_optimizer": bool(engine.zero_cpu_offload()),
             "native_precision": bool(engine.fp16_enabled() or engine.bfloat16_enabled()),
-            "activation_checkpointing": getattr(self.module, "is_activation_checkpointing", False),
             "autocast": engine.torch_autocast_enabled(),
             "reduce_bucket_size": engine.zero_reduce_bucket_size(),
         }
@@ -259,11 +256,6 @@ OPTIONS = {
         "type": "boolean",
         "default": False,
         "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
-    },
-    "activation_checkpointing": {
-        "type": "boolean",
-        "default": False,
-        "description": "compute each layer's activations again in the backward pass instead of keeping them",
     },
     "offload_optimizer": {
         "type": "boolean",
