@@ -56,7 +56,7 @@ def test_each_folder_stands_beside_the_first(tmp_path):
     ]
     compared = []
     for seconds in ([1.0, 1.05, 0.95], rows["ddp"]):
-        ratio = stats.apart(blocks(a=seconds), blocks(a=rows["ddp"]), "a")
+        ratio = stats.unpaired_ratio(blocks(a=seconds), blocks(a=rows["ddp"]), "a")
         line = comparison.Line("ddp", ratio, (2.0, seconds[0]), {"hardware": HOSTILE} if ratio.value == 1 else {})
         compared.append(comparison.Comparison([line], [HOSTILE], ["only"]))
     written = comparison_page.page(three, compared)
@@ -83,8 +83,8 @@ def test_a_folder_and_its_own_copy_are_told_so(tmp_path):
 
 def test_a_wider_confidence_is_asked_of_many_looks():
     sides = blocks(a=[1.0, 1.05, 0.95]), blocks(a=[2.0, 2.1, 1.9])
-    once = stats.apart(*sides, "a")
-    many = stats.apart(*sides, "a", confidence=1 - (1 - stats.CONFIDENCE) / 100)
+    once = stats.unpaired_ratio(*sides, "a")
+    many = stats.unpaired_ratio(*sides, "a", confidence=1 - (1 - stats.CONFIDENCE) / 100)
     assert many.low < once.low < once.high < many.high
 
 

@@ -483,9 +483,9 @@ def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(res
     rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "recipe", "packed": True}}
     ask(results, "ddp", strategy="recipe", options={})
     summary, _, page = made(results, rows=rows, repeats=2)
-    (rung,) = summary.ladder["rungs"]
-    assert (rung["row"], rung["changes"], rung["quality"]) == ("ddp", "packed: true", "too_few")
-    assert rung["gain"] == pytest.approx(2.0, rel=0.01)
+    (level,) = summary.ladder["rungs"]
+    assert (level["row"], level["changes"], level["quality"]) == ("ddp", "packed: true", "too_few")
+    assert level["gain"] == pytest.approx(2.0, rel=0.01)
     assert "In the open division, no row is shown to be both faster than single and as good." in first_lines(summary)
     assert "The open division: what each change gains" in page
     assert "| ddp | packed: true | 2.0" in (results / "report" / "report.md").read_text(encoding="utf-8")
@@ -675,14 +675,14 @@ def test_a_paper_gets_its_files_written_from_the_records(results):
 def test_every_link_within_the_page_leads_to_its_section(benchmark):
     page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
     links = re.findall(r'href="#([\w-]+)"', page)
-    assert {"every-row", "take-home", "paper"} <= set(links)
+    assert {"every-row", "own-script", "paper"} <= set(links)
     assert [link for link in links if f'id="{link}"' not in page] == []
 
 
-def test_the_page_has_what_to_take_home_of_each_finished_row_the_fastest_first(benchmark):
+def test_the_page_has_what_an_own_script_needs_for_each_finished_row_the_fastest_first(benchmark):
     page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
     summary = json.loads(benchmark.path("results/report/summary.json").read_text(encoding="utf-8"))
-    section = page.partition('id="take-home"')[2].partition('id="paper"')[0]
+    section = page.partition('id="own-script"')[2].partition('id="paper"')[0]
     rows = [row for row in summary["rows"] if row["status"] == "ok"]
     expected = [row["row"] for row in sorted(rows, key=lambda row: row["train_seconds"])]
     assert re.findall(r"<summary>(\w+)</summary>", section) == expected

@@ -395,7 +395,7 @@ ABOUT = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "apart", "message"),
+    ("changes", "ahead", "message"),
     [
         ({"packages": {"torch": "2.12.0"}}, 0, "packages: torch is 2.12.0 on node 1, and 2.13.0 on node 0 (h1)"),
         ({"packages": {}}, 0, "packages: torch is None on node 1"),
@@ -405,9 +405,9 @@ ABOUT = {
         ({}, -3600, "the clock of node 1 is -3600 s from node 0's"),
     ],
 )
-def test_what_is_not_the_same_is_named(changes, apart, message):
+def test_what_is_not_the_same_is_named(changes, ahead, message):
     assert peers.difference(ABOUT, ABOUT, "node 1", 0) == ""
-    assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", apart)
+    assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", ahead)
 
 
 def test_a_scheduler_says_which_node_this_is(monkeypatch):

@@ -430,7 +430,7 @@ def test_ranks_drop_units_of_their_own_in_their_own_heads_only(attention, hidden
     for part in (0, 1, 1):
         model = BertModel(BertConfig(vocab_size=9, **size, **dropped)).train()
         model.load_state_dict(weights := weights or model.state_dict())
-        tp.draw_apart(model, tp.BERT, part)
+        tp.draw_differently(model, tp.BERT, part)
         torch.manual_seed(7)
         outputs.append(model(torch.arange(8)[None]).last_hidden_state)
         states.append(torch.get_rng_state())

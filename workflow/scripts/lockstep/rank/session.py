@@ -164,7 +164,7 @@ class Run:
     def computing(self) -> contextlib.AbstractContextManager:
         """The context of the loop."""
         wide = self.training.strategy.precision == "fp64"
-        return models.kept_wide() if wide else contextlib.nullcontext()
+        return models.keep_float64() if wide else contextlib.nullcontext()
 
     def _watch(self) -> None:
         """Have what is measured beside the steps be ready."""
@@ -181,7 +181,7 @@ class Run:
         training.gauge = memory.Gauge(strategy.world.device, pids)
         training.clock.part("data")
         training.files.event("run_start", {"steps": self.replay.steps, "world_size": strategy.world.size})
-        if training.settings.kind.taken_apart:
+        if training.settings.kind.profiled:
             from lockstep.rank.profiling import Profiler
 
             training.profiler = Profiler(training, self.replay.steps, training.settings.profile.steps)

@@ -75,11 +75,11 @@ def _when(report: dict, row: str) -> list[tuple]:
 
 
 def ratio(ours: dict, theirs: dict, row: str, confidence: float = stats.CONFIDENCE) -> stats.Ratio:
-    """A row's time in one report over that in another, by the model of the reports' own ratios (stats.apart).
+    """A row's time in one report over that in another, by the model of the reports' own ratios (stats.unpaired_ratio).
 
     Its spread is that of all rows of this row's kind: of the same device and plan, as a report ranks them.
     """
-    return stats.apart(*(_of_kind(report, row) for report in (ours, theirs)), row, confidence)
+    return stats.unpaired_ratio(*(_of_kind(report, row) for report in (ours, theirs)), row, confidence)
 
 
 def _of_kind(report: dict, row: str) -> stats.Times:

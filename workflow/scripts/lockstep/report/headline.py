@@ -156,11 +156,13 @@ def _cliffs(families: list[dict]) -> list[Text]:
 
 def _open(ladder: dict) -> Text:
     """Which row of the open division to take (lockstep/report/ladder.py)."""
-    rung = next((rung for rung in ladder["rungs"] if rung["row"] == ladder["best"]), None)
-    if rung is None:
+    level = next((level for level in ladder["rungs"] if level["row"] == ladder["best"]), None)
+    if level is None:
         return say("open_none", baseline=ladder["baseline"])
-    figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
-    return say("open", row=rung["row"], baseline=ladder["baseline"], **figures)
+    figures = {
+        name: f"{level[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))
+    }
+    return say("open", row=level["row"], baseline=ladder["baseline"], **figures)
 
 
 def warning(summary: Summary) -> Text | None:

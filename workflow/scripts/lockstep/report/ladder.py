@@ -22,7 +22,7 @@ from lockstep.report.ranking import BASELINE, fitted
 from lockstep.report.reading import trusted
 
 MARGIN = 0.02  # of macro-F1 and of mIoU; of log perplexity it is 2 % of perplexity
-LEVEL = 0.05
+SIGNIFICANCE = 0.05
 ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
 POWER, MOST_SEEDS = 0.8, 99
 
@@ -44,20 +44,20 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         if timed[name]
     }
     fit = stats.Fit({name: seconds for name, seconds in warm.items() if trusted(timed[name])})
-    rungs, learnt_something = [], learnt(runs[baseline], figure)
+    levels, learnt_something = [], learnt(runs[baseline], figure)
     for name in names:
         told = fitted(fit, warm, baseline, name) if {baseline, name} <= warm.keys() else None
-        rung = _rung(config, name, timed[name], timed[baseline], told)
+        level = _level(config, name, timed[name], timed[baseline], told)
         judged = quality(*_paired(runs[name], runs[baseline], figure))
         empty = not learnt_something and judged["quality"] != "too_few"
-        rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
-    choose(rungs)
-    sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
-    good = [rung for rung in sure if rung["quality"] == "as_good"]
-    best = max(good, key=lambda rung: rung["gain"], default=None)
+        levels.append(level | judged | ({"quality": "untrained"} if empty else {}))
+    choose(levels)
+    sure = [level for level in levels if level["gain_low"] and level["gain_low"] > 1 and not level["disturbed"]]
+    good = [level for level in sure if level["quality"] == "as_good"]
+    best = max(good, key=lambda level: level["gain"], default=None)
     return {
         "baseline": baseline,
-        "rungs": rungs,
+        "rungs": levels,
         "best": best["row"] if best else None,
         "margin": MARGIN,
         "enough_seeds": ENOUGH_SEEDS,
@@ -66,7 +66,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     }
 
 
-def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
+def _level(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
     """What a row gains: `gain`, the baseline's warm time for a sample over the row's. None where no blocks tell.
 
     disturbed: whether all of its runs, or of the baseline's, were; then times are of those, and no gain is to be relied
@@ -115,7 +115,7 @@ def quality(differences: list[float], seeds: int) -> dict:
     if len(paired) < ENOUGH_SEEDS or seeds < ENOUGH_SEEDS:
         return known | {"quality": "too_few"}
     error = spread / np.sqrt(len(paired))
-    half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
+    half = float(stdtrit(len(paired) - 1, 1 - SIGNIFICANCE) * error)
     judged = "as_good" if mean - half > -MARGIN else "worse" if mean + half < -MARGIN else "not_shown"
     above = mean + MARGIN
     return known | {
@@ -134,19 +134,19 @@ def seeds_needed(spread: float) -> int | None:
     """
     for seeds in range(ENOUGH_SEEDS, MOST_SEEDS + 1):
         reach = MARGIN * np.sqrt(seeds) / spread if spread else np.inf
-        if ndtr(reach - stdtrit(seeds - 1, 1 - LEVEL)) >= POWER:
+        if ndtr(reach - stdtrit(seeds - 1, 1 - SIGNIFICANCE)) >= POWER:
             return seeds
     return None
 
 
-def choose(rungs: list[dict]) -> None:
+def choose(levels: list[dict]) -> None:
     """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
-    tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
+    tested = sorted((level for level in levels if level["chance"] is not None), key=lambda level: level["chance"])
     shown = True
-    for position, rung in enumerate(tested):
-        shown = shown and rung["chance"] <= LEVEL / (len(tested) - position)
-        if rung["quality"] == "as_good" and not shown:
-            rung["quality"] = "not_shown"
+    for position, level in enumerate(tested):
+        shown = shown and level["chance"] <= SIGNIFICANCE / (len(tested) - position)
+        if level["quality"] == "as_good" and not shown:
+            level["quality"] = "not_shown"
 
 
 def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list[float], int]:

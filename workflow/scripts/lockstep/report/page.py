@@ -13,7 +13,7 @@ from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import charts, headline, paper, pictures, rendering, studies, take_home
+from lockstep.report import charts, headline, own_script, paper, pictures, rendering, studies
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, same, say
@@ -262,7 +262,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "made": _made(summary),
         "predictions": texts,
         "galleries": galleries or [],
-        "take_home": take_home.gather(summary, rows, folder.parent),
+        "own_script": own_script.gather(summary, rows, folder.parent),
         "tested": tested,
         "test_line": partial(test_line, registry.task_literals(summary.config["task"])["QUALITY"]),
         "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),

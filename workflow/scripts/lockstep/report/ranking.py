@@ -30,7 +30,7 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
-    most, apart = None, []
+    most, unconnected = None, []
     for members in kinds.values():
         sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
         fit = stats.Fit(sound)
@@ -45,16 +45,16 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
             ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
             alone = not any(against[other] for other in closed.rows or members if other != name)
             if alone and len(members) > 1 and name not in closed.rows:
-                apart.append(name)
+                unconnected.append(name)
             if baseline and (ratio := against[baseline]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
                 row["efficiency"] = row["speedup"] * capacity(runs[baseline]) / capacity(runs[name])
     if not most or most.sigma is None:
-        return ratios, None, apart
+        return ratios, None, unconnected
     names = ("sigma", "resolution", "unlike_spreads")
-    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
+    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), unconnected
 
 
 def capacity(runs: list[dict]) -> int:

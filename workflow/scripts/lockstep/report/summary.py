@@ -120,7 +120,7 @@ def gather(config: Config, results: Path) -> Summary:
     }
     manifest = read_optional(paths.manifest_file(results), MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name]) for row in config.rows.values()]
-    ratios, statistics, apart = ranking.compare(rows, runs, config)
+    ratios, statistics, unconnected = ranking.compare(rows, runs, config)
     between = ranking.between(rows, runs, ratios)
     timed = {name: good_runs(several) for name, several in runs.items()}
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
@@ -129,7 +129,7 @@ def gather(config: Config, results: Path) -> Summary:
         runs=runs,
         ratios=ratios,
         statistics=statistics,
-        apart=apart,
+        apart=unconnected,
         blocks=blocks.last(config, results),
         variance=variance(config, runs, results),
         verdicts=verdicts,

@@ -85,8 +85,8 @@ class Lead:
                 answer = other.read()
                 if answer.get("call") != call:
                     continue
-                apart = answer["about"]["time"] - time.time()
-                if why := answer.get("reason") or difference(about, answer["about"], other.name, apart):
+                ahead = answer["about"]["time"] - time.time()
+                if why := answer.get("reason") or difference(about, answer["about"], other.name, ahead):
                     raise BadInput(why)
                 missing.remove(other)
             if missing and time.monotonic() > deadline:

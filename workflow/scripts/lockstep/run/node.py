@@ -48,7 +48,7 @@ def train(
     command: list[str] | Callable[[], None],
     rendezvous: Rendezvous,
     steps: int,
-    strangers: list[int] = (),
+    others: list[int] = (),
     meanwhile: Callable = lambda log: contextlib.nullcontext(lambda request: None),
 ) -> Outcome:
     """Run `command`, this node's launcher, until it ends; its output goes to this node's run.log.
@@ -72,7 +72,7 @@ def train(
         saves = bool(row.train.checkpoint_every)
         with (
             hand.called(row, folder, rendezvous, _own_variables(row, rendezvous), stream) as by_hand,
-            watcher.beside(node_folder, training_gpus(row.hardware), strangers, by_hand),
+            watcher.beside(node_folder, training_gpus(row.hardware), others, by_hand),
             meanwhile(stream) as called,
         ):
             return supervise(

@@ -14,7 +14,7 @@ from lockstep.files import hash_file, hash_text, read_json, write_json
 
 BEAT = 1.0  # seconds between two writings of a node's file
 SILENCE = 30.0  # seconds without one after which a node is gone
-APART = 10.0  # seconds by which two nodes' clocks may differ: events are put in order by them
+CLOCK_TOLERANCE = 10.0  # seconds by which two nodes' clocks may differ: events are put in order by them
 # What a node's file says of where it is in a run.
 CALLING, READY, TRAINING, DONE, FAILED, OVER = "calling", "ready", "training", "done", "failed", "over"
 PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # and those that the row's strategy needs
@@ -100,16 +100,16 @@ def _hash(path: Path) -> str:
     return hash_text("".join(hash_file(file) for file in files if file.is_file()))[:12] if path.exists() else "missing"
 
 
-def difference(ours: dict, theirs: dict, name: str, apart: float) -> str:
+def difference(ours: dict, theirs: dict, name: str, ahead: float) -> str:
     """What is not the same on node 0 and on another, `name`, in one message; empty where nothing is.
 
-    `apart` is by how many seconds the other's clock is ahead.
+    `ahead` is by how many seconds the other's clock is ahead.
     """
     for key in ("results folder", "Lockstep's code", "Python", "packages", "settings", "files"):
         for label, here, there in _unequal(key, ours[key], theirs.get(key)):
             return f"{label} is {there} on {name}, and {here} on node 0 ({ours['host']}). Make them the same."
-    if abs(apart) > APART:
-        return f"the clock of {name} is {apart:+.0f} s from node 0's. Set both by one source, as NTP does."
+    if abs(ahead) > CLOCK_TOLERANCE:
+        return f"the clock of {name} is {ahead:+.0f} s from node 0's. Set both by one source, as NTP does."
     return ""
 
 

@@ -1,6 +1,6 @@
 """Watching, from a process of low priority beside a timed run, whether anything else uses the machine.
 
-    python -m lockstep.run.watcher FOLDER GPUS STRANGERS BY_HAND   (started by `beside`, with lists in JSON)
+    python -m lockstep.run.watcher FOLDER GPUS OTHERS BY_HAND   (started by `beside`, with lists in JSON)
 
 It samples the process that started it, those that run ranks by hand, and GPUs, until it is ended. Each second's sample
 is a line of watch.jsonl: what processes other than the run's used of the CPUs, which of them are on the run's GPUs, and
@@ -29,7 +29,7 @@ OTHERS_ALLOWED = 0.02
 
 
 @contextlib.contextmanager
-def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_hand: list[int] = ()):
+def beside(folder: Path, gpus: list[int] = (), others: list[int] = (), by_hand: list[int] = ()):
     """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were.
 
     by_hand: processes of the run that somebody else started, and not this one.
@@ -38,7 +38,7 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_han
     from lockstep.run.processes import signals_wait
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers, by_hand))]
+    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, others, by_hand))]
     process = None
     try:
         with signals_wait():
@@ -55,14 +55,14 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_han
             process.wait()
 
 
-def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: list[int]) -> None:
+def main(folder: Path, numbers: list[int], known_others: list[int], by_hand: list[int]) -> None:
     # It waits for SIGTERM rather than handle it: a handler may come while the main thread holds the lock of the event
     # that it would set, and both wait for ever.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
     os.nice(19)
     own = _there([os.getppid(), *by_hand])
-    gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
+    gpus, others = nvml.gpus(numbers), OtherProcesses(own, known_others)
     used = dict.fromkeys(own, 0.0)  # by each, up to its end
     before = _now(used)
     ended = None
@@ -81,7 +81,7 @@ def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: 
                 "cpu_mhz": _cpu_mhz(),
                 "cpu_celsius": _cpu_celsius(),
                 "gpus": [nvml.state(number, handle) for number, handle in gpus.items()],
-                "others_on_gpus": strangers.on(gpus),
+                "others_on_gpus": others.on(gpus),
             }
             try:
                 print(json.dumps(sample), file=stream, flush=True)
@@ -148,28 +148,28 @@ def _cpu_celsius() -> float | None:
     return max(temperatures) if temperatures else None
 
 
-class Strangers:
+class OtherProcesses:
     """Tells the processes of others on a run's GPUs from the run's own.
 
-    `known_strangers` were there before the run began. Of those who came later, the run's own are below one of
+    `known_others` were there before the run began. Of those who came later, the run's own are below one of
     `own`; where the driver has other process ids than this program (a container's are not the host's), none here
     has that id, and nothing is claimed of it.
     """
 
-    def __init__(self, own: list[psutil.Process], known_strangers: list[int]):
-        self.own, self.known_strangers, self.ours = own, set(known_strangers), set()
+    def __init__(self, own: list[psutil.Process], known_others: list[int]):
+        self.own, self.known_others, self.ours = own, set(known_others), set()
 
     def on(self, gpus: dict) -> list[dict]:
-        """The strangers that are on the GPUs now, as nvml.processes has them."""
+        """The others that are on the GPUs now, as nvml.processes has them."""
         there = nvml.processes(gpus)
         if not there:
             return []
         # Those that have ended are kept in mind: the driver may list a process for a moment longer.
         self.ours |= {process.pid for process in _below(self.own)}
-        return [process for process in there if self._is_stranger(process["pid"])]
+        return [process for process in there if self._is_other(process["pid"])]
 
-    def _is_stranger(self, pid: int) -> bool:
-        return pid in self.known_strangers or (pid not in self.ours and psutil.pid_exists(pid))
+    def _is_other(self, pid: int) -> bool:
+        return pid in self.known_others or (pid not in self.ours and psutil.pid_exists(pid))
 
 
 def read(folder: Path) -> list[dict]:
@@ -194,8 +194,8 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     reasons = []
     if taken > OTHERS_ALLOWED * wanted:
         reasons.append(f"other processes took {taken:.2f} of the {wanted} CPU cores that it keeps busy")
-    if strangers := _strangers(inside):
-        reasons.append(f"others were on its GPUs: {', '.join(strangers)}")
+    if processes := _other_processes(inside):
+        reasons.append(f"others were on its GPUs: {', '.join(processes)}")
     gpus = _by_gpu(inside, weights)
     reasons += [f"GPU {gpu['gpu']} was throttled ({', '.join(gpu['throttled'])})" for gpu in gpus if gpu["throttled"]]
     return {
@@ -210,7 +210,7 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     }
 
 
-def _strangers(samples: list[dict]) -> list[str]:
+def _other_processes(samples: list[dict]) -> list[str]:
     """Each process of somebody else on each of the GPUs, once, as it was seen first."""
     seen = {}
     for process in (process for sample in samples for process in sample.get("others_on_gpus", ())):

@@ -138,7 +138,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
-    strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
+    others = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
 
     @contextlib.contextmanager
     def listening(log):
@@ -157,7 +157,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
         yield listen
 
     with lifetime.hold(own_folder):
-        outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, listening)
+        outcome = node.train(row, folder, command, rendezvous, plan.steps, others, listening)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     if errors := record.read_errors(folder):
