@@ -148,7 +148,7 @@ class Strategy(dataparallel.Strategy):
         self.processes = self.hardware.devices
 ONE_PROCESS_ON = ("cpu", "cuda")
 """,
-        "world_size: 2 is asked for, and counts_devices_as_processes uses 1",
+        "world_size: the row asks for 2, but counts_devices_as_processes uses 1",
     ),
 }
 MISTAKES_NOT_IN_CI = ("gathers_on_the_first_gpu", "waits_on_the_first_gpu")  # which are much like one that is

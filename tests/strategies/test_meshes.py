@@ -72,7 +72,7 @@ tp.STYLES = tp.STYLES | {"rowwise": Rowwise}
 class Strategy(tp.Strategy):
     pass
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 1 on",
     ),
     "bias_of_each_rank": (
         """
@@ -101,7 +101,7 @@ class Strategy(tp.Strategy):
         self.optimizer.step()
         self.optimizer.zero_grad()
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step \d on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step \d on",
     ),
     "drops_others": (
         """
@@ -111,7 +111,7 @@ class Strategy(tp.Strategy):
         super().wrap()
         torch.manual_seed(self.world.rank)
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 1 on",
     ),
     "replicas_summed": (
         """

@@ -44,7 +44,7 @@ def _require_same_samples(ranks: list[dict[str, np.ndarray]], rank: int, countin
     theirs = ranks[counting]
     if not all(np.array_equal(ours[name], theirs[name]) for name in ("step", "id")):
         raise OtherWork(
-            f"ranks {counting} and {rank} hold replica {replica} together, and have not trained the same samples"
+            f"ranks {counting} and {rank} hold replica {replica} together, but have not trained the same samples"
         )
 
 
