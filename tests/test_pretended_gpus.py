@@ -495,8 +495,8 @@ def test_a_gpu_on_which_somebody_else_computes_is_named(two, other, tmp_path):
         assert finished.returncode == 0, finished.stderr
         made = two.read(f"runs/{row}/n*/rep4/record.json")
         others = [reason for reason in made["watch"]["disturbed"] if "on its GPUs" in reason]
-        assert others == ([f"others were on its GPUs: {told}"] if disturbed else [])
-        before = f"others were on its GPUs before it started: {told}"
+        assert others == ([f"other processes were on its GPUs: {told}"] if disturbed else [])
+        before = f"other processes were on its GPUs before it started: {told}"
         assert (before in made["notes"]) == (f"warning: {row}: {before}" in finished.stderr) == disturbed
         assert [note for note in made["notes"] if f"Multi-Process Service is on ({mps})" in note]
         assert two.read(f"runs/{row}/n*/rep4/env.json")["mps"] == str(mps)
@@ -548,7 +548,7 @@ def test_somebody_else_who_comes_while_a_run_trains_disturbs_it_and_its_own_rank
         finished = two.script("launch", "--row=ddp", "--repeat=5", LOCKSTEP_PRETENDED_PROCESSES=str(listed))
         other.kill()
     assert finished.returncode == 0, finished.stderr
-    assert "others were on" not in finished.stderr
+    assert "other processes were on" not in finished.stderr
     made = two.read("runs/ddp/n2/rep5/record.json")
     (reason,) = (reason for reason in made["watch"]["disturbed"] if "on its GPUs" in reason)
     assert {int(pid) for pid in re.findall(r"process (\d+)", reason)} == {other.pid}

@@ -65,7 +65,8 @@ def test_others_on_a_gpu_and_a_throttled_one():
     samples = [sample(0, gpus=gpus, others_on_gpus=others), sample(1, gpus=gpus, others_on_gpus=others[:1])]
     verdict = watcher.judge(samples, [0.0, 2.0], cores=64, busy=4)
     assert verdict["disturbed"] == [
-        "others were on its GPUs: process 77 (python) on GPU 1 with 512 MiB, process 78 (of unknown name) on GPU 1",
+        "other processes were on its GPUs: process 77 (python) on GPU 1 with 512 MiB,"
+        " process 78 (of unknown name) on GPU 1",
         "GPU 1 was throttled (power brake)",
     ]
     assert (verdict["gpu_mhz"], verdict["gpu_celsius"]) == ([1200, 1200], [91, 91])

@@ -342,7 +342,7 @@ def test_heads_that_ranks_can_t_share_are_refused_before_one_starts(place):
     assert finished.returncode == 2
     assert finished.stderr == (
         "error: rows.three.tensor: 3: 3 ranks can't share the model's 4 heads (num_attention_heads) evenly. Take a"
-        " number that divides 4.\n"
+        " divisor of 4.\n"
     )
     assert not place.path("results/runs/three").exists()
 
