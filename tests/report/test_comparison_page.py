@@ -113,7 +113,7 @@ def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):
     summary = files.read_json(file)
     files.write_json(file, summary | {"config": summary["config"] | {"quick": True}})
     for pair in ((full, quick), (quick, full)):
-        with pytest.raises(BadInput, match=f"{quick}: is a first look, and is compared with no full benchmark"):
+        with pytest.raises(BadInput, match=f"{quick}: is a first look, which can.t be compared with a full benchmark"):
             comparison.compare(*pair, set(comparison.KINDS))
 
 
