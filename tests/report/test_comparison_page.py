@@ -60,8 +60,8 @@ def test_each_folder_stands_beside_the_first(tmp_path):
         line = comparison.Line("ddp", ratio, (2.0, seconds[0]), {"hardware": HOSTILE} if ratio.value == 1 else {})
         compared.append(comparison.Comparison([line], [HOSTILE], ["only"]))
     written = comparison_page.page(three, compared)
-    assert "1 of 1 rows take another time in" in written
-    assert "0 of 1 rows take another time in" in written
+    assert "1 of 1 rows take a different time in" in written
+    assert "0 of 1 rows take a different time in" in written
     assert "0.500" in written
     assert "only one of the folders has it" in written
     assert HOSTILE not in written
@@ -78,7 +78,7 @@ def test_a_folder_and_its_own_copy_are_told_so(tmp_path):
         assert compared.copied == copied
         written = comparison_page.page([mine, other], [compared])
         assert ("one is a copy of the other" in written) == copied
-        assert ("rows take another time in" in written) != copied
+        assert ("rows take a different time in" in written) != copied
 
 
 def test_a_wider_confidence_is_asked_of_many_looks():
