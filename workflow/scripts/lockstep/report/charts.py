@@ -394,7 +394,7 @@ def scaling(kind: str, families: list[dict]) -> Drawing:
 
 
 def network(measured: list[dict]) -> Drawing:
-    """Bus bandwidth over the size of the message, of each operation and number of ranks (lockstep/network.py)."""
+    """Bus bandwidth over the size of the message, for each operation and number of ranks (lockstep/network.py)."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     table = []
     for style, each in zip(itertools.cycle(STYLES), measured, strict=False):
