@@ -57,9 +57,8 @@ class Gauge:
             now = _of_all(self.workers, "status", "VmRSS")
             for pid in ("self", *self.workers):
                 with contextlib.suppress(OSError):  # if it can't be written, the peak is that since the launch
-                    (PROC / str(pid) / "clear_refs").write_text(
-                        "5"
-                    )  # proc_pid_clear_refs(5): resets the peak to the current value
+                    # This resets the peak to the current value (proc_pid_clear_refs(5)).
+                    (PROC / str(pid) / "clear_refs").write_text("5")
         self.usage.setdefault("before_mb", now)
 
     def stop(self) -> None:

@@ -21,9 +21,8 @@ class Snapshots:
         self.training, self.plan = training, plan
         every = training.train.snapshot_every
         ends = plan.epoch_ends(samples) if every else {}
-        self.epochs = {
-            step: epoch for epoch, step in ends.items() if epoch % every == 0
-        }  # by the number of steps at their end
+        # By the number of steps at their end.
+        self.epochs = {step: epoch for epoch, step in ends.items() if epoch % every == 0}
         self.noted: list[dict] = []
         if every and not self.epochs:
             none = f"no snapshot was taken: none of its {plan.steps} steps ends epoch {every}"

@@ -36,9 +36,8 @@ class Workers:
         self.orders: list[Order] = []
         before = multiprocessing.active_children()
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="This DataLoader will create"
-            )  # the run notes it if they are many
+            # The run itself notes it if there are more workers than cores.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
             self.loader = DataLoader(
                 Made(
                     registry.load_task(settings.task)(settings.train), paths.split_folder(Path(settings.data), "train")

@@ -185,13 +185,11 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         window = max(1, count // 25)
         smooth = _smoothed(run["losses"], window)
         steps = np.arange(window, count + 1)
-        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(
-            int
-        )  # more points would not be visible, and make the file large
+        # More points would not be visible, and make the file large.
+        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
         style = {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4}
-        style["linestyle"] = STYLES[
-            (position + position // len(COLOURS)) % len(STYLES)
-        ]  # no two rows share colour and style
+        # No two rows share both colour and style.
+        style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]
         shown = smooth - _smoothed(baseline, window) if alike else smooth
         left.plot(steps[keep], shown[keep], label=name, **style)
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)

@@ -17,13 +17,8 @@ from lockstep.config.settings import deciding
 from lockstep.report.ranking import capacity
 from lockstep.report.reading import good_runs, trusted
 
-OF_DEVICES = (
-    "devices",
-    "processes",
-    "gpu_count",
-    "gpus",
-    "nodes",
-)  # keys of `hardware` that determine the number of devices
+# Keys of `hardware` that determine the number of devices.
+OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
 CLIFF = 0.15  # a loss of efficiency from one size to the next that is reported
 
 

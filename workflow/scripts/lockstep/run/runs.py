@@ -111,9 +111,8 @@ def _run(
 ) -> dict:
     attempt = _settle(config, row, repeat, results, plan, resume, lead)
     folder, notes = attempt.folder, attempt.notes
-    write_json(
-        folder / paths.SETTINGS, asdict(attempt.settings)
-    )  # first, so that nothing is removed if this can't be written
+    # This comes first, so that nothing is removed if it can't be written.
+    write_json(folder / paths.SETTINGS, asdict(attempt.settings))
     _clear(attempt)
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
