@@ -77,7 +77,7 @@ class Strategy(copies.Strategy):
         self.world = replace(super().start(), counts=False)
         return self.world
 """,
-        r"of which no rank counts",
+        r"but no rank of this replica counts",
     ),
     "other_samples": (
         """
@@ -331,7 +331,7 @@ def test_the_ledger_is_that_of_the_ranks_that_count(tmp_path, counts):
     [
         ((True, False, True, False), [[1, 2], [1, 3], [3], [3]], "ranks 0 and 1 hold replica 0 together, but have not"),
         ((True, False, True, False), [[1, 2], [1, 2], [3], []], "ranks 2 and 3 hold replica 1 together, but have not"),
-        ((True, False, False, False), [[1, 2], [1, 2], [3], [3]], "rank 2 is of replica 1, of which no rank counts"),
+        ((True, False, False, False), [[1, 2], [1, 2], [3], [3]], "rank 2 belongs to replica 1, but no rank of this"),
     ],
 )
 def test_ranks_of_a_replica_that_trained_other_samples_are_told(tmp_path, counts, ids, says):
