@@ -1,4 +1,4 @@
-# Lockstep: trains one model once per strategy, over one plan, and compares what that took and what came out.
+# Lockstep trains one model once per strategy, by one plan, and compares the costs and the results.
 #
 #   snakemake --cores all            the whole benchmark
 #   snakemake --cores all ddp        one row (any name under `rows` in the configuration)
@@ -15,12 +15,12 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 min_version("9.0")
-# Where the file lies that is read now, also where another workflow takes it as a module.
+# The folder of this file, even if another workflow uses it as a module.
 HERE = Path(str(workflow.current_basedir))
 if not (HERE / "workflow" / "scripts" / "lockstep").is_dir():
     print(
-        f"error: {workflow.included_stack[-1]} lies alone, and Lockstep is more than its Snakefile. Clone it, and name the "
-        "Snakefile of the clone.",
+        f"error: {workflow.included_stack[-1]} is alone, but Lockstep is more than its Snakefile. Clone Lockstep, and "
+        "name the Snakefile of the clone.",
         file=sys.stderr,
     )
     sys.exit(2)
@@ -34,7 +34,7 @@ from lockstep.view.jobs import Follower
 
 lockstep.require_place(workflow)
 DEFAULTS = str(paths.of_project(reading.DEFAULT))
-# The profile has looked at those of the command line, unless it was left out: then this says what has happened.
+# The profile has checked the files of the command line, unless it was left out; then this check reports them.
 trust.check_files([DEFAULTS, *workflow.configfiles])
 
 
@@ -55,14 +55,14 @@ report: "workflow/report/captions/workflow.rst"
 include: "workflow/rules/common.smk"
 
 
-# The first rule is what is made where nothing is named.
+# The first rule is made if no target is named.
 rule all:
     input:
         REPORT / paths.PAGE,
         paths.predictions_file(RESULTS),
-        # Left by the rules that make these two, and not by what stands in for them after a failure.
+        # Written by the rules that make these two, but not by the substitute after a failure.
         lockstep.stamps(RESULTS),
-        # Named, because after a failure the report exists without them, and Snakemake would not try them again.
+        # Listed because the report exists without them after a failure, and Snakemake would not try them again.
         all_runs(paths.TEST_REPORT),
         [verdict(CONFIG.trial(row)) for row in ROWS.values()],
         profiles(),

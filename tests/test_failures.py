@@ -211,7 +211,7 @@ def test_ctrl_c_while_a_row_is_trained_ends_with_130_and_the_report(fresh):
     trains = fresh.path("results/runs/single/n1/rep1/progress")
     code, said = interrupted(fresh, [*command, "--until", "train_single_1"], lambda process, said: trains.is_file())
     assert code == 130, said
-    assert "interrupted: what runs is ended, then comes the report over what there is" in said
+    assert "interrupted: running jobs are ended, then follows the report on the results so far" in said
     assert "report: results/report/report.html" in said
     told = " ".join(said)
     assert "Train one first" not in told

@@ -55,7 +55,7 @@ class Strategy(copies.Strategy):
         super().wrap()
         torch.manual_seed(self.world.rank)
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 1 on",
     ),
     "all_count": (
         """
@@ -77,7 +77,7 @@ class Strategy(copies.Strategy):
         self.world = replace(super().start(), counts=False)
         return self.world
 """,
-        r"of which no rank counts",
+        r"but no rank of this replica counts",
     ),
     "other_samples": (
         """
@@ -87,7 +87,7 @@ class Strategy(copies.Strategy):
         part, of = super().share()
         return (part if self.world.counts else of - 1 - part), of
 """,
-        r"hold replica 0 together, and have (not trained the same samples|other losses from step 1 on)",
+        r"hold replica 0 together, but (have not trained the same samples|their losses differ from step 1 on)",
     ),
     "no_layout": (
         """
@@ -96,7 +96,7 @@ class Strategy(copies.Strategy):
     def start(self):
         return ddp.Strategy.start(self)
 """,
-        r"replicas: 4 ranks of which 2 each hold one are asked for, and wrong_no_layout has 4",
+        r"replicas: the row asks for 4 ranks, 2 to each replica, but wrong_no_layout has 4 replicas",
     ),
 }
 
@@ -205,7 +205,7 @@ def test_a_mistake_of_a_layout_is_seen(referenced, mistake):
 
 @pytest.mark.slow
 def test_other_dropped_units_end_a_timed_run_too(place):
-    assert "have other losses from step 1 on" in launch(place, "wrong_drops_others", code=1)["reason"]
+    assert "their losses differ from step 1 on" in launch(place, "wrong_drops_others", code=1)["reason"]
 
 
 def killed(place, row: str, name: str, *arguments: str) -> None:
@@ -329,9 +329,9 @@ def test_the_ledger_is_that_of_the_ranks_that_count(tmp_path, counts):
 @pytest.mark.parametrize(
     ("counts", "ids", "says"),
     [
-        ((True, False, True, False), [[1, 2], [1, 3], [3], [3]], "ranks 0 and 1 hold replica 0 together, and have not"),
-        ((True, False, True, False), [[1, 2], [1, 2], [3], []], "ranks 2 and 3 hold replica 1 together, and have not"),
-        ((True, False, False, False), [[1, 2], [1, 2], [3], [3]], "rank 2 is of replica 1, of which no rank counts"),
+        ((True, False, True, False), [[1, 2], [1, 3], [3], [3]], "ranks 0 and 1 hold replica 0 together, but have not"),
+        ((True, False, True, False), [[1, 2], [1, 2], [3], []], "ranks 2 and 3 hold replica 1 together, but have not"),
+        ((True, False, False, False), [[1, 2], [1, 2], [3], [3]], "rank 2 belongs to replica 1, but no rank of this"),
     ],
 )
 def test_ranks_of_a_replica_that_trained_other_samples_are_told(tmp_path, counts, ids, says):

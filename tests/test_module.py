@@ -73,7 +73,7 @@ def test_a_snakefile_without_its_clone_says_so(tmp_path):
     shutil.copy(PROJECT / "Snakefile", tmp_path / "alone.smk")
     finished = workflow(tmp_path, snakefile=tmp_path / "alone.smk").snakemake("-n")
     assert finished.returncode == 2
-    assert "alone.smk lies alone, and Lockstep is more than its Snakefile. Clone it" in finished.stderr
+    assert "alone.smk is alone, but Lockstep is more than its Snakefile. Clone Lockstep" in finished.stderr
 
 
 @pytest.mark.slow

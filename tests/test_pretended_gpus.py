@@ -148,7 +148,7 @@ class Strategy(dataparallel.Strategy):
         self.processes = self.hardware.devices
 ONE_PROCESS_ON = ("cpu", "cuda")
 """,
-        "world_size: 2 is asked for, and counts_devices_as_processes uses 1",
+        "world_size: the row asks for 2, but counts_devices_as_processes uses 1",
     ),
 }
 MISTAKES_NOT_IN_CI = ("gathers_on_the_first_gpu", "waits_on_the_first_gpu")  # which are much like one that is
@@ -476,27 +476,27 @@ def test_dataparallel_gathers_where_it_is_told(two):
 
 
 @pytest.fixture
-def stranger():
+def other():
     """A process that no run has to do with, until the test ends."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process.pid
         process.kill()
 
 
-def test_a_gpu_on_which_somebody_else_computes_is_named(two, stranger, tmp_path):
+def test_a_gpu_on_which_somebody_else_computes_is_named(two, other, tmp_path):
     listed, mps = tmp_path / "processes.json", tmp_path / "mps"
-    listed.write_text(json.dumps([[1, stranger, 512]]), encoding="utf-8")
+    listed.write_text(json.dumps([[1, other, 512]]), encoding="utf-8")
     mps.mkdir()
     (mps / "control").touch()
-    told = f"process {stranger} ({psutil.Process(stranger).name()}) on GPU 1 with 512 MiB"
+    told = f"process {other} ({psutil.Process(other).name()}) on GPU 1 with 512 MiB"
     beside = {"LOCKSTEP_PRETENDED_PROCESSES": str(listed), "CUDA_MPS_PIPE_DIRECTORY": str(mps)}
     for row, disturbed in (("ddp", True), ("single", False)):  # single trains on GPU 0
         finished = two.script("launch", "--row", row, "--repeat=4", **beside)
         assert finished.returncode == 0, finished.stderr
         made = two.read(f"runs/{row}/n*/rep4/record.json")
         others = [reason for reason in made["watch"]["disturbed"] if "on its GPUs" in reason]
-        assert others == ([f"others were on its GPUs: {told}"] if disturbed else [])
-        before = f"others were on its GPUs before it started: {told}"
+        assert others == ([f"other processes were on its GPUs: {told}"] if disturbed else [])
+        before = f"other processes were on its GPUs before it started: {told}"
         assert (before in made["notes"]) == (f"warning: {row}: {before}" in finished.stderr) == disturbed
         assert [note for note in made["notes"] if f"Multi-Process Service is on ({mps})" in note]
         assert two.read(f"runs/{row}/n*/rep4/env.json")["mps"] == str(mps)
@@ -544,14 +544,14 @@ time.sleep(600)
 def test_somebody_else_who_comes_while_a_run_trains_disturbs_it_and_its_own_ranks_do_not(two, tmp_path):
     listed, script = tmp_path / "processes.json", two.place.path("workflow/scripts/train.py")
     later = [sys.executable, "-c", COMES_LATER, str(script), str(listed)]
-    with subprocess.Popen(later) as stranger:
+    with subprocess.Popen(later) as other:
         finished = two.script("launch", "--row=ddp", "--repeat=5", LOCKSTEP_PRETENDED_PROCESSES=str(listed))
-        stranger.kill()
+        other.kill()
     assert finished.returncode == 0, finished.stderr
-    assert "others were on" not in finished.stderr
+    assert "other processes were on" not in finished.stderr
     made = two.read("runs/ddp/n2/rep5/record.json")
     (reason,) = (reason for reason in made["watch"]["disturbed"] if "on its GPUs" in reason)
-    assert {int(pid) for pid in re.findall(r"process (\d+)", reason)} == {stranger.pid}
+    assert {int(pid) for pid in re.findall(r"process (\d+)", reason)} == {other.pid}
     assert len({pid for _, pid, _ in json.loads(listed.read_text(encoding="utf-8"))}) >= 4
 
 

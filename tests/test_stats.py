@@ -157,11 +157,11 @@ def blocks(**rows: list[float]) -> stats.Times:
 
 
 def test_times_of_two_machines_have_no_blocks():
-    few = stats.apart(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[2.0, 2.5, 2.0]), "a")
+    few = stats.unpaired_ratio(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[2.0, 2.5, 2.0]), "a")
     assert (few.value, few.n, few.kind, few.distinct) == (pytest.approx(2.289, abs=1e-3), 3, "interval", True)
     assert 1.2 < few.low < few.value < few.high < 4.5
-    assert not stats.apart(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[4.1, 5.9, 5.2]), "a").distinct
-    assert stats.apart(blocks(a=[4.0]), blocks(a=[5.0]), "a").kind == ""
+    assert not stats.unpaired_ratio(blocks(a=[4.0, 6.0, 5.0]), blocks(a=[4.1, 5.9, 5.2]), "a").distinct
+    assert stats.unpaired_ratio(blocks(a=[4.0]), blocks(a=[5.0]), "a").kind == ""
 
 
 def test_other_rows_tell_how_far_apart_two_sessions_must_be_but_not_where_all_moved_together():
@@ -170,7 +170,7 @@ def test_other_rows_tell_how_far_apart_two_sessions_must_be_but_not_where_all_mo
     others = {"b": [2.1, 2.0, 2.05], "c": [3.05, 3.1, 2.95]}
     together = {"b": [2.0, 2.1, 2.05], "c": [3.0, 3.15, 3.075]}  # as a: the machine did it
     width = {
-        name: (ratio := stats.apart(*sides, "a")).high / ratio.low
+        name: (ratio := stats.unpaired_ratio(*sides, "a")).high / ratio.low
         for name, sides in {
             "alone": alone,
             "others": [side | blocks(**others) for side in alone],
@@ -191,7 +191,7 @@ def test_an_interval_of_two_sessions_holds_the_truth_as_often_as_it_says(drift):
             of_blocks = random.normal(0, drift, 3)
             logarithms = of_blocks + random.normal(0, 0.02, (5, 3))
             sides.append(blocks(**{f"r{row}": np.exp(times).tolist() for row, times in enumerate(logarithms)}))
-        ratio = stats.apart(*sides, "r0")
+        ratio = stats.unpaired_ratio(*sides, "r0")
         held += ratio.low <= 1 <= ratio.high
     assert 0.90 <= held / 200 <= 0.99
 

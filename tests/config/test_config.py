@@ -55,7 +55,7 @@ def test_so_may_whole_numbers_of_a_list(numbers):
     assert (gpus, [type(number) for number in gpus]) == ([1, 3], [int, int])
 
 
-def test_every_rung_of_the_ladder_can_be_climbed():
+def test_every_level_of_the_ladder_can_be_climbed():
     checked = reading.read([DEFAULT, LADDER], ["hardware.device=cpu", "hardware.processes=2"])
     assert [name for name, row in checked.rows.items() if row.division == "closed"] == ["single"]
     assert (checked.repeats, checked.vary_seed) == (5, True)  # the smallest number of runs by which quality is judged
@@ -70,8 +70,8 @@ def test_rows_for_slow_networks_are_for_one_machine_and_for_two():
         for row in checked.rows.values():
             row.refuse()
         assert {row.hardware.nodes for row in checked.rows.values()} == {1, nodes}
-        apart = {name for name, row in checked.rows.items() if row.division == "open"}
-        assert apart == {"accumulated", "local_sgd", "local_sgd_32", "diloco"}
+        open_rows = {name for name, row in checked.rows.items() if row.division == "open"}
+        assert open_rows == {"accumulated", "local_sgd", "local_sgd_32", "diloco"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
         hardware.refuse_less(checked.rows["x"].asked, there)
 
 
-def test_a_cpu_refuses_rungs_of_gpus_by_name():
+def test_a_cpu_refuses_levels_of_gpus_by_name():
     keys = ["hardware.device=cpu", "hardware.oversubscribe=true"]
     checked = reading.read([DEFAULT, LADDER, LADDER.with_name("ladder-gpu.yaml")], keys)
     for name in ("tf32", "resident", "resident_graphs"):

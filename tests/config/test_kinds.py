@@ -22,7 +22,7 @@ def test_trials_alone_have_no_dropout_and_forgive_nothing(config):
     of_row = (row, config.trial(row), config.profiled(row), config.tried("y", {"strategy": "recipe"}))
     assert [each.kind for each in of_row] == list(Kind)
     assert [kind for kind in Kind if kind.measured] == [Kind.TIMED]
-    assert [kind for kind in Kind if kind.taken_apart] == [Kind.PROFILE]
+    assert [kind for kind in Kind if kind.profiled] == [Kind.PROFILE]
     assert [kind for kind in Kind if not (kind.dropout and kind.forgives)] == [Kind.TRIAL]
     assert [kind for kind in Kind if kind.compared] == [Kind.TRIAL]
 

@@ -13,7 +13,7 @@ from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
 from lockstep.model import muon
-from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, rewrapped
+from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, wrap_optimizer
 from lockstep.model.schedule import lr_factor
 
 TRAIN = reading.parse({}).train
@@ -55,7 +55,7 @@ def test_an_optimizer_is_remade_with_its_groups_and_settings(optimizer):
     models = [torch.nn.Linear(5, 5) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     whole, copied = (make_optimizer(model, asked(optimizer)) for model in models)
-    copied = rewrapped(copied, lambda groups, optimizer_class, **settings: optimizer_class(groups, **settings))
+    copied = wrap_optimizer(copied, lambda groups, optimizer_class, **settings: optimizer_class(groups, **settings))
     assert type(copied) is type(whole)
     for _ in range(4):
         for model, stepping in zip(models, (whole, copied), strict=True):

@@ -253,7 +253,7 @@ def test_two_folders_are_compared_row_by_row(two, benchmark, run_script):
     assert code == 0
     assert "not distinguishable" in said
     written = Path("compared.html").read_text(encoding="utf-8")
-    assert "1 of 3 rows take another time in" in written
+    assert "1 of 3 rows take a different time in" in written
     assert "one is a copy of the other" in written  # a folder compared with itself
     assert "not what differs between two" in said
 

@@ -218,7 +218,7 @@ def test_every_mistake_is_caught(prove, mistake):
     verdict = prove(f"wrong_{mistake}")
     if mistake == "other_learning_rate":  # which is seen before the first step
         assert verdict["proof"] == "failed"
-        assert "initial_lr: 0.0005 is asked for" in verdict["reason"]
+        assert "initial_lr: the row asks for 0.0005" in verdict["reason"]
         return
     assert verdict["proof"] == "unequal"
     by_ledger = mistake in ("same_share", "whole_batch", "padded")
@@ -257,7 +257,7 @@ def test_a_strategy_that_forgets_what_its_optimizer_was_told_is_caught(prove, be
     finished = benchmark.script("parity", *files, *changed, "--row", "wrong_forgotten")
     assert finished.returncode == 1
     assert f"optimizer group 0: {key}: " in finished.stderr
-    assert f"and wrong_forgotten uses {live}" in finished.stderr
+    assert f"but wrong_forgotten uses {live}" in finished.stderr
 
 
 # Architectures with other names of dropout than BERT's, with shared layers, or without attention.

@@ -49,10 +49,10 @@ def test_live_settings_are_read_from_the_objects(prepared):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("initial_lr", 0.1, "optimizer group 0: initial_lr: 0.0015 is asked for, and single uses 0.1"),
-        ("eps", 1e-6, "eps: 1e-08 is asked for, and single uses 1e-06"),
-        ("betas", (0.9, 0.95), r"betas: \(0.9, 0.999\) is asked for"),
-        ("weight_decay", 0.1, r"weight decay: \[0.0, 0.01\] is asked for, and single uses \[0.0, 0.1\]"),
+        ("initial_lr", 0.1, "optimizer group 0: initial_lr: the row asks for 0.0015, but single uses 0.1"),
+        ("eps", 1e-6, "eps: the row asks for 1e-08, but single uses 1e-06"),
+        ("betas", (0.9, 0.95), r"betas: the row asks for \(0.9, 0.999\)"),
+        ("weight_decay", 0.1, r"weight decay: the row asks for \[0.0, 0.01\], but single uses \[0.0, 0.1\]"),
     ],
 )
 def test_another_optimizer_setting(prepared, name, value, message):
@@ -65,7 +65,7 @@ def test_another_optimizer_setting(prepared, name, value, message):
 def test_convolutions_in_fewer_bits(prepared):
     strategy, asked = prepared
     torch.backends.cudnn.allow_tf32 = True
-    with pytest.raises(RunFailed, match="tf32_convolutions: False is asked for, and single uses True"):
+    with pytest.raises(RunFailed, match="tf32_convolutions: the row asks for False, but single uses True"):
         readback.check(strategy, asked)
 
 
@@ -74,7 +74,7 @@ def test_another_optimizer(prepared):
     asked_groups = copy.copy(strategy.optimizer.param_groups)
     strategy.optimizer = torch.optim.Adam(strategy.model.parameters())
     strategy.optimizer.param_groups = asked_groups
-    with pytest.raises(RunFailed, match="optimizer: adamw is asked for, and single uses adam"):
+    with pytest.raises(RunFailed, match="optimizer: the row asks for adamw, but single uses adam"):
         readback.check(strategy, asked)
 
 
@@ -104,7 +104,7 @@ def test_another_momentum(prepared, name, value, wrapped):
     readback.check(strategy, asked)
     live = strategy.optimizer.optimizer if wrapped else strategy.optimizer
     live.param_groups[1][name] = value
-    with pytest.raises(RunFailed, match=rf"group 1: {name}: .* is asked for, and single uses {value}"):
+    with pytest.raises(RunFailed, match=rf"group 1: {name}: the row asks for .*, but single uses {value}"):
         readback.check(strategy, asked)
 
 
@@ -129,13 +129,13 @@ def test_another_schedule(prepared, mistake):
             caught[done] = str(error)
     assert len(caught) > 7 if mistake else not caught
     for done, reason in caught.items():
-        assert re.match(rf"learning rate after {done} steps: .*\(schedule: cosine\), and single uses", reason)
+        assert re.match(rf"learning rate after {done} steps: .*\(schedule: cosine\), but single uses", reason)
 
 
 def test_buffers_that_change_are_sent_and_others_are_not(prepared):
     strategy, asked = prepared
     strategy.live = lambda: {"broadcast_buffers": True}  # which DDP does unless told otherwise
-    with pytest.raises(RunFailed, match="broadcast_buffers: False is asked for, and single uses True"):
+    with pytest.raises(RunFailed, match="broadcast_buffers: the row asks for False, but single uses True"):
         readback.check(strategy, asked)
     strategy.module.register_buffer("running_mean", torch.zeros(3))
     readback.check(strategy, asked)
@@ -144,11 +144,11 @@ def test_buffers_that_change_are_sent_and_others_are_not(prepared):
 def test_other_threads_and_options(prepared):
     strategy, asked = prepared
     strategy.live = lambda: {"clip": 0.5, "not an option": 3}
-    with pytest.raises(RunFailed, match=r"clip: 1.0 is asked for, and single uses 0.5"):
+    with pytest.raises(RunFailed, match=r"clip: the row asks for 1.0, but single uses 0.5"):
         readback.check(strategy, asked)
     strategy.live = dict
     asked = replace(asked, hardware=replace(asked.hardware, threads=asked.hardware.threads + 1))
-    with pytest.raises(RunFailed, match=r"threads: \d is asked for"):
+    with pytest.raises(RunFailed, match=r"threads: the row asks for \d"):
         readback.check(strategy, asked)
 
 
@@ -156,6 +156,6 @@ def test_another_precision_shows_in_the_first_forward_pass(prepared):
     strategy, asked = prepared
     strategy.precision = "bf16"  # a framework that computes otherwise than it was told to
     live = readback.check(strategy, asked)
-    with pytest.raises(RunFailed, match="precision: fp32 is asked for, and the model computes in bfloat16"):
+    with pytest.raises(RunFailed, match="precision: the row asks for fp32, but the model computes in bfloat16"):
         forward(strategy)
     assert live["computes_in"] == "bfloat16"

@@ -306,7 +306,7 @@ def test_a_longer_run_goes_on_only_where_its_learning_rates_are_the_same(prepare
     run(results, "launch", "--row", "single")
     run(results, "plan", *three)
     said = run(results, "launch", "--row", "single", *three)
-    assert f"the learning rates of its {STEPS} steps would be others now" in said
+    assert f"the learning rates of its {STEPS} steps would differ now" in said
     assert ended(results, "single")[0]["resumed"] == []
 
 
@@ -345,7 +345,7 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(prepared):
     run(results, "launch", *once, "--set", "train.checkpoint_every=0", "--repeat", "2")
     other = str(results / "runs/single/n1/rep2")
     said = run(results, "launch", *once, "--resume", other, code=2)
-    assert "there is no state to go on from: none is there; set train.checkpoint_every" in said
+    assert "there is no state to continue from: it has none; set train.checkpoint_every" in said
 
 
 # What is forgotten: the row that it is tried on, what is done before its state is read, and after.

@@ -226,7 +226,7 @@ def test_a_schedule_that_is_stepped_too_often_ends_the_run(training, monkeypatch
     schedule, trained = None, training.strategy.train
     monkeypatch.setattr(training.strategy, "step", twice)
     monkeypatch.setattr(training.strategy, "train", train)
-    with pytest.raises(RunFailed, match=r"learning rate after 4 steps: .* is asked for \(schedule: linear\)"):
+    with pytest.raises(RunFailed, match=r"learning rate after 4 steps: the row asks for .* \(schedule: linear\)"):
         session.Run(training).train()
 
 

@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(prepared):
     workers[0].send_signal(signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 1
-    assert f"worker process {workers[0].pid}, which puts this rank's batches together, ended by SIGKILL" in said
+    assert f"worker process {workers[0].pid}, which makes this rank's batches, ended by SIGKILL" in said
     assert not psutil.wait_procs(workers, timeout=5)[1]
 
 

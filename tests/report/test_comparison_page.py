@@ -56,12 +56,12 @@ def test_each_folder_stands_beside_the_first(tmp_path):
     ]
     compared = []
     for seconds in ([1.0, 1.05, 0.95], rows["ddp"]):
-        ratio = stats.apart(blocks(a=seconds), blocks(a=rows["ddp"]), "a")
+        ratio = stats.unpaired_ratio(blocks(a=seconds), blocks(a=rows["ddp"]), "a")
         line = comparison.Line("ddp", ratio, (2.0, seconds[0]), {"hardware": HOSTILE} if ratio.value == 1 else {})
         compared.append(comparison.Comparison([line], [HOSTILE], ["only"]))
     written = comparison_page.page(three, compared)
-    assert "1 of 1 rows take another time in" in written
-    assert "0 of 1 rows take another time in" in written
+    assert "1 of 1 rows take a different time in" in written
+    assert "0 of 1 rows take a different time in" in written
     assert "0.500" in written
     assert "only one of the folders has it" in written
     assert HOSTILE not in written
@@ -78,13 +78,13 @@ def test_a_folder_and_its_own_copy_are_told_so(tmp_path):
         assert compared.copied == copied
         written = comparison_page.page([mine, other], [compared])
         assert ("one is a copy of the other" in written) == copied
-        assert ("rows take another time in" in written) != copied
+        assert ("rows take a different time in" in written) != copied
 
 
 def test_a_wider_confidence_is_asked_of_many_looks():
     sides = blocks(a=[1.0, 1.05, 0.95]), blocks(a=[2.0, 2.1, 1.9])
-    once = stats.apart(*sides, "a")
-    many = stats.apart(*sides, "a", confidence=1 - (1 - stats.CONFIDENCE) / 100)
+    once = stats.unpaired_ratio(*sides, "a")
+    many = stats.unpaired_ratio(*sides, "a", confidence=1 - (1 - stats.CONFIDENCE) / 100)
     assert many.low < once.low < once.high < many.high
 
 
@@ -113,7 +113,7 @@ def test_a_first_look_is_compared_with_no_full_benchmark(tmp_path):
     summary = files.read_json(file)
     files.write_json(file, summary | {"config": summary["config"] | {"quick": True}})
     for pair in ((full, quick), (quick, full)):
-        with pytest.raises(BadInput, match=f"{quick}: is a first look, and is compared with no full benchmark"):
+        with pytest.raises(BadInput, match=f"{quick}: is a first look, which can.t be compared with a full benchmark"):
             comparison.compare(*pair, set(comparison.KINDS))
 
 

@@ -89,7 +89,7 @@ def test_weights_and_data_are_not_kept_and_a_row_may_be_named_as_they_are(tmp_pa
         "report/summary.json",
         "runs/model/n1/rep1/record.json",
     ]
-    for name, said in (("v1", "is there already"), ("../v2", "can't be a name"), (".v2", "can't be a name")):
+    for name, said in (("v1", "exists already"), ("../v2", "can't be a name"), (".v2", "can't be a name")):
         with pytest.raises(BadInput, match=said):
             history.keep(results, name, tmp_path / "history")
     with pytest.raises(BadInput, match="does not exist"):
@@ -100,7 +100,7 @@ def test_from_keeping_to_the_page(tmp_path, run_script):
     folder(tmp_path / "results", "Z80", "1", {"ddp": BEFORE})
     code, _, said = run_script("history")
     assert (code, said.count("\n")) == (2, 1)
-    assert "nothing is kept there" in said
+    assert "no results are kept there" in said
     assert run_script("keep", "v1")[0] == 0
     code, said, _ = run_script("history")
     assert code == 0

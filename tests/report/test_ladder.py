@@ -35,12 +35,12 @@ def test_gain_is_of_warm_time_and_a_cold_start_must_be_paid(two_rows):
         "fast": [run(repeat, 5.0, 0.5, stall=20.0) for repeat in range(1, 6)],
     }
     climbed = ladder.climb(*two_rows, runs, runs)
-    (rung,) = climbed["rungs"]
-    assert rung["changes"] == "precision: bf16, packed: true"
-    assert rung["gain"] == pytest.approx(2.0)
-    assert rung["cold_seconds"] == pytest.approx(23.0)
-    assert rung["pays_after"] == 400  # 20 s longer to start; each of 100 steps takes 0.1 s, and 0.05 s in this row
-    assert (rung["quality"], climbed["best"]) == ("as_good", "fast")
+    (level,) = climbed["rungs"]
+    assert level["changes"] == "precision: bf16, packed: true"
+    assert level["gain"] == pytest.approx(2.0)
+    assert level["cold_seconds"] == pytest.approx(23.0)
+    assert level["pays_after"] == 400  # 20 s longer to start; each of 100 steps takes 0.1 s, and 0.05 s in this row
+    assert (level["quality"], climbed["best"]) == ("as_good", "fast")
 
 
 def test_a_slower_row_never_pays(two_rows):
@@ -64,8 +64,8 @@ def test_a_gain_that_may_be_chance_never_pays_and_is_not_the_best(two_rows):
 
 def test_one_run_has_no_interval_and_pays_nothing_yet(two_rows):
     runs = {"single": [run(1, 10.0, 0.5)], "fast": [run(1, 5.0, 0.5)]}
-    (rung,) = ladder.climb(*two_rows, runs, runs)["rungs"]
-    assert (rung["gain"], rung["gain_low"], rung["pays_after"], rung["n"]) == (pytest.approx(2.0), None, None, 1)
+    (level,) = ladder.climb(*two_rows, runs, runs)["rungs"]
+    assert (level["gain"], level["gain_low"], level["pays_after"], level["n"]) == (pytest.approx(2.0), None, None, 1)
 
 
 def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
@@ -75,19 +75,19 @@ def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
     assert (climbed["rungs"][0]["quality"], climbed["best"]) == ("untrained", None)
 
 
-def test_a_rung_that_was_always_disturbed_is_marked_and_not_the_best(two_rows):
+def test_a_level_that_was_always_disturbed_is_marked_and_not_the_best(two_rows):
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
     for fast_run in runs["fast"]:
         fast_run["watch"] = {"disturbed": ["a neighbour"]}
     climbed = ladder.climb(*two_rows, runs, runs)
-    (rung,) = climbed["rungs"]
-    assert (rung["disturbed"], rung["quality"], climbed["best"]) == (True, "as_good", None)
+    (level,) = climbed["rungs"]
+    assert (level["disturbed"], level["quality"], climbed["best"]) == (True, "as_good", None)
 
 
-def test_a_rung_without_a_block_in_common_with_the_base_keeps_its_line(two_rows):
+def test_a_level_without_a_block_in_common_with_the_base_keeps_its_line(two_rows):
     runs = {"single": [run(1, 10.0, 0.5)], "fast": [run(2, 5.0, 0.5)]}
-    (rung,) = ladder.climb(*two_rows, runs, runs)["rungs"]
-    assert (rung["gain"], rung["n"], rung["macro_f1_difference"], rung["quality"]) == (None, 0, None, "too_few")
+    (level,) = ladder.climb(*two_rows, runs, runs)["rungs"]
+    assert (level["gain"], level["n"], level["macro_f1_difference"], level["quality"]) == (None, 0, None, "too_few")
 
 
 def test_a_run_that_was_disturbed_counts_for_quality(two_rows):
@@ -119,7 +119,7 @@ def test_quality_must_be_shown(differences, seeds, verdict):
 def test_a_row_at_the_margin_is_rarely_called_as_good():
     random = np.random.default_rng(0)
     trials = [ladder.quality(random.normal(-ladder.MARGIN, 0.02, 5).tolist(), 5)["quality"] for _ in range(2000)]
-    assert trials.count("as_good") / len(trials) == pytest.approx(ladder.LEVEL, abs=0.015)
+    assert trials.count("as_good") / len(trials) == pytest.approx(ladder.SIGNIFICANCE, abs=0.015)
 
 
 def test_of_many_rows_at_the_margin_rarely_one_is_called_as_good():
@@ -127,10 +127,10 @@ def test_of_many_rows_at_the_margin_rarely_one_is_called_as_good():
     random = np.random.default_rng(1)
     false = 0
     for _ in range(1000):
-        rungs = [ladder.quality(random.normal(-ladder.MARGIN, 0.02, 5).tolist(), 5) for _ in range(8)]
-        alone = sum(rung["quality"] == "as_good" for rung in rungs)
-        ladder.choose(rungs)
-        chosen = sum(rung["quality"] == "as_good" for rung in rungs)
+        levels = [ladder.quality(random.normal(-ladder.MARGIN, 0.02, 5).tolist(), 5) for _ in range(8)]
+        alone = sum(level["quality"] == "as_good" for level in levels)
+        ladder.choose(levels)
+        chosen = sum(level["quality"] == "as_good" for level in levels)
         assert chosen <= alone
         false += chosen > 0
     assert false / 1000 < 0.07

@@ -253,10 +253,10 @@ def test_texts_of_the_data_stay_texts(visit, report):
 
 def test_a_whole_script_is_copied_by_a_button(visit, report):
     page = visit(report, permissions=["clipboard-read", "clipboard-write"])
-    page.locator("#take-home").click()
-    taken = page.locator(".taken", has=page.get_by_text("ddp", exact=True)).first
-    taken.locator("summary").click()
-    taken.get_by_role("button", name="Copy").click()
+    page.locator("#own-script").click()
+    entry = page.locator(".own-script", has=page.get_by_text("ddp", exact=True)).first
+    entry.locator("summary").click()
+    entry.get_by_role("button", name="Copy").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == (PROJECT / "docs" / "scripts" / "ddp.py").read_text(encoding="utf-8")
 
@@ -286,7 +286,7 @@ def others(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     place = tmp_path_factory.mktemp("kept")
     two = [folder(place / name, "Z80", name, {"ddp": times}) for name, times in (("v1", [2, 2.1]), ("v2", [1, 1.05]))]
     line = comparison.Line(
-        "ddp", stats.apart(blocks(a=[1, 1.05]), blocks(a=[2, 2.1]), "a"), (2, 1), {"hardware": HOSTILE}
+        "ddp", stats.unpaired_ratio(blocks(a=[1, 1.05]), blocks(a=[2, 2.1]), "a"), (2, 1), {"hardware": HOSTILE}
     )
     compared = [comparison.Comparison([line], [HOSTILE], [])]
     made = {

@@ -100,7 +100,7 @@ def test_without_data_it_says_what_to_do(results):
 def test_a_first_look_says_so_wherever_its_figures_stand(results):
     _, _, page = made(results, quick=True)
     assert 'class="badge"><span class="en" lang="en">first look</span>' in page
-    assert "this is a first look, which shows that all works here" in page
+    assert "this is a first look: it shows that everything works here" in page
     assert "A first look (few rows, a small model, one run each)" in (results / "report/report.md").read_text()
 
 
@@ -141,7 +141,7 @@ def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said
     files.write_json(file, record | {"settings": live})
     summary, _ = gathered(results)
     (conditions,) = [line for line in first_lines(summary) if "global batch 31" in line]
-    assert ("Horovod was built without NCCL, so what the GPUs of ddp share went through the CPU" in conditions) == said
+    assert ("Horovod was built without NCCL, so the GPUs of ddp exchanged data through the CPU" in conditions) == said
 
 
 def test_where_single_wins_the_devices_are_those_of_all_rows():
@@ -160,18 +160,20 @@ def test_a_run_of_three_steps_praises_no_row_and_says_that_nothing_was_learnt(re
         files.write_json(file, files.read_json(file) | {"steps": 3})
     summary, rows = gathered(results)
     lines = first_lines(summary)
-    assert lines[0] == "Which row is faster can't be said: after 3 optimizer steps, milliseconds tell nothing."
+    assert lines[0] == (
+        "It is unknown which row is faster: after only 3 optimizer steps, differences of milliseconds mean nothing."
+    )
     assert not any("of single's time" in line for line in lines)
-    assert "no model learnt anything yet" in lines[-1]
+    assert "no model has learnt anything yet" in lines[-1]
     assert {row["mfu"] for row in rows.values()} == {None}
     assert not any("speed-up" in figure.label.en for figure in headline.figures(summary))
 
 
 def test_a_model_that_learnt_is_not_said_to_have_learnt_nothing(results):
-    assert "no model learnt anything yet" in first_lines(gathered(results)[0])[-1]
+    assert "no model has learnt anything yet" in first_lines(gathered(results)[0])[-1]
     file = results / "runs/ddp/n2/rep1/test/report.json"
     files.write_json(file, files.read_json(file) | {"macro_f1": 0.9})
-    assert "no model learnt anything yet" not in first_lines(gathered(results)[0])[-1]
+    assert "no model has learnt anything yet" not in first_lines(gathered(results)[0])[-1]
 
 
 def test_the_markdown_tells_nobody_to_click(results):
@@ -340,12 +342,12 @@ def profiled(steps: float, communication: float, exposed: float) -> dict:
     [
         (
             profiled(0.050, 0.030, 0.024),
-            "30 ms longer than fast's, 24 to 30 ms of them exposed communication",
+            "30 ms longer than fast's, of which 24 to 30 ms are exposed communication",
         ),
         (profiled(0.050, 0.030, 0.009), ""),  # the two ways of finding it disagree
         (profiled(0.050, 0.030, 0.002), ""),  # no more than where nothing is communicated
         (profiled(0.050, 0.030, 0.024) | {"step_seconds": 0.022}, ""),  # recording it made it slower
-        (profiled(0.050, 0.002, 0.0), "30 ms longer than fast's, 28 ms of them backward"),
+        (profiled(0.050, 0.002, 0.0), "30 ms longer than fast's, of which 28 ms are backward"),
         (profiled(0.050, 0.030, None), ""),  # ranks hold a replica together, and no device does the same work alone
         (None, ""),
     ],
@@ -389,14 +391,14 @@ def test_it_says_by_whose_settings_a_row_is_proven(results):
     named = {row: settings for row, settings in summary.not_in_trials.items() if settings}
     assert named == {"exploding": ["learning_rate", "clip"]}
     none, own = replace(summary, not_in_trials={}), replace(summary, not_in_trials={"ddp": ["optimizer"]})
-    assert "the proof is about the strategy" not in " ".join(first_lines(none))
-    assert "Of ddp the proof is about the strategy, trained by the table's settings" in " ".join(first_lines(own))
+    assert "the proof tests the strategy" not in " ".join(first_lines(none))
+    assert "For ddp, the proof tests the strategy with the table's settings" in " ".join(first_lines(own))
 
 
 def test_one_run_a_row_is_no_verdict(results):
     summary, _ = gathered(results)
     assert "had the shortest time" in first_lines(summary)[0]
-    assert "one run a row can't tell that from chance" in first_lines(summary)[0]
+    assert "which may be chance, as each row ran only once" in first_lines(summary)[0]
 
 
 def ask(results: Path, row: str, **settings) -> None:
@@ -439,7 +441,9 @@ def test_results_of_other_settings_are_in_no_ratio_rank_or_sentence(mixed):
     for name, row in rows.items():
         assert (row["train_seconds"] is None, row["rank"] is None) == (name != "ddp", name != "ddp")
     assert rows["ddp"]["speedup"] is None  # its baseline is of other settings
-    assert first_lines(summary)[0].startswith("On this machine (2 CPU devices), ddp had the shortest time; one run")
+    assert first_lines(summary)[0].startswith(
+        "On this machine (2 CPU devices), ddp had the shortest time, which may be chance"
+    )
 
 
 def test_a_proof_and_a_profile_of_other_settings_do_not_count(mixed):
@@ -483,9 +487,9 @@ def test_the_open_division_says_what_it_gains_and_that_quality_was_not_shown(res
     rows = {"single": {"strategy": "single"}, "ddp": {"strategy": "recipe", "packed": True}}
     ask(results, "ddp", strategy="recipe", options={})
     summary, _, page = made(results, rows=rows, repeats=2)
-    (rung,) = summary.ladder["rungs"]
-    assert (rung["row"], rung["changes"], rung["quality"]) == ("ddp", "packed: true", "too_few")
-    assert rung["gain"] == pytest.approx(2.0, rel=0.01)
+    (level,) = summary.ladder["rungs"]
+    assert (level["row"], level["changes"], level["quality"]) == ("ddp", "packed: true", "too_few")
+    assert level["gain"] == pytest.approx(2.0, rel=0.01)
     assert "In the open division, no row is shown to be both faster than single and as good." in first_lines(summary)
     assert "The open division: what each change gains" in page
     assert "| ddp | packed: true | 2.0" in (results / "report" / "report.md").read_text(encoding="utf-8")
@@ -555,7 +559,7 @@ def test_a_row_of_another_session_is_compared_with_none(results, disturbed):
     assert summary.apart == ["ddp"]
     assert (rows["ddp"]["speedup"], rows["ddp"]["rank"]) == (None, None)
     assert rows["fsdp"]["speedup"]
-    said = "timed in another session than the rest, so compared with none of it until `make again` has repeated"
+    said = "timed in another session than the other rows, so not compared with them until `make again` has repeated"
     assert said in first_lines(summary)[-1]
 
 
@@ -565,7 +569,7 @@ def test_where_every_run_was_disturbed_no_winner_is_named(results):
     summary, rows, page = made(results)
     assert {row["rank"] for row in rows.values()} == {None}
     first, *others = first_lines(summary)
-    assert first.startswith("Which row trains fastest on this machine can't be said: something disturbed every run.")
+    assert first.startswith("It is unknown which row trains fastest on this machine, because every run was disturbed.")
     assert not any("'s time (" in line or "fastest" in line for line in others)
     assert "Training times, every run disturbed" in page
     assert "had the shortest" not in page
@@ -675,14 +679,14 @@ def test_a_paper_gets_its_files_written_from_the_records(results):
 def test_every_link_within_the_page_leads_to_its_section(benchmark):
     page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
     links = re.findall(r'href="#([\w-]+)"', page)
-    assert {"every-row", "take-home", "paper"} <= set(links)
+    assert {"every-row", "own-script", "paper"} <= set(links)
     assert [link for link in links if f'id="{link}"' not in page] == []
 
 
-def test_the_page_has_what_to_take_home_of_each_finished_row_the_fastest_first(benchmark):
+def test_the_page_has_what_an_own_script_needs_for_each_finished_row_the_fastest_first(benchmark):
     page = benchmark.path("results/report/report.html").read_text(encoding="utf-8")
     summary = json.loads(benchmark.path("results/report/summary.json").read_text(encoding="utf-8"))
-    section = page.partition('id="take-home"')[2].partition('id="paper"')[0]
+    section = page.partition('id="own-script"')[2].partition('id="paper"')[0]
     rows = [row for row in summary["rows"] if row["status"] == "ok"]
     expected = [row["row"] for row in sorted(rows, key=lambda row: row["train_seconds"])]
     assert re.findall(r"<summary>(\w+)</summary>", section) == expected

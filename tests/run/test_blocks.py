@@ -251,7 +251,10 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     gathered = summary.gather(now, results)
     said = " ".join(line.en for line in headline.lines(gathered))
     assert "repetitions: 2 to 3" in said
-    assert "Blocks ended when their time was spent; the widest interval between the fastest rows was " in said
+    assert (
+        "No further blocks were run, because their time was used up; the widest interval between the fastest rows was "
+        in said
+    )
     assert "fewer than 3 undisturbed repetitions" not in said  # single is out of contention
 
 

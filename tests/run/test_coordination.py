@@ -216,7 +216,7 @@ def test_a_supervisor_that_is_killed_ends_the_run_on_both(link, results, number)
     outcomes = ended(processes)
     code, said = outcomes[1 - number]
     assert code == 1
-    assert "has not been heard of" in said or "failed: " in said
+    assert "has not been heard from" in said or "failed: " in said
     assert no_process_is_left(results)
 
 
@@ -264,10 +264,13 @@ def test_sigterm_on_either_saves_one_state_and_the_run_carries_on(link, results,
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (["--set", "hardware.processes=2"], "settings: hardware: devices is 4 on node 1 (h2), and 2 on node 0 (h1)"),
+        (["--set", "hardware.processes=2"], "settings: hardware: devices is 4 on node 1 (h2), but 2 on node 0 (h1)"),
         (["--set", "train.learning_rate=0.5"], "settings: train: learning_rate is 0.5 on node 1 (h2)"),
-        (["--row", "fsdp"], "node 1 was started for fsdp, and node 0 for ddp"),
-        (["--set", "hardware.interface=eth7"], "hardware.interface: eth7 is none of h2's: lo (127.0.0.1), eth0"),
+        (["--row", "fsdp"], "node 1 was started for fsdp, but node 0 for ddp"),
+        (
+            ["--set", "hardware.interface=eth7"],
+            "hardware.interface: eth7 is not an interface of h2. It has: lo (127.0.0.1), eth0",
+        ),
     ],
 )
 def test_a_node_that_is_unlike_the_first_is_named_on_both(link, results, there, message):
@@ -395,19 +398,19 @@ ABOUT = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "apart", "message"),
+    ("changes", "ahead", "message"),
     [
-        ({"packages": {"torch": "2.12.0"}}, 0, "packages: torch is 2.12.0 on node 1, and 2.13.0 on node 0 (h1)"),
+        ({"packages": {"torch": "2.12.0"}}, 0, "packages: torch is 2.12.0 on node 1, but 2.13.0 on node 0 (h1)"),
         ({"packages": {}}, 0, "packages: torch is None on node 1"),
-        ({"settings": {"hardware": {"devices": 4}}}, 0, "settings: hardware: devices is 4 on node 1, and 2"),
-        ({"files": {"plan": "1", "weights": "3"}}, 0, "files: weights is 3 on node 1, and 2 on node 0"),
+        ({"settings": {"hardware": {"devices": 4}}}, 0, "settings: hardware: devices is 4 on node 1, but 2"),
+        ({"files": {"plan": "1", "weights": "3"}}, 0, "files: weights is 3 on node 1, but 2 on node 0"),
         ({"Lockstep's code": "abd"}, 0, "Lockstep's code is abd on node 1"),
-        ({}, -3600, "the clock of node 1 is -3600 s from node 0's"),
+        ({}, -3600, "the clock of node 1 differs from node 0's by -3600 s"),
     ],
 )
-def test_what_is_not_the_same_is_named(changes, apart, message):
+def test_what_is_not_the_same_is_named(changes, ahead, message):
     assert peers.difference(ABOUT, ABOUT, "node 1", 0) == ""
-    assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", apart)
+    assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", ahead)
 
 
 def test_a_scheduler_says_which_node_this_is(monkeypatch):
@@ -436,7 +439,7 @@ def test_hosts_are_a_list_or_a_hostfile(tmp_path):
     file.write_text("# mine\nh1 slots=2\n\nh2  slots=2 # the second\nh3\n")
     assert addresses.read_hosts(str(file), 2) == addresses.read_hosts(["h1", "h2"], 2) == ["h1", "h2"]
     for wrong in (["h1"], ["h1", "h1"]):
-        with pytest.raises(BadInput, match="2 nodes need as many hosts, each named once"):
+        with pytest.raises(BadInput, match="2 nodes need as many different hosts"):
             addresses.read_hosts(wrong, 2)
     for content, message in ((None, "can't be read"), (b"\xff\xfe\x00", "can't be read"), (b"", "none: 2 nodes need")):
         if content is not None:

@@ -321,7 +321,7 @@ def test_a_rank_that_is_killed_ends_the_run_which_says_so(begin):
     os.kill(run.pids[1], signal.SIGKILL)
     code, said = run.ended()
     assert code == 1
-    assert "rank 1 was killed (SIGKILL), by hand or for want of memory" in said
+    assert "rank 1 was killed (SIGKILL), by hand or because memory ran out" in said
     for rank in ranks:
         shown, _ = rank.communicate(timeout=20)
         assert rank.returncode == 1

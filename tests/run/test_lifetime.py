@@ -96,7 +96,7 @@ def test_ranks_that_would_meet_in_a_file_that_cant_be_locked_are_refused_before_
     common += ["--row", "ddp_spawn"]
     for variables, said in (
         ({}, "can't lock files (Function not implemented)"),
-        ({"FLOCK_SAYS_YES": "1"}, "lets two lock one file at a time"),
+        ({"FLOCK_SAYS_YES": "1"}, "lets two processes lock one file at the same time"),
     ):
         refused = place.script("launch", *common, **without_locks, **variables)
         assert refused.returncode == 2, refused.stderr

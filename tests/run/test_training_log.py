@@ -116,7 +116,7 @@ def test_a_tracker_that_can_not_be_reached_costs_no_more_than_a_warning(tmp_path
     both.add(1, {"loss": 1.0})
     both.close()
     (warning,) = said
-    assert warning.startswith("warning: mlflow gets nothing of this run: ")
+    assert warning.startswith("warning: mlflow records nothing of this run: ")
     assert [(step, name) for step, name, _ in events(folder)] == [(1, "loss")]
 
 

@@ -59,13 +59,14 @@ def gpu(number: int, **changes) -> dict:
 
 
 def test_others_on_a_gpu_and_a_throttled_one():
-    strangers = [{"gpu": 1, "pid": 77, "name": "python", "memory_mb": 512}]
-    strangers += [{"gpu": 1, "pid": 78, "name": None, "memory_mb": None}]
+    others = [{"gpu": 1, "pid": 77, "name": "python", "memory_mb": 512}]
+    others += [{"gpu": 1, "pid": 78, "name": None, "memory_mb": None}]
     gpus = [gpu(1, celsius=91, throttled=["power brake"])]
-    samples = [sample(0, gpus=gpus, others_on_gpus=strangers), sample(1, gpus=gpus, others_on_gpus=strangers[:1])]
+    samples = [sample(0, gpus=gpus, others_on_gpus=others), sample(1, gpus=gpus, others_on_gpus=others[:1])]
     verdict = watcher.judge(samples, [0.0, 2.0], cores=64, busy=4)
     assert verdict["disturbed"] == [
-        "others were on its GPUs: process 77 (python) on GPU 1 with 512 MiB, process 78 (of unknown name) on GPU 1",
+        "other processes were on its GPUs: process 77 (python) on GPU 1 with 512 MiB,"
+        " process 78 (of unknown name) on GPU 1",
         "GPU 1 was throttled (power brake)",
     ]
     assert (verdict["gpu_mhz"], verdict["gpu_celsius"]) == ([1200, 1200], [91, 91])
@@ -119,36 +120,34 @@ def run_and_other():
 def test_a_process_that_is_not_the_run_s_is_known_by_the_tree(on_gpus, run_and_other):
     run, other = run_and_other
     gpus = nvml.gpus([0, 1])
-    strangers = watcher.Strangers([run], [])
-    assert strangers.on(gpus) == []
+    others = watcher.OtherProcesses([run], [])
+    assert others.on(gpus) == []
     on_gpus[0] += [(run.pid, 2**30), (other, None)]
     on_gpus[1] += [(run.pid, 2**30)]
-    assert [(process["gpu"], process["pid"], process["memory_mb"]) for process in strangers.on(gpus)] == [
-        (0, other, None)
-    ]
-    assert strangers.on(nvml.gpus([1])) == []  # on a GPU that the run does not use
+    assert [(process["gpu"], process["pid"], process["memory_mb"]) for process in others.on(gpus)] == [(0, other, None)]
+    assert others.on(nvml.gpus([1])) == []  # on a GPU that the run does not use
 
 
-def test_what_was_on_a_gpu_before_the_run_is_a_stranger_by_any_process_id(on_gpus, run_and_other):
+def test_what_was_on_a_gpu_before_the_run_is_anothers_by_any_process_id(on_gpus, run_and_other):
     """In a container the driver may have the host's: only what was there before is known not to be the run's."""
     run, _ = run_and_other
     nobody = max(psutil.pids()) + 10_000_000
     on_gpus[0] += [(nobody, 0), (nobody + 1, 0)]
-    there = watcher.Strangers([run], [nobody]).on(nvml.gpus([0]))
+    there = watcher.OtherProcesses([run], [nobody]).on(nvml.gpus([0]))
     assert [process["pid"] for process in there] == [nobody]
 
 
 def test_a_process_of_the_run_that_has_just_ended_is_none_of_somebody_else(on_gpus):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        strangers = watcher.Strangers([psutil.Process()], [])
+        others = watcher.OtherProcesses([psutil.Process()], [])
         on_gpus[0].append((child.pid, 0))
-        assert strangers.on(nvml.gpus([0])) == []
+        assert others.on(nvml.gpus([0])) == []
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as its parent has not asked yet
-        assert strangers.on(nvml.gpus([0])) == []
+        assert others.on(nvml.gpus([0])) == []
 
 
-def test_the_server_of_mps_is_no_stranger_and_its_clients_are(on_gpus, monkeypatch):
+def test_the_server_of_mps_does_not_count_and_its_clients_do(on_gpus, monkeypatch):
     library = nvml.library()
     names = {11: "/usr/bin/nvidia-cuda-mps-server", 12: "/home/anna/python train.py --token secret"}
     monkeypatch.setattr(library, "nvmlSystemGetProcessName", names.get)
@@ -177,14 +176,14 @@ with watcher.beside(folder):
 """
 
 
-def test_the_watcher_tells_a_stranger_from_the_run(tmp_path):
+def test_the_watcher_tells_another_process_from_the_run(tmp_path):
     """A process that computes beside the run is seen; the run's own work is not counted against it."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as stranger:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         try:
             subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], env=environment, check=True, timeout=120)
         finally:
-            stranger.kill()
+            other.kill()
     samples = watcher.read(tmp_path)
     assert len(samples) >= 3
     seconds = sum(reading["end"] - reading["begin"] for reading in samples)

@@ -161,7 +161,7 @@ def test_two_mistakes_are_both_named_as_the_guide_says(tmp_path):
     page = (PROJECT / "docs" / "guide" / "script.md").read_text(encoding="utf-8")
     start = ("torchrun", "--nproc-per-node", "2")
     verdict = proven(tmp_path, *start, str(PROJECT / "docs" / "guide" / "snippets" / "by_hand.py"))
-    said = verdict["said"].partition("Another model than it should be.\n")[2].partition("\n\u250f")[0]
+    said = verdict["said"].partition("Not the model that it should be.\n")[2].partition("\n\u250f")[0]
     assert said in page, said
 
 

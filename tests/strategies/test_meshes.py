@@ -72,7 +72,7 @@ tp.STYLES = tp.STYLES | {"rowwise": Rowwise}
 class Strategy(tp.Strategy):
     pass
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 1 on",
     ),
     "bias_of_each_rank": (
         """
@@ -101,7 +101,7 @@ class Strategy(tp.Strategy):
         self.optimizer.step()
         self.optimizer.zero_grad()
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step \d on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step \d on",
     ),
     "drops_others": (
         """
@@ -111,7 +111,7 @@ class Strategy(tp.Strategy):
         super().wrap()
         torch.manual_seed(self.world.rank)
 """,
-        r"ranks 0 and 1 hold replica 0 together, and have other losses from step 1 on",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 1 on",
     ),
     "replicas_summed": (
         """
@@ -342,7 +342,7 @@ def test_heads_that_ranks_can_t_share_are_refused_before_one_starts(place):
     assert finished.returncode == 2
     assert finished.stderr == (
         "error: rows.three.tensor: 3: 3 ranks can't share the model's 4 heads (num_attention_heads) evenly. Take a"
-        " number that divides 4.\n"
+        " divisor of 4.\n"
     )
     assert not place.path("results/runs/three").exists()
 
@@ -430,7 +430,7 @@ def test_ranks_drop_units_of_their_own_in_their_own_heads_only(attention, hidden
     for part in (0, 1, 1):
         model = BertModel(BertConfig(vocab_size=9, **size, **dropped)).train()
         model.load_state_dict(weights := weights or model.state_dict())
-        tp.draw_apart(model, tp.BERT, part)
+        tp.draw_differently(model, tp.BERT, part)
         torch.manual_seed(7)
         outputs.append(model(torch.arange(8)[None]).last_hidden_state)
         states.append(torch.get_rng_state())

@@ -159,7 +159,7 @@ def test_the_rank_is_held_against_the_live_one():
     pytest.importorskip("peft", reason="needs peft: make setup")
     asked, made = row(lora=8).settings(), prepared(lora=4)
     make_schedule(made.optimizer, asked.train, 10)
-    with pytest.raises(RunFailed, match="lora: 8 is asked for, and recipe uses 4"):
+    with pytest.raises(RunFailed, match="lora: the row asks for 8, but recipe uses 4"):
         readback.check(made, asked)
 
 
@@ -182,7 +182,7 @@ def test_state_in_8_bits_keeps_groups_and_schedule():
     assert rates == pytest.approx([0, 0.00075, 0.0015])
     bits = {weight.numel() >= 4096: state["state1"].dtype for weight, state in made.optimizer.state.items()}
     assert bits == {True: torch.uint8, False: torch.float32}
-    with pytest.raises(RunFailed, match="optimizer: adamw is asked for, and recipe uses adamw8bit"):
+    with pytest.raises(RunFailed, match="optimizer: the row asks for adamw, but recipe uses adamw8bit"):
         readback.check(made, row().settings())
 
 

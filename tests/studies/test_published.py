@@ -48,9 +48,9 @@ def test_a_published_row_is_never_ranked_nor_in_the_open_division():
     assert asked.rows["x"].division == "published"
 
 
-def test_every_row_of_the_configuration_is_on_a_way_or_a_rung():
+def test_every_row_of_the_configuration_is_on_a_way_or_a_level():
     named = {row for line in TABLE["rows"] for way in line["ways"] for row in way}
-    named |= {line["ours"] for line in TABLE["rows"]} | {rung["ours"] for rung in TABLE["ladder"]}
+    named |= {line["ours"] for line in TABLE["rows"]} | {level["ours"] for level in TABLE["ladder"]}
     assert set(CONFIG.rows) == named | {"fabric"}
 
 

@@ -428,14 +428,14 @@ def rows_of_images_are_proven(place, rows: set[str]) -> None:
     summary = read_json(place.path("results/report/summary.json"))
     proofs = {row["row"]: row["proof"] for row in summary["rows"]}
     assert set(proofs) == rows
-    apart = {"ddp"}  # each rank normalises by its own share; nn.DataParallel passes through on a CPU
-    assert {row for row, proof in proofs.items() if proof == "unequal"} == apart
-    assert {proof for row, proof in proofs.items() if row not in apart} == {"equal"}
+    unequal = {"ddp"}  # each rank normalises by its own share; nn.DataParallel passes through on a CPU
+    assert {row for row, proof in proofs.items() if proof == "unequal"} == unequal
+    assert {proof for row, proof in proofs.items() if row not in unequal} == {"equal"}
     assert all(row["status"] == "ok" for row in summary["rows"])
     verdict = summary["verdicts"]["ddp"]
     assert "statistics over each device's share" in verdict["by_nature"]
     # Three ranks, each with its share: 1e-4 away at most, as the issue of synchronised statistics goes.
-    assert all(summary["verdicts"][row]["distances"]["losses"] < 1e-4 for row in proofs if row not in apart)
+    assert all(summary["verdicts"][row]["distances"]["losses"] < 1e-4 for row in proofs if row not in unequal)
 
 
 @pytest.mark.slow

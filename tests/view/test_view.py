@@ -66,7 +66,7 @@ def test_a_view_that_does_not_exist_is_refused(terminal, monkeypatch, capsys):
     monkeypatch.setenv(choice.ASKED, "nonsense")
     with pytest.raises(SystemExit):
         choice.choose(["--cores", "all"])
-    assert "LOCKSTEP_VIEW=nonsense: is no view" in capsys.readouterr().err
+    assert "LOCKSTEP_VIEW=nonsense: there is no such view" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_after_ctrl_c_nothing_is_told_of_what_is_ended(lines, capsys):
     lines.emit(record(LogEvent.JOB_ERROR, jobid=1))
     lines.emit(record(None, msg="At least one job did not complete successfully.", levelno=logging.ERROR))
     _, *said = capsys.readouterr().err.splitlines()
-    assert said == ["interrupted: what runs is ended, then comes the report over what there is"]
+    assert said == ["interrupted: running jobs are ended, then follows the report on the results so far"]
 
 
 def test_a_job_that_prints_has_the_terminal_also_beside_others(handler, monkeypatch):
@@ -372,7 +372,7 @@ def test_a_person_at_a_terminal_sees_the_table_fill(tmp_path, columns, fails):
     assert "steps in" not in plain, "what a run says when it ends stands in the table"
     assert plain.rstrip().count("report: results/report/report.html") == 1
     (log,) = place.folder.glob(".snakemake/log/*.log")
-    assert "Finished jobid" in log.read_text(), "Snakemake's own words are in its log"
+    assert "Finished jobid" in log.read_text(), "Snakemake's own output is in its log"
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is shown again"
 
 

@@ -19,7 +19,7 @@ document.getElementById("language").addEventListener("click", () => {
   speak(root.lang === "zh" ? "en" : "zh");
   history.replaceState(null, "", "#" + root.lang);
 });
-// What was chosen here; else the browser's own.
+// The language that was chosen here, otherwise the browser's.
 speak({ "#zh": "zh", "#en": "en" }[location.hash] ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
 
 function value(row, column) {
@@ -39,7 +39,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     button.append(...head.childNodes);
     head.append(button);
     button.addEventListener("click", () => {
-      // The best comes first; once more, it comes last.
+      // The first click sorts the best first, the second one the best last.
       const sorted = head.getAttribute("aria-sort"), best = head.dataset.best === "highest" ? "descending" : "ascending";
       const up = (sorted === best ? best === "descending" : best === "ascending");
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
@@ -47,7 +47,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const rows = [...body.rows];
       rows.sort((one, two) => {
         const a = value(one, head.cellIndex), b = value(two, head.cellIndex);
-        if (a === null || b === null) return (a === null) - (b === null); // rows without a figure stay last
+        if (a === null || b === null) return (a === null) - (b === null); // rows without a figure are always last
         return up ? compare(a, b) : compare(b, a);
       });
       body.append(...rows);
@@ -59,19 +59,19 @@ for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = !navigator.clipboard;
   button.addEventListener("click", async () => {
     await navigator.clipboard.writeText(button.closest("p").nextElementSibling.textContent);
-    button.classList.add("done"); // a mark behind its word
+    button.classList.add("done"); // shows a mark after the word
   });
 }
 
-// What is folded and belongs on paper is open while it is printed.
+// Folded parts that belong on paper are open while the page is printed.
 const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
 let opened = [];
 addEventListener("beforeprint", () => { opened = [...folded()]; for (const each of opened) each.open = true; });
 addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
 
-const filter = document.getElementById("filter"); // only the report has one
+const filter = document.getElementById("filter"); // only the report has a filter
 if (filter) document.querySelector(".controls").hidden = false;
-// What a row says in the language that is shown.
+// The text of a row in the language that is shown.
 const said = (row) => [...row.cells].map((cell) => (cell.querySelector("." + root.lang) ?? cell).textContent).join(" ").toLowerCase();
 filter?.addEventListener("input", () => {
   const words = filter.value.toLowerCase().split(/\s+/);

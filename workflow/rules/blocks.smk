@@ -1,11 +1,11 @@
-# With `repeats: auto`: after each block it is decided whether another one follows, and of which rows. What that asks for
-# is known only then, so this is a checkpoint, and what needs all runs asks for them by all_runs (common.smk).
+# With `repeats: auto`, this decides after each block whether another one follows, and with which rows. As the further
+# runs are known only then, it is a checkpoint, and rules that need all runs use all_runs (common.smk).
 
 
 checkpoint decide:
     input:
         lambda wildcards: block_runs(int(wildcards.block), paths.RECORD),
-        # The last of the blocks that hold every row follows all of them.
+        # The decision after the first blocks, which contain every row, follows all of them.
         [run_files(row, paths.RECORD) for row in ROWS.values()],
         code=code("decide"),
     output:
@@ -15,7 +15,7 @@ checkpoint decide:
     priority: 10 + len(CONFIG.order)
     container:
         IMAGES["torch"]
-    # All cores, so that nothing is begun beside it that the next block would have to wait for.
+    # All cores, so that nothing is started beside it for which the next block would have to wait.
     threads: workflow.cores
     params:
         budget=CONFIG.budget,

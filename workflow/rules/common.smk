@@ -1,6 +1,6 @@
-# What all rules use: the checked configuration, and which code each rule depends on.
+# What all rules use: the checked configuration, and the code that each rule depends on.
 lockstep.use_this_python()
-# A training ends with its starter, also where that can't say so.
+# A training ends with the Snakemake that started it, even if that can't tell it to.
 lifetime.name_starter(workflow.remote_exec)
 CONFIG = lockstep.configuration(config, workflow.configfiles)
 lockstep.name_rows(CONFIG)
@@ -8,17 +8,17 @@ CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = containers.images(CONFIG)
 RESULTS = CONFIG.results
-Follower.config, Follower.local = CONFIG, workflow.local_exec  # where a view is shown
-CORES = CONFIG.hardware.node_cores or workflow.cores  # of a machine that trains
+Follower.config, Follower.local = CONFIG, workflow.local_exec  # for the view
+CORES = CONFIG.hardware.node_cores or workflow.cores  # of the machine that trains
 REPORT = paths.report_folder(RESULTS)
-# Its name is another one for other settings: a `prepare` that fails leaves what is there, and its name.
+# Its name depends on the settings, so a `prepare` that fails keeps the previous data and their name.
 READY = paths.ready_file(RESULTS, CONFIG.data_key)
 MISSING = lockstep.missing_data(CONFIG)
-# The first answer early: after the first block of several the report is written over what there is by then (rule
-# first_table). It costs some seconds; the tests of that block's models are only done earlier than the others.
+# A first answer early: after the first of several blocks, the report is written on the results so far (rule
+# first_table). It costs some seconds; the tests of that block's models are only done earlier than the other tests.
 AFTER_FIRST_BLOCK = 10 + len(CONFIG.order) - len(CONFIG.rows) + 0.5
 SEVERAL_BLOCKS = len(CONFIG.repetitions) > 1
-OF_A_TASK = ("prepare", "predict", "evaluate")  # scripts that ask the task
+OF_A_TASK = ("prepare", "predict", "evaluate")  # scripts that use the task's file
 
 
 wildcard_constraints:
@@ -30,31 +30,31 @@ wildcard_constraints:
 
 
 def python(script):
-    """The beginning of a script's command, for a shell."""
+    """The beginning of a script's shell command."""
     return shlex.join(["python", lockstep.script(script)])
 
 
 def command(script):
-    """The same of a script that works on all results."""
+    """The shell command of a script that works on all results."""
     return shlex.join(lockstep.command(script, RESULTS))
 
 
 def code(script, strategy=None):
-    """A script and all of Lockstep that it imports, with its strategy's and task's files: editing one of them runs the
-    rule again."""
+    """A script and all files of Lockstep that it imports, with its strategy's and task's files; editing one of them runs
+    the rule again."""
     task = CONFIG.task if strategy or script in OF_A_TASK else None
     return lockstep.code_files(script, strategy, task)
 
 
 def training_input(row):
-    """What was made before a row is trained. Made anew after a file was lost it is the same, so no row is repeated."""
+    """The files made before a row is trained. They are the same if made again after a loss, so no row is repeated."""
     plan = paths.plan_file(RESULTS, row.plan_name)
     about = paths.plan_summary_file(RESULTS, row.plan_name)
     return [ancient(file) for file in (READY, plan, about)]
 
 
 def training_code(row, proof=False):
-    """The code and data by which a row's result, or its verdict, is out of date, with those of what was made before."""
+    """The code and data whose change makes a row's result or verdict out of date, including those of `prepare`."""
     return lockstep.training_files(
         row.strategy, CONFIG.task, proof
     ) + lockstep.data_files(CONFIG)
@@ -66,12 +66,12 @@ def image(row):
 
 
 def run_files(row, file):
-    """A file of those repetitions of a row that it has in any case."""
+    """A file of each repetition that a row has in any case."""
     return [RESULTS / row.folder(rep) / file for rep in CONFIG.first_repetitions]
 
 
 def run_folder(row, n, rep):
-    """A timed run's folder; each may be a wildcard."""
+    """A timed run's folder; each argument may be a wildcard."""
     return RESULTS / paths.RUNS / paths.run_name(row, n, rep)
 
 
@@ -80,12 +80,12 @@ def first_test(wildcards):
 
 
 def verdict(trial):
-    """Whether a row's trial, or a reference's, trained the same model."""
+    """The file of the verdict on the trial of a row or of a reference."""
     return RESULTS / trial.folder(1) / paths.VERDICT
 
 
 def profiles():
-    """Where the time of each row's step goes; none where the configuration asks for none."""
+    """The profiles of all rows; none if the configuration asks for none."""
     rows = ROWS.values() if CONFIG.profile.steps else ()
     return [RESULTS / CONFIG.profiled(row).folder(1) / paths.PROFILE for row in rows]
 
@@ -99,7 +99,7 @@ def block_runs(block, file):
 
 
 def all_runs(*files):
-    """These files of every run, as an input function: it waits for what is decided on the way."""
+    """These files of every run, as an input function, which waits for the decisions after blocks."""
 
     def inputs(wildcards):
         wanted = []
@@ -122,5 +122,5 @@ def begin():
 
 
 def fail():
-    """A failed run must not cost the others their report, and Snakemake runs no rule whose input failed."""
+    """Report the other runs although one failed, since Snakemake runs no rule whose input failed."""
     lockstep.report_what_there_is(CONFIG)

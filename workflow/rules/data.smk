@@ -1,4 +1,4 @@
-# Everything that is fixed before any strategy runs.
+# Everything that is fixed before a strategy runs.
 
 
 rule prepare:
@@ -55,6 +55,6 @@ rule peak:
     params:
         precisions=sorted({row.precision for row in ROWS.values()}),
     message:
-        "peak: how many operations a second can this CPU do?"
+        "peak: how many operations per second can this CPU do?"
     shell:
         command("peak") + " > {log:q} 2>&1"

@@ -2,13 +2,13 @@
 RUN = run_folder("{row}", "{n}", "{rep}")
 
 
-# Conversion and test are one job, because most of what each takes is to start Python and import PyTorch.
+# Conversion and test are one job, because starting Python and importing PyTorch takes most of the time of each.
 rule evaluate:
     input:
         RUN / paths.RECORD,
         RUN / paths.CHECKPOINT,
         ancient(READY),
-        # The first repetition before the others, which take its test over where they end with the same weights.
+        # The first repetition comes before the others, which reuse its test if they end with the same weights.
         lambda wildcards: ancient(first_test(wildcards)) if wildcards.rep != "1" else [],
         code=lambda wildcards: code("evaluate", ROWS[wildcards.row].strategy),
     output:
@@ -25,8 +25,8 @@ rule evaluate:
         RUN / paths.EVALUATION_LOG,
     benchmark:
         paths.benchmark_file(RESULTS, "evaluate_{row}_n{n}_rep{rep}")
-    # After all trainings, beside each other, but for the first block's, of which there is a table early; where seeds
-    # vary, quality is what it is about, and a benchmark that is interrupted after hours is to show it.
+    # Tests follow all trainings, side by side, except those of the first block, which has an early table. If seeds vary,
+    # quality is the question, and a benchmark that is interrupted after hours must show it, so tests come first.
     priority:
         lambda wildcards: (
             10 + 2 * len(CONFIG.order)

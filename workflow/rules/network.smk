@@ -1,4 +1,4 @@
-# What communication between the ranks of this machine costs. Asked for by name: nothing depends on it.
+# What communication between the ranks of this machine costs. No rule depends on it, so it runs only if it is named.
 rule network:
     input:
         code=code("network"),

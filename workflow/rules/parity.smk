@@ -1,6 +1,6 @@
-# The proof: a few steps of every row, compared with those of `single` in the same precision and in float64, which are the
-# references. `prove_<row>` makes a verdict, whatever it is; `parity_<row>` and `parity` show verdicts, and fail where one
-# says that a row is not proven.
+# The proof: a few steps of every row, compared with references, which are steps of `single` in the same precision and in
+# float64. `prove_<row>` makes a verdict, whatever it is; `parity_<row>` and `parity` show verdicts, and fail if a row is
+# not proven.
 
 REFERENCES = {
     reference.name: reference
@@ -26,8 +26,8 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
             paths.log_file(RESULTS, f"prove_{trial.name}"),
         container:
             image(trial)
-        # Nothing is timed, so two trials may share the machine; never with a row that is timed, which takes all of it.
-        # A machine that is said to have so many cores is one for each.
+        # Trials are not timed, so two may share the machine, but never with a timed row, which takes all of it. If the
+        # configuration sets the cores of each machine (node_cores), a trial takes a whole machine.
         threads: CORES if CONFIG.hardware.node_cores else max(1, CORES // 2)
         params:
             row=trial.name,

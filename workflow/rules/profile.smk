@@ -1,4 +1,4 @@
-# Where a step's time goes: a few steps of every row, recorded in a run of their own. Not timed, but alone all the same.
+# Where a step's time goes: a few steps of every row, recorded in a separate run. It is not timed, but runs alone too.
 
 for row in ROWS.values() if CONFIG.profile.steps else ():
     profiled = CONFIG.profiled(row)

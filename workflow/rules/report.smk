@@ -1,4 +1,4 @@
-# The report over all rows. Made last, so that it holds the predictions too.
+# The report on all rows. It is made last, so that it includes the predictions.
 
 
 rule report:
@@ -60,7 +60,7 @@ rule first_table:
     priority: AFTER_FIRST_BLOCK
     container:
         IMAGES["torch"]
-    # All cores, so that no run is timed beside it.
+    # All cores, so that no timed run is beside it.
     threads: workflow.cores
     message:
         "the table after the first block"

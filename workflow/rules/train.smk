@@ -1,7 +1,7 @@
-# One training rule for each repetition of each row, `train_<row>_<repetition>`, and `<row>` for what follows from them.
-# A training takes all cores, so nothing of the workflow runs beside it; priorities put them in blocks.
-# No rule that starts training processes has Snakemake's `benchmark:`, which reads all of their memory maps twice a second:
-# on two cores it took a tenth of one.
+# One training rule for each repetition of each row, `train_<row>_<repetition>`, and a rule `<row>` for the row's tests.
+# A training takes all cores, so no other job of the workflow runs beside it; priorities order them into blocks.
+# Rules that start training processes have no `benchmark:`, with which Snakemake reads all of their memory maps twice a
+# second: on two cores that took a tenth of a core.
 
 for place, (row, repeat) in enumerate(CONFIG.order):
     if row.name not in ROWS:

@@ -1,4 +1,4 @@
-# The search for this machine's fastest recipe. Asked for by name: nothing depends on it.
+# The search for this machine's fastest recipe. No rule depends on it, so it runs only if it is named.
 TRIED = CONFIG.tried("base", {"strategy": "recipe"})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep import cli
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
-from lockstep.run import addresses, following, node, runs
+from lockstep.run import addresses, follower, node, runs
 from lockstep.run.progress import VIEW
 
 
@@ -51,7 +51,7 @@ def main() -> None:
         print(f"# starts on node {rank}\n{node.show(shown, arguments.results, arguments.repeat, rank)}")
         return
     if rank:
-        following.follow(config, arguments.results, rank, row)
+        follower.follow(config, arguments.results, rank, row)
         return
     if arguments.profile and not config.profile.steps:
         raise BadInput(

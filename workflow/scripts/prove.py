@@ -23,7 +23,7 @@ from lockstep.terminal import print_table
 
 SAYS = {
     findings.EQUAL: "The same model as on one process",
-    findings.DIFFERENT: "Another model than it should be.",
+    findings.DIFFERENT: "Not the model that it should be.",
     findings.UNTOLD: "Whether it is the same model can't be told",
 }
 PAGE = "proof.html"

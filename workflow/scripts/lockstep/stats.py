@@ -5,7 +5,7 @@ multiplicative, so the model uses logarithms: the log time of a run is the effec
 block, plus an error (randomised complete block design; Montgomery 2017, Design and Analysis of Experiments, chapter 4).
 One standard deviation of errors is estimated from all runs, so that a row with a missing run still has a useful
 interval. Every ratio in the report has its interval from this model. `Fit` compares rows that blocks connect, within
-blocks; `apart` compares two results folders, which have no block in common.
+blocks; `unpaired_ratio` compares two results folders, which have no block in common.
 """
 
 import itertools
@@ -189,7 +189,7 @@ def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
 Times = dict[str, dict[Block, float]]  # seconds of each row, by block
 
 
-def apart(ours: Times, theirs: Times, row: str, confidence: float = CONFIDENCE) -> Ratio:
+def unpaired_ratio(ours: Times, theirs: Times, row: str, confidence: float = CONFIDENCE) -> Ratio:
     """The ratio of our seconds to theirs for one `row`, if no block has runs of both sides.
 
     This compares two sessions or two machines. The model is Fit's, with one standard deviation for all runs of both

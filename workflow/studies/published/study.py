@@ -48,7 +48,7 @@ def answer(
         "source": table["source"],
         "rows": lines,
         "claims": [_claim(claim["key"], by_published[claim["name"]]) for claim in table["claims"]],
-        "ladder": [_rung(rung, table["ladder"][0], by_name, ratio) for rung in table["ladder"]],
+        "ladder": [_level(level, table["ladder"][0], by_name, ratio) for level in table["ladder"]],
     }
 
 
@@ -194,11 +194,11 @@ def _claim(key: str, line: dict) -> dict:
     return figures
 
 
-def _rung(rung: dict, first: dict, by_name: dict, ratio) -> dict:
-    ours = by_name.get(rung["ours"])
-    return rung | {
-        "ratio": rung["minutes"] / first["minutes"],
-        "our_ratio": ratio(rung["ours"], first["ours"]),
+def _level(level: dict, first: dict, by_name: dict, ratio) -> dict:
+    ours = by_name.get(level["ours"])
+    return level | {
+        "ratio": level["minutes"] / first["minutes"],
+        "our_ratio": ratio(level["ours"], first["ours"]),
         **{f"our_{name}": ours and ours[name] for name in ("peak_memory_mb", "macro_f1", "proof")},
     }
 

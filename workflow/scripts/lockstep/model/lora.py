@@ -16,7 +16,7 @@ import torch
 
 from lockstep.config.sections import Train
 from lockstep.errors import RunFailed, brief
-from lockstep.model import batch_norm, lean, models
+from lockstep.model import batch_norm, importing, models
 
 if TYPE_CHECKING:  # peft takes long to import, and most rows do not use it
     from peft import PeftModel
@@ -27,7 +27,7 @@ UNUSED = "bitsandbytes"  # peft imports it if it is installed, for layers in 8 b
 NAME = "default"  # peft's name of a model's only adapter
 
 
-@lean.hidden(UNUSED)
+@importing.hidden(UNUSED)
 def load() -> None:
     """Import peft now, since it takes long; later imports of it are then free."""
     importlib.import_module("peft")
@@ -46,7 +46,7 @@ def put_into(model: torch.nn.Module, train: Train) -> torch.nn.Module:
     return adapted(model, train).get_base_model()
 
 
-@lean.hidden(UNUSED)
+@importing.hidden(UNUSED)
 def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
     """`model` with the adapter in its layers, inside peft's wrapper.
 
@@ -78,7 +78,7 @@ def adapted(model: torch.nn.Module, train: Train) -> PeftModel:
             raise RunFailed(f"lora_targets: peft can't update these layers of {name}: {brief(error)}") from None
 
 
-@lean.hidden(UNUSED)
+@importing.hidden(UNUSED)
 def take_out(model: torch.nn.Module, state: dict[str, torch.Tensor], train: Train, folder: Path) -> dict:
     """Merge the adapter in `state` into the weights of `model`, and return the plain model's state dict.
 

@@ -13,7 +13,7 @@ import torch
 
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import hash_arrays, read_json
-from lockstep.model import batch_norm, heads, lean, own
+from lockstep.model import batch_norm, heads, importing, own
 
 DROPOUT = torch.nn.modules.dropout._DropoutNd  # the base class of all of PyTorch's dropout modules
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # read a folder without network, and run no code of it
@@ -30,7 +30,7 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     return model
 
 
-@lean.imports()
+@importing.without_unused()
 def _load_transformers(folder: Path, dropout: float | None) -> torch.nn.Module:
     if folder.is_dir():
         require_weights(folder, str(folder))
@@ -85,7 +85,7 @@ def _architecture(folder: Path):
 def import_code(folder: Path) -> None:
     """Import the class of the model stored in a folder, if it is one of transformers'; `load` is quick afterwards."""
     if not own.is_stored(folder):
-        with lean.imports():
+        with importing.without_unused():
             _architecture(folder)
 
 
@@ -163,7 +163,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 @contextlib.contextmanager
-def kept_wide():
+def keep_float64():
     """Make `Tensor.float` and `Tensor.to(float32)` leave float64 tensors unchanged within the block.
 
     Models call them to widen bf16, as ModernBERT does in its rotary embedding and Llama in its norms. In a float64
@@ -256,7 +256,7 @@ def keep_masks() -> None:
 
     To skip such a mask, transformers reads it back, which waits for the device in every forward pass.
     """
-    with lean.imports():
+    with importing.without_unused():
         from transformers import AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 

@@ -48,7 +48,7 @@ def hyperparameters(train: Train, group: dict | None = None) -> dict:
     return {"betas": tuple(train.betas), "eps": EPS}
 
 
-def rewrapped(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+def wrap_optimizer(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Recreate an optimizer inside `wrapper`, with the same groups and settings. It must not have taken a step yet."""
     accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params", "weight_decay"}
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]

@@ -133,10 +133,10 @@ def save(model: torch.nn.Module, folder: Path, labels: list[str] | None = None) 
             raise BadInput(
                 f"model.name: {about['class']}: {name} in its state dict is not a dense tensor, so it can't be stored."
             )
-    save_file(apart(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(separate_copies(model.state_dict()), folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def apart(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def separate_copies(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A copy of each tensor in host memory; safetensors refuses tensors that share memory, as tied weights do."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 

@@ -1,1 +1,1 @@
-"""Inside a process that trains: the plan as this rank replays it, what is timed, and what is noted."""
+"""Inside a process that trains: how a rank replays the plan, what is timed, and what is recorded."""

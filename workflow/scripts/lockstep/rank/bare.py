@@ -1,4 +1,4 @@
-"""What one would write by hand over the plan's batches, and nothing else: the least that training this way takes."""
+"""A hand-written training loop over the plan's batches and nothing else: the minimum time that this training takes."""
 
 import itertools
 import time
@@ -23,7 +23,7 @@ def train(
     precision: str = "fp32",
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Every step of the plan on the model's device; `done` is called after each."""
+    """Train every step of the plan on the model's device; `done` is called after each step."""
     device = next(model.parameters()).device
     scaler = torch.amp.GradScaler(device.type, enabled=precisions.of(precision).scaled)
     for step in range(plan.steps):
@@ -39,8 +39,10 @@ def train(
 
 
 def timed(model, optimizer, schedule, plan: Plan, tokens: Tokens, precision: str = "fp32") -> np.ndarray:
-    """Seconds of each step, [steps], after one forward and backward pass of each width. The device is not waited for
-    in between: on a GPU they are its own, by events."""
+    """The seconds of each step, [steps], after one forward and backward pass of each width.
+
+    The device is not synchronised between steps; on a GPU its own events time them.
+    """
     device = next(model.parameters()).device
     for step in np.unique(-plan.widths, return_index=True)[1]:
         _loss(model, tokens, plan.step_ids(step), plan.widths[step], precision, device).backward()

@@ -1,4 +1,4 @@
-"""What a line starts that a person pastes into a terminal: one rank of a run by hand (run/hand.py)."""
+"""One rank of a run whose ranks are started by hand: what a line pasted into a terminal starts (run/hand.py)."""
 
 import contextlib
 import fcntl
@@ -23,13 +23,13 @@ SIGNALS = {
     signal.SIGTERM: "SIGTERM in the terminal",
 }
 AS_PRINTED = "Paste the line as the run printed it."
-REASON_SECONDS = 5.0  # in which a run that has failed writes why
+REASON_SECONDS = 5.0  # how long to wait for a failed run to write its reason
 
 
 def start(folder: Path) -> int:
-    """Run the rank that the environment names, when all have come; returns its exit code.
+    """Wait for all ranks, then run the rank that the environment names; returns its exit code.
 
-    Raises BadInput where the environment is not that of a run which waits for this rank.
+    Raises BadInput if no run waits for this rank, or if the environment does not belong to that run.
     """
     call = _answered(folder)
     rank, ranks = _number("RANK"), call["ranks"]
@@ -52,13 +52,13 @@ def start(folder: Path) -> int:
 
 
 def _answered(folder: Path) -> dict:
-    """The call that this process answers. Raises BadInput where there is none, or it is not for this process."""
+    """The call that this process answers. Raises BadInput if there is none, or if it is not meant for this process."""
     rank, size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     file = hand.call_file(folder)
     if not hand.is_locked(file):
         raise BadInput(
-            f"{folder}: no run waits for ranks here; it has ended, or has not begun. Start it, and paste the lines that"
-            " it prints then."
+            f"{folder}: no run waits for ranks here; it has ended or has not started. Start it, then paste the lines"
+            " that it prints."
         )
     call = read_json(file)
     for name, given, wanted in (
@@ -82,7 +82,7 @@ def _number(name: str) -> int:
 
 @contextlib.contextmanager
 def _claimed(folder: Path, rank: int, ranks: int):
-    """Be this rank while the block runs. Raises BadInput where another process is."""
+    """Claim this rank while the block runs. Raises BadInput if another process has claimed it."""
     with hand.rank_file(folder, rank).open("a+", encoding="utf-8") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def _claimed(folder: Path, rank: int, ranks: int):
 
 
 def _is_over(call) -> bool:
-    """Whether the run has ended that held the call, an open file."""
+    """Whether the run that held `call`, an open file, has ended."""
     try:
         fcntl.flock(call, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -106,7 +106,7 @@ def _is_over(call) -> bool:
 
 
 def _run(folder: Path, rank: int, call: dict, ours) -> int:
-    """Run the rank as launchers do, until it ends or the run does."""
+    """Run the rank as launchers do, until the rank or the run ends."""
     own = {name: value for name, value in os.environ.items() if not node.OF_OUTSIDE.fullmatch(name)}
     environment = own | call["variables"] | read_json(hand.go_file(folder))
     environment |= rank_variables(rank, call["ranks"], call["address"], call["port"])
@@ -119,7 +119,7 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,  # so that a signal reaches it once
     )
-    # Ctrl-C, a terminal that is closed, or `kill`: for the rank, which ends.
+    # Ctrl-C, a closed terminal and `kill` are passed on to the rank, which then ends.
     for number, what in SIGNALS.items():
 
         def pass_on(number, _, what=what):
@@ -128,7 +128,7 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
             process.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
         signal.signal(number, pass_on)
-    # What a rank says before it writes to a file of its own; rank 0 has none, and says everything here.
+    # What a rank prints before it redirects its output to its own file; rank 0 has no such file and prints all here.
     words = threading.Thread(target=_hand_on, args=(process.stdout, folder / paths.LOG), daemon=True)
     words.start()
     while process.poll() is None:
@@ -143,13 +143,13 @@ def _run(folder: Path, rank: int, call: dict, ours) -> int:
 
 
 def _note_end(folder: Path, rank: int, code: int) -> None:
-    """Note that a rank was killed, where it was: any other end it tells of by itself."""
+    """Record it if a rank was killed; a rank that ends in any other way reports that itself."""
     if code < 0:
-        _note(folder, f"rank {rank} was killed ({signal.Signals(-code).name}), by hand or for want of memory")
+        _note(folder, f"rank {rank} was killed ({signal.Signals(-code).name}), by hand or because memory ran out")
 
 
 def _note(folder: Path, reason: str) -> None:
-    """Say why the run ends, if nobody has yet."""
+    """Write why the run ends, unless another rank has done so."""
     with contextlib.suppress(FileExistsError), hand.ended_file(folder).open("x", encoding="utf-8") as stream:
         json.dump({"reason": reason}, stream)
 
@@ -176,5 +176,5 @@ def _say(text: str) -> None:
 
 
 def _show(line: bytes) -> None:
-    with contextlib.suppress(OSError):  # its terminal was closed
+    with contextlib.suppress(OSError):  # the terminal was closed
         os.write(1, line)

@@ -1,8 +1,8 @@
-"""Checkpoints: which weights a run keeps (`Kept`), and how they are written: in a strategy's own format, with hashes.
+"""Checkpoints: which weights a run keeps (`Kept`), and how they are written in a strategy's own format, with hashes.
 
-A run has one checkpoint, its folder `native`. A flipped byte loads silently from every checkpoint format,
-so its manifest.json, written last, holds the sha256 of each file, and of the live weights that it was written from: the
-conversion (proof/conversion.py) is checked against both, and sealed the same way.
+A run has one checkpoint, in its folder `native`. Every checkpoint format loads a file with a flipped byte without an
+error, so manifest.json, which is written last, holds the sha256 of each file and of the live weights that were saved.
+The conversion (proof/conversion.py) is checked against both, and sealed in the same way.
 """
 
 import math
@@ -18,13 +18,13 @@ from lockstep.rank.training import Training
 
 
 class Kept:
-    """The checkpoint that a run keeps, by `train.checkpoint`: of the best weights by `train.best`, or of the last."""
+    """The checkpoint that a run keeps, by `train.checkpoint`: the best weights by `train.best`, or the last ones."""
 
     def __init__(self, training: Training, plan: Plan):
         self.training, self.plan, self.best = training, plan, -math.inf
 
     def evaluated(self, step: int, scores: dict[str, float]) -> None:
-        """The weights after `step` steps came to these on the dev split. Every rank knows them, so all decide alike."""
+        """Called with the dev scores after `step` steps; every rank has the same scores, so all decide alike."""
         train = self.training.train
         if train.checkpoint == "best":
             value = KEPT_BY[train.best].score(scores)
@@ -33,7 +33,7 @@ class Kept:
                 self._save(step)
 
     def trained(self, step: int) -> None:
-        """The last of `step` steps is done."""
+        """Called after the last of `step` steps."""
         if self.training.train.checkpoint == "last":
             self._save(step)
 
@@ -44,9 +44,9 @@ class Kept:
 
 
 def save(strategy, folder: Path, about: dict) -> None:
-    """Write the strategy's checkpoint into a run's (or snapshot's) `folder`, in place of an older one; on every rank.
+    """Write the strategy's checkpoint into a run's or snapshot's `folder`, replacing an older one. Call on every rank.
 
-    `about` says what it is (step, plan); the hash of the live weights is added here.
+    `about` describes the checkpoint (step, plan); the hash of the live weights is added here.
     """
     main = strategy.world.rank == 0
     temporary, final = folder / f".{CHECKPOINT}.tmp", folder / CHECKPOINT
@@ -67,9 +67,9 @@ def save(strategy, folder: Path, about: dict) -> None:
 
 
 def barrier(strategy) -> None:
-    """Wait until every rank is here.
+    """Wait until every rank has reached this point.
 
-    The numbers are brought to the host, because NCCL's collectives only have the GPU wait for each other.
+    The gathered numbers are copied to the host, because NCCL's collectives make only the GPUs wait for each other.
     """
     import torch
 

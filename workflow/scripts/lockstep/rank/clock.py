@@ -1,8 +1,8 @@
-"""The clock: what is timed, and when.
+"""The clock of a rank: what is timed, and when.
 
-Inside the timed window nothing is synchronised, printed or reduced: on a GPU a step leaves an event behind, on a CPU
-a reading of the clock. The device is synchronised once at each edge. `time.perf_counter` is Linux's CLOCK_MONOTONIC,
-which all processes of a machine share: so a process can count from the moment at which it was launched.
+Inside the timed window nothing is synchronised, printed or reduced: each step only records an event on a GPU, or reads
+the clock on a CPU. The device is synchronised once at each end of the window. `time.perf_counter` is Linux's
+CLOCK_MONOTONIC, which all processes of a machine share, so a process can count from the moment of its launch.
 """
 
 import gc
@@ -16,18 +16,19 @@ import torch
 
 from lockstep.run.progress import LAUNCHED, WARMUP_STEPS
 
-STALL = 10  # times the upper quartile: the longest texts take less, compiling takes more
+# A step is a stall if it takes more than this many times the upper quartile: long texts take less, compiling more.
+STALL = 10
 
 
 class Clock:
     def __init__(self, now: Callable[[], float] = time.perf_counter):
         self.now = now
         self.launched = float(os.environ.get(LAUNCHED, now()))
-        self.setup: dict[str, float] = {}  # seconds by part, in order
+        self.setup: dict[str, float] = {}  # the seconds of each part of the set-up, in order
         self.device: torch.device | None = None
         self._warm_up = 0.0  # seconds before the first window
-        self._warm_up_steps: list[tuple[int, float]] = []  # which steps, and the part of each, were computed in it
-        self.evaluation = 0.0  # seconds of evaluating, outside the windows; those of saving are neither's
+        self._warm_up_steps: list[tuple[int, float]] = []  # the steps that it computed, and which share of each
+        self.evaluation = 0.0  # seconds of evaluation, outside the windows; saving is counted in neither
         self._last = self.launched
         self._ticks: list[float | torch.cuda.Event] = []  # the start of each window, and the end of each step
         self._windows: list[int] = []  # where in _ticks each window starts
@@ -36,7 +37,7 @@ class Clock:
         self._earlier = np.empty(0)  # seconds of each step before an interruption
 
     def part(self, name: str) -> None:
-        """A part of the set-up is done."""
+        """Called when a part of the set-up is done."""
         now = self.now()
         self.setup[name] = now - self._last
         self._last = now
@@ -46,10 +47,10 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def open(self, barrier: Callable[[], None] = lambda: None) -> None:
-        """The timed window begins: at the first step, and again after an evaluation.
+        """Open the timed window: before the first step, and again after an evaluation.
 
-        `barrier` returns when every rank has come as far, and is the last thing before: the window of one that came
-        first would count its waiting for the others as training.
+        `barrier` returns when every rank has called it. It comes last: otherwise the window of the first rank would
+        count waiting for the others as training.
         """
         gc.collect()
         gc.disable()  # a collection in the window would be timed as training
@@ -62,11 +63,11 @@ class Clock:
         self.tick()
 
     def warmed_up(self, seconds: float, steps: list[int], accumulation: int) -> None:
-        """Before the first window one of `accumulation` micro-batches of each of `steps` was computed, in `seconds`."""
+        """Record that one of `accumulation` micro-batches of each of `steps` was computed before the first window."""
         self._warm_up, self._warm_up_steps = seconds, [(step, 1 / accumulation) for step in steps]
 
     def tick(self) -> None:
-        """One optimizer step has been issued."""
+        """Called when an optimizer step has been issued."""
         if self.device is not None and self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -75,22 +76,22 @@ class Clock:
             self._ticks.append(self.now())
 
     def close(self) -> None:
-        """The timed window ends: after the last step, and before an evaluation."""
+        """Close the timed window: after the last step, and before an evaluation."""
         self.synchronize()
         self._closed = self.now()
         self.seconds += self._closed - self._opened[-1]
         gc.enable()
 
     def trained(self) -> float:
-        """Seconds in timed windows up to now, in one of which this is, by the host's clock."""
+        """Seconds in timed windows until now, by the host's clock; call while a window is open."""
         return self.seconds + self.now() - self._opened[-1]
 
     def restore(self, step_seconds: np.ndarray, seconds: float, evaluation: float) -> None:
-        """Go on from what the clock of an interrupted run had come to."""
+        """Continue from the times that an interrupted run had saved."""
         self._earlier, self.seconds, self.evaluation = step_seconds, seconds, evaluation
 
     def step_seconds(self) -> np.ndarray:
-        """Seconds of each step, those before an interruption included, shape [steps]."""
+        """The seconds of each step, [steps], including those before an interruption."""
         return np.concatenate([self._earlier, self._step_seconds()])
 
     def _step_seconds(self) -> np.ndarray:
@@ -106,7 +107,7 @@ class Clock:
         return {
             "setup": self.setup,
             "warm_up_seconds": self._warm_up,
-            "cold_seconds": max(0.0, self._warm_up - float(warm)),  # beyond what the same steps took in the window
+            "cold_seconds": max(0.0, self._warm_up - float(warm)),  # more than the same steps took in the window
             "first_step_seconds": self._opened[0] - self.launched + float(self._step_seconds()[0]),
             "train_seconds": self.seconds,
             "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
@@ -114,7 +115,7 @@ class Clock:
             "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
             "evaluation_seconds": self.evaluation,
             "total_seconds": self.now() - self.launched,
-            "window": [self._opened[0], self._closed],  # by the machine's clock: when what is timed began and ended
+            "window": [self._opened[0], self._closed],  # when the timed part began and ended, by the machine's clock
         }
 
 

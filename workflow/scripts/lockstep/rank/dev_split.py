@@ -1,4 +1,4 @@
-"""Evaluation on the dev split while training. Which weights are kept follows from it, in checkpoint.py."""
+"""Evaluation on the dev split during training; checkpoint.py decides by it which weights are kept."""
 
 import math
 
@@ -13,11 +13,11 @@ from lockstep.rank.training import Training
 from lockstep.strategies.single import Strategy
 from lockstep.tasks._task import Labels, Samples, take_labels
 
-SEED = 0  # of the choice of `eval_samples`
+SEED = 0  # for choosing `eval_samples`
 
 
 class DevSplit:
-    """When the dev split is evaluated, and what came of it."""
+    """When the dev split is evaluated, and the results."""
 
     def __init__(self, training: Training, plan: Plan, samples: Samples):
         self.training, self.plan = training, plan
@@ -27,21 +27,21 @@ class DevSplit:
         self.history: list[dict] = []
 
     def due(self, step: int) -> bool:
-        """Whether something is to be done after so many steps; what the last one calls for, `finish` does."""
+        """Whether to evaluate or draw after `step` steps; what is due after the last step is done by `finish`."""
         return step < self.plan.steps and (self._evaluation_due(step) or self.drawing.due(step))
 
     def _evaluation_due(self, step: int) -> bool:
         return bool(self.every) and step % self.every == 0
 
     def look(self, step: int) -> None:
-        """Evaluate and draw what is due after `step` steps."""
+        """Evaluate and draw, as far as that is due after `step` steps."""
         if self._evaluation_due(step):
             self.evaluate(step)
         if self.drawing.due(step):
             self.drawing.draw(step)
 
     def finish(self) -> None:
-        """After the last step."""
+        """Evaluate and draw after the last step, and keep the last weights if the run is to keep those."""
         if self.every:
             self.evaluate(self.plan.steps)
         if self.drawing.due(self.plan.steps):
@@ -50,7 +50,7 @@ class DevSplit:
 
     def evaluate(self, step: int) -> None:
         clock = self.training.clock
-        checkpoint.barrier(self.training.strategy)  # no rank's waiting for another one is evaluation
+        checkpoint.barrier(self.training.strategy)  # so that waiting for another rank is not timed as evaluation
         began = clock.now()
         results = gather_results(self.training, self.samples)
         figures = self.training.task.scores(results, self.samples)
@@ -65,7 +65,7 @@ class DevSplit:
 
 
 class Chosen:
-    """Some samples of a split, numbered anew; `ids`: their positions in it, int64 [n]."""
+    """Some samples of a split, renumbered from 0; `ids`: their positions in the split, int64 [n]."""
 
     def __init__(self, samples: Samples, ids: np.ndarray):
         self.samples, self.ids = samples, ids
@@ -82,23 +82,25 @@ class Chosen:
 
 
 def chosen(samples: Samples, most: int | None) -> Samples:
-    """`most` samples at random, or all where there are no more; the same ones in every run, whatever its seed."""
+    """`most` random samples, or all if there are no more; every run has the same ones, whatever its seed."""
     if most is None or most >= len(samples):
         return samples
     return Chosen(samples, np.sort(np.random.default_rng(SEED).permutation(len(samples))[:most]))
 
 
 def evaluated(strategy: Strategy, inputs: dict[str, torch.Tensor]) -> tuple[object, Labels]:
-    """What the model returns of a batch, and its labels. It is set to evaluation by whoever calls this."""
+    """What the model returns for a batch, and the batch's labels. The caller sets the model to evaluation mode."""
     labels = take_labels(inputs)
     return strategy.forward(inputs), labels
 
 
 def gather_results(training: Training, samples: Samples) -> torch.Tensor:
-    """The task's results of every sample of a split, each once, in order, on every rank: float32 on the CPU, [n, any].
+    """The task's results for every sample of a split, in order, on every rank: float32 on the CPU, [n, any].
 
-    All ranks run the same number of equally large batches, as collectives inside a forward pass need. What fills up a
-    share is marked by the id -1, and dropped again; so is all that a rank has which does not count.
+    All ranks run equally many batches of equal size, because collectives inside a forward pass need that. Samples that
+    only pad a share have the id -1 and are dropped; so are all results of a rank that does not count.
+
+    Raises RunFailed unless each sample is there exactly once.
     """
     strategy, size = training.strategy, training.train.global_batch
 
@@ -107,7 +109,7 @@ def gather_results(training: Training, samples: Samples) -> torch.Tensor:
         training.progress.alive()
         if outputs is None:
             return None
-        # A copy, as the next replay of a CUDA graph (compile: static) overwrites what this one has put out.
+        # A copy, because the next replay of a CUDA graph (compile: static) overwrites the outputs of this one.
         return training.task.results(outputs, labels).clone()
 
     strategy.model.eval()
@@ -137,7 +139,7 @@ def _gathered(strategy: Strategy, samples: Samples, size: int, results_of) -> tu
 
 
 def _results(strategy: Strategy, of_batches: list[torch.Tensor | None], count: int) -> torch.Tensor:
-    """This rank's results, [count, any], which are zeros where it has no outputs: all ranks gather as many numbers."""
+    """This rank's results, [count, any]; zeros if it has none, because all ranks must gather equally many numbers."""
     world, there = strategy.world, of_batches[0] is not None
     if world.replicas == world.size:
         return torch.cat(of_batches)

@@ -1,4 +1,4 @@
-"""Pictures of what a model says of a few samples, every so many epochs: drawn outside of the timed window."""
+"""Pictures of a model's predictions for a few samples, drawn every few epochs, outside the timed window."""
 
 from collections.abc import Callable
 
@@ -11,26 +11,26 @@ from lockstep.files import atomic_file
 from lockstep.rank.training import Training
 from lockstep.tasks._task import Samples
 
-SHOWN = 4  # samples of the dev split, always the same ones
+SHOWN = 4  # how many samples of the dev split are drawn, always the same ones
 
 
 class Drawing:
-    """When pictures are due, by `train.pictures_every`, and how they come about.
+    """When pictures are due, by `train.pictures_every`, and how they are drawn.
 
-    evaluate: what the model returns of a batch (rank/dev_split.py: evaluated).
+    evaluate: a function that returns the model's outputs for a batch (rank/dev_split.py: evaluated).
     """
 
     def __init__(self, training: Training, plan: Plan, samples: Samples, evaluate: Callable):
         self.training, self.samples, self.evaluate = training, samples, evaluate
         self.ids = np.unique(np.linspace(0, len(samples) - 1, SHOWN).astype(np.int64))
         every = training.train.pictures_every
-        self.epochs = _ends(plan, every) if every else {}  # by how many steps are done then
+        self.epochs = _ends(plan, every) if every else {}  # by the number of steps done at their end
 
     def due(self, step: int) -> bool:
         return step in self.epochs
 
     def draw(self, step: int) -> None:
-        """Called on every rank, as a forward pass may need all of them; the one that tells of the run writes."""
+        """Draw the pictures. Call on every rank, as a forward pass may need all; the rank that `tells` writes them."""
         training, strategy = self.training, self.training.strategy
         strategy.model.eval()
         with torch.no_grad():
@@ -46,6 +46,6 @@ class Drawing:
 
 
 def _ends(plan: Plan, every: int) -> dict[int, int]:
-    """How many steps are done at the end of each `every`-th epoch, and of the last: steps -> epoch, from 1."""
+    """The number of steps done at the end of each `every`-th epoch and of the last one: steps -> epoch, from 1."""
     ends = np.append(np.flatnonzero(np.diff(plan.epochs)) + 1, plan.steps).tolist()
     return {step: epoch for epoch, step in enumerate(ends, 1) if epoch % every == 0 or epoch == len(ends)}

@@ -1,4 +1,4 @@
-"""Energy, where the devices themselves count it; never a guess from power ratings."""
+"""Energy, if the devices themselves count it; it is never estimated from power ratings."""
 
 from pathlib import Path
 
@@ -9,17 +9,17 @@ POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's an
 
 
 class Meter:
-    """Joules that this machine's devices took between `start` and `stop`, summed over all such times.
+    """The joules that this machine's devices used between `start` and `stop`, summed over all such periods.
 
-    gpu: the GPUs that this process sees (NVML has that since Volta).
-    cpu: all CPU packages (RAPL). Each is None where the device does not tell, or this user may not ask.
-    counters: the names of the counters that are in these sums.
+    gpu: the GPUs that this process sees (NVML counts energy since Volta).
+    cpu: all CPU packages (RAPL). Each is None if the device does not count, or if this user may not read the counter.
+    counters: the names of the counters in these sums.
     """
 
     def __init__(self, powercap: Path = POWERCAP):
         self.joules: dict[str, float | None] = {"gpu": None, "cpu": None}
         self.counters: list[str] = []
-        self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and its like are parts of these
+        self.packages = sorted(powercap.glob("intel-rapl:?"))  # intel-rapl:0:1 and similar ones are parts of these
         self.gpus = gpu_handles()
 
     def start(self) -> None:
@@ -38,16 +38,16 @@ class Meter:
             self.counters += [f"{package.name} (RAPL)" for package in self.packages]
 
     def _gpus(self) -> list[tuple[float, float]] | None:
-        """The joules of each GPU since its driver was loaded, and at how many the counter begins anew: never."""
+        """The joules of each GPU since its driver was loaded, and the value at which its counter wraps: never."""
         joules = [nvml.joules(gpu) for gpu in self.gpus]
         return [(each, float("inf")) for each in joules] if joules and None not in joules else None
 
     def _packages(self) -> list[tuple[float, float]] | None:
-        """The joules of each CPU package, and at how many the counter begins anew."""
+        """The joules of each CPU package, and the value at which its counter wraps."""
         try:
             return [
                 tuple(int((package / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
                 for package in self.packages
             ] or None
-        except OSError:  # readable by root only, on most systems
+        except OSError:  # on most systems only root can read it
             return None

@@ -1,4 +1,4 @@
-"""What a run ran on, said from inside the run: machine, devices, versions. Goes into env.json."""
+"""What a run ran on, found from inside the run: machine, devices, versions. It is written to env.json."""
 
 import importlib.metadata
 import os
@@ -13,7 +13,7 @@ from lockstep.config import containers
 from lockstep.config.hardware import VARIABLES, cpu_cores, cpu_info, cpu_name, governor, virtual_machine
 from lockstep.provenance import PROJECT, output
 
-# Instruction sets that decide how fast matrices are multiplied.
+# Instruction sets that determine how fast matrices are multiplied.
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "sve")
 
 
@@ -52,28 +52,28 @@ def describe() -> dict:
 
 
 def pinned() -> list[str]:
-    """The packages whose versions the project pins, Horovod, which it builds itself, and one that only some have."""
+    """The packages that the project pins; Horovod, which it builds itself; and bitsandbytes, which is optional."""
     lines = (PROJECT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     named = [line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")]
     return [*named, "horovod", "bitsandbytes"]
 
 
 def installed() -> dict[str, str]:
-    """Every Python package that is installed here, with its version, as `pip freeze` lists them."""
+    """Every installed Python package with its version, as `pip freeze` lists them."""
     there: dict[str, str] = {}
     for package in importlib.metadata.distributions():
-        there.setdefault(package.metadata["Name"], package.version)  # of several the first is imported
+        there.setdefault(package.metadata["Name"], package.version)  # if there are several, Python imports the first
     return dict(sorted(there.items(), key=lambda package: (package[0] or "").lower()))
 
 
 def _elsewhere(file: str) -> str | None:
-    """The folder of packages that a module comes from, if it is not of this Python environment: TORCH=here."""
+    """The folder that a module comes from, if it is outside this Python environment, as with TORCH=here."""
     folder = Path(file).resolve().parents[1]
     return None if folder.is_relative_to(Path(sys.prefix).resolve()) else str(folder)
 
 
 def gpu_handles() -> list:
-    """NVML's handles of the GPUs that this process sees; none where it knows nothing of one of them."""
+    """NVML's handles of the GPUs that this process sees; empty if NVML does not know one of them."""
     uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
     handles = [nvml.gpu_of(uuid) for uuid in uuids]
     return [] if None in handles else handles

@@ -1,4 +1,4 @@
-"""What ranks import, before they are forked: run/forked.py."""
+"""What ranks import before they are forked (run/forked.py)."""
 
 import importlib
 import os
@@ -9,15 +9,15 @@ from lockstep.config import registry
 from lockstep.config.row import Row
 from lockstep.run.fork import Fork
 
-NOT_BEFORE = ("deepspeed", "horovod")  # what chooses its device while it is imported
-MODELS = ("bert", "llama")  # transformers' modules of the models from scratch
+NOT_BEFORE = ("deepspeed", "horovod")  # these choose their device while they are imported
+MODELS = ("bert", "llama")  # transformers' modules for the models that are trained from scratch
 
 
 def preload(rows: list[Row]) -> None:
-    """Import what the ranks of `rows` will need; with one thread, so that none is lost in a fork."""
+    """Import what the ranks of `rows` will need, with one thread only, because threads do not survive a fork."""
     from lockstep.rank import main  # noqa: F401 - all that a rank imports
 
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else to ask for GPUs begins CUDA
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # otherwise, looking for GPUs initialises CUDA
     torch.set_num_threads(1)
     for name in MODELS:
         importlib.import_module(f"transformers.models.{name}.modeling_{name}")
@@ -27,5 +27,5 @@ def preload(rows: list[Row]) -> None:
 
 
 def reaches_gpus() -> bool:
-    """Whether a fork of this process can use a GPU, which it can't where an import has begun CUDA."""
+    """Whether a fork of this process can use a GPU; it can't if an import has initialised CUDA."""
     return Fork(lambda: torch.zeros(1, device="cuda").item(), dict(os.environ)).wait() == 0

@@ -1,6 +1,7 @@
-"""One rank's losses on their way to a person's eyes, while it goes on to train.
+"""One rank's losses, written for people to read while it trains.
 
-On a GPU a loss is copied when the device comes to it, and noted at a later step, once it is there: nobody waits.
+On a GPU a loss is copied to the host asynchronously, and written at a later step once it has arrived, so that training
+never waits for it.
 """
 
 import math
@@ -12,9 +13,9 @@ from lockstep.run.training_log import Notes
 
 
 class Losses:
-    """Notes the loss, and how long was trained, every `train.log_every` steps; `replay` is the rank's part of the plan.
+    """Writes the loss and the training time every `train.log_every` steps; `replay` is the rank's part of the plan.
 
-    The loss is the mean over what this rank has of the global batch; its terms stand behind it, where it has several.
+    The loss is the mean over this rank's part of the global batch; if it has several terms, they follow it.
     """
 
     def __init__(self, replay):
@@ -45,7 +46,7 @@ class Losses:
             self.notes.write(step, self.clock.trained(), losses.numpy(), rate)
 
     def hand_over(self) -> None:
-        """Note the losses that have come. After the window, where the device was waited for, those are all."""
+        """Write the losses that have arrived. After the window, when the device is synchronised, those are all."""
         while self.every and self.waiting and self.waiting[0][-1].query():
             step, seconds, losses, rate, _ = self.waiting.popleft()
             self.notes.write(step, seconds, losses.numpy(), rate)

@@ -1,4 +1,4 @@
-"""The process of one rank, around what it trains (rank/session.py): signals, why it failed, and its exit code."""
+"""The process of one rank, around its training (rank/session.py): signals, the reason of a failure, the exit code."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ from lockstep.rank.session import Session
 from lockstep.run import lifetime
 from lockstep.run.progress import RankFiles
 
-TRIES = 25  # of writing why a rank fails, 0.2 s apart
+TRIES = 25  # attempts to write why a rank failed, one every 0.2 s
 
 
 def main(folder: Path) -> None:
     """Train this process's share of the run in `folder`. Does not return.
 
-    The process ends by os._exit: with gloo, PyTorch 2.13's DDP sometimes hangs or aborts in the interpreter's own exit,
-    after all is done. So everything is written and flushed first, and what was written says how the run went.
+    The process ends by os._exit: with gloo, PyTorch 2.13's DDP sometimes hangs or aborts while the interpreter exits,
+    after all work is done. So everything is written and flushed first, and the files say how the run went.
     """
     lifetime.die_with_parent()
     files = RankFiles(folder, int(os.environ.get("RANK", 0)))
@@ -34,8 +34,8 @@ def main(folder: Path) -> None:
         session.strategy.lead(session)
         session.stop()
         code = 0
-    except BaseException as error:  # not only Exception: DCP's CheckpointException is none
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, and the reason must be written
+    except BaseException as error:  # not only Exception, because DCP's CheckpointException is not one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, but the reason must be written
         progress = session and session.progress
         _write_reason(folder, files, error, progress.steps if progress else 0)
         print(f"rank {files.rank} failed:", file=sys.stderr)
@@ -63,6 +63,6 @@ def _write_reason(folder: Path, files: RankFiles, error: BaseException, step: in
 
 
 def _end(number, frame):
-    """A launcher ends the other ranks when one dies. Saying so tells them from the one that died without a word."""
-    closed = ", as where the terminal is closed in which it was started" if number == signal.SIGHUP else ""
+    """Report the signal. A launcher ends the other ranks when one dies; this tells them from the rank that died."""
+    closed = ", which closing the terminal sends" if number == signal.SIGHUP else ""
     raise RunFailed(f"was ended by {signal.Signals(number).name}{closed}")

@@ -1,4 +1,4 @@
-"""How much memory a process of a run took."""
+"""How much memory a process of a run used."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ PROC = Path("/proc")
 def read(device: torch.device, workers: Sequence[int] = ()) -> dict[str, float | None]:
     """MiB of this process. On a GPU, of all GPUs it uses: `peak_mb` allocated by tensors, `reserved_mb` by PyTorch.
 
-    On a CPU `peak_mb` is the most that was resident (VmHWM of proc_pid_status(5)), which counts a library once in each
-    process that has it loaded; `proportional_mb` is what is resident now with shared pages divided among those who
-    share them (Pss of proc_pid_smaps(5), proportional set size), so that it can be added up over processes. Both with
-    those of the process's `workers`, by their ids; on a GPU these count for nothing.
+    On a CPU, `peak_mb` is the peak resident memory (VmHWM of proc_pid_status(5)), which counts a library in every
+    process that has loaded it. `proportional_mb` is the memory that is resident now, with shared pages divided among
+    the processes that share them (Pss of proc_pid_smaps(5), proportional set size), so that it can be summed over
+    processes. Both include the process's `workers`, given by their ids; on a GPU workers do not count.
     """
     if device.type == "cuda":
         numbers = range(torch.cuda.device_count())
@@ -32,22 +32,21 @@ def read(device: torch.device, workers: Sequence[int] = ()) -> dict[str, float |
 
 
 class Gauge:
-    """What this process takes in the timed windows, between `start` and `stop`: the most of all of them, as by `read`.
+    """The peak of this process's memory in the timed windows, between `start` and `stop`, by the keys of `read`.
 
-    before_mb: what it had when the first window opened: on a CPU mostly imports, on a GPU model and optimizer. What
-    comes after, as a model that is gathered to be saved, is in none of it.
+    before_mb: the memory in use when the first window opened: on a CPU mostly imports, on a GPU model and optimizer.
+    Memory that is used after the windows, such as for a model that is gathered to be saved, is not included.
     """
 
     def __init__(self, device: torch.device, workers: Sequence[int] = ()):
         self.device, self.workers = device, workers
         self.usage: dict[str, float | None] = {}
-        # The most MiB that this process ever had on each GPU that it sees, in tensors, and reserved for those; empty
-        # where a CPU trains.
+        # The peak MiB of this process on each visible GPU, in tensors and reserved for them; empty if a CPU trains.
         self.by_gpu = [0.0] * torch.cuda.device_count() if device.type == "cuda" else []
         self.reserved_by_gpu = list(self.by_gpu)
 
     def start(self) -> None:
-        """A window is about to open: from here on the peak is counted anew."""
+        """Called before a window opens: the peak is counted anew from here."""
         self._note_by_gpu()
         if self.device.type == "cuda":
             numbers = range(torch.cuda.device_count())
@@ -57,12 +56,13 @@ class Gauge:
         else:
             now = _of_all(self.workers, "status", "VmRSS")
             for pid in ("self", *self.workers):
-                with contextlib.suppress(OSError):  # where this may not be written, the peak is that since the launch
-                    (PROC / str(pid) / "clear_refs").write_text("5")  # proc_pid_clear_refs(5): it is what there is now
+                with contextlib.suppress(OSError):  # if it can't be written, the peak is that since the launch
+                    # This resets the peak to the current value (proc_pid_clear_refs(5)).
+                    (PROC / str(pid) / "clear_refs").write_text("5")
         self.usage.setdefault("before_mb", now)
 
     def stop(self) -> None:
-        """A window has closed."""
+        """Called after a window has closed."""
         self._note_by_gpu()
         for kind, value in read(self.device, self.workers).items():
             peaks = [each for each in (value, self.usage.get(kind)) if each is not None]
@@ -76,7 +76,7 @@ class Gauge:
 
 
 def _of_all(workers: Sequence[int], file: str, key: str) -> float:
-    """MiB of this process and its workers together; of one that has ended, nothing."""
+    """The MiB of this process and its workers together; a worker that has ended counts as 0."""
     total = _kilobytes(PROC / "self" / file, key)
     for pid in workers:
         with contextlib.suppress(OSError, IndexError):

@@ -1,9 +1,9 @@
-"""What the collectives of a process group take by the number of bytes: a rank of network.py, or of a torchrun of yours.
+"""Times a process group's collectives by the size of the message: one rank, started by network.py or by torchrun.
 
     torchrun --nproc-per-node 2 network.py FOLDER
 
-Bus bandwidth is nccl-tests': the bytes of a message over its time, times a factor by which what the links carry is the
-same for every operation and every number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+Bus bandwidth is defined as in nccl-tests: the bytes of a message divided by its time, times a factor that makes it the
+load of the links for every operation and every number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 import os
@@ -22,10 +22,10 @@ from lockstep.files import read_json, write_json
 from lockstep.strategies import _group
 
 ASKED, MEASURED = "asked.json", "measured.json"
-BATCHES = 5  # of operations, each timed as one: their median counts
-SECONDS = 0.05  # that a batch is to take
-MOST = 200  # operations in a batch
-# By operation, for n ranks: what the bytes over the time are multiplied by.
+BATCHES = 5  # batches of operations, each timed as a whole; their median counts
+SECONDS = 0.05  # the intended time of a batch
+MOST = 200  # the most operations in a batch
+# The factor of the bus bandwidth, by operation, for n ranks.
 BUS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -52,9 +52,9 @@ def main(folder: Path) -> None:
 
 
 def measure(name: str, size: int, device: torch.device) -> dict:
-    """Seconds of one operation on `size` bytes: the median of some batches, and the shortest and longest.
+    """The seconds of one operation on `size` bytes: the median over BATCHES batches, the shortest and the longest.
 
-    size: of what each rank has in the end (all_gather), or at the beginning (all others).
+    size: the bytes that each rank has at the end (all_gather), or at the beginning (all other operations).
     """
     work = operation(name, size, device)
     for _ in range(2):
@@ -66,9 +66,9 @@ def measure(name: str, size: int, device: torch.device) -> dict:
 
 
 def operation(name: str, size: int, device: torch.device) -> Callable[[], None]:
-    """The operation as a function to call on every rank. `send` goes from rank 0 to rank 1."""
+    """The operation as a function, to be called on every rank. `send` goes from rank 0 to rank 1."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    numbers = max(ranks, size // 4 // ranks * ranks)  # float32, and each rank's part as large as the others'
+    numbers = max(ranks, size // 4 // ranks * ranks)  # float32 numbers, divisible by the number of ranks
     whole = torch.ones(numbers, device=device)
     part = torch.ones(numbers // ranks, device=device)
 
@@ -88,7 +88,7 @@ def operation(name: str, size: int, device: torch.device) -> Callable[[], None]:
 
 
 def _timed(work: Callable[[], None], number: int, device: torch.device) -> float:
-    """Seconds of so many operations, from a moment at which all ranks are there until this rank is through."""
+    """The seconds of `number` operations, from a barrier of all ranks until this rank has finished."""
     dist.barrier()
     _wait(device)
     began = time.perf_counter()
@@ -104,7 +104,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _slowest(seconds: float, device: torch.device) -> float:
-    """The longest of all ranks' times; a rank that only sends is through before the others have received."""
+    """The longest of all ranks' times, because a rank that only sends finishes before the others have received."""
     longest = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return longest.item()
@@ -113,4 +113,4 @@ def _slowest(seconds: float, device: torch.device) -> float:
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # as rank/main.py: with gloo the interpreter's own exit sometimes hangs
+    os._exit(0)  # as in rank/main.py: with gloo the interpreter's own exit sometimes hangs

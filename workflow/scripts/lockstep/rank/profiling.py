@@ -1,10 +1,10 @@
-"""Where a step's time goes: a run of its own, not timed, of which some steps are recorded by torch.profiler.
+"""Where a step's time goes: a separate run, not timed, in which torch.profiler records some steps.
 
-Its first steps warm up; the next are timed as they are; then the same ones are recorded. Then each rank trains the same
-shares once more (where it drives several devices, those of the first) on a plain model that talks to nobody: how much
-longer the row's own steps take is what its communication costs beyond what computing hides, found a second way. Where
-several ranks hold a replica together there is nothing to compare with: one device has another part of the work, and
-may not hold the whole model.
+The first steps warm up, the next are timed without the profiler, and then the same ones are recorded. After that, each
+rank trains the same shares again (if it drives several devices, those of the first one) on a plain model that does not
+communicate. The row's own steps take longer by the communication that computing does not hide, which is thus found in a
+second way. There is no such comparison if several ranks hold one replica together: one device does only a part of the
+work, and may be too small for the whole model.
 """
 
 import gzip
@@ -30,16 +30,16 @@ from lockstep.strategies import single
 
 PHASES = ("data", "forward", "backward", "optimizer")
 MARK = "lockstep:"
-# Ranges that only wait: what the profiler calls the collectives of torch.distributed, and what strategies name so.
+# Ranges that only wait: the profiler's names for torch.distributed's collectives, and the name that strategies use.
 COMMUNICATION = ("gloo:", "nccl:", "nccl", "communication")
 COMPUTE = "aten::"
-LAUNCHES = ("cuda_runtime", "cuda_driver")  # what launches kernels: Triton's are launched by the driver's functions
+LAUNCHES = ("cuda_runtime", "cuda_driver")  # what launches kernels; Triton launches its own by functions of the driver
 
 Interval = tuple[float, float]
 
 
 class Profiler:
-    """Records the last `steps` steps of a run; each part of a step is marked where it begins."""
+    """Records the last `steps` steps of a run, with a mark where each part of a step begins."""
 
     def __init__(self, training: Training, total: int, steps: int):
         self.training, self.steps, self.begin = training, steps, total - steps
@@ -63,14 +63,14 @@ class Profiler:
             self.profile.start()
         last = step + 1 == self.begin + self.steps
         if last:
-            self.training.clock.synchronize()  # before the mark: a GPU is behind the host, and is waited for
+            self.training.clock.synchronize()  # before the mark, because a GPU lags behind the host
         if step + 1 >= self.begin:
             self.mark("step")
         if last:
             self.profile.stop()
 
     def write(self, replay: Replay, keep_trace: bool) -> None:
-        """Write profile.json: what the ranks found, and their mean. Every rank calls this."""
+        """Write profile.json: the numbers of each rank, and their mean. Call on every rank."""
         own = replay.training.clock.step_seconds()[WARMUP_STEPS : self.begin]
         world = self.training.strategy.world
         alone = _alone(replay)[WARMUP_STEPS : self.begin] if world.replicas == world.size else None
@@ -96,13 +96,13 @@ class Profiler:
 
 
 def _alone(replay: Replay) -> np.ndarray:
-    """Seconds of each step where one device trains its shares on a plain model, with no other to wait for."""
+    """The seconds of each step when one device trains its shares on a plain model, without waiting for any other."""
     training = replay.training
     settings = replace(training.settings, hardware=replace(training.settings.hardware, processes=1))
     plain = single.Strategy(settings)
     plain.world = replace(training.strategy.world, size=1)
     part, of = training.strategy.share()
-    devices = settings.hardware.devices // training.strategy.world.size  # that this rank drives
+    devices = settings.hardware.devices // training.strategy.world.size  # the number that this rank drives
     plain.share = lambda: (part * devices, of * devices)
     silent = SimpleNamespace(step=training.progress.alive, alive=training.progress.alive)
     alone = set_up(plain, settings, training.folder, silent, workers=training.workers)
@@ -112,11 +112,11 @@ def _alone(replay: Replay) -> np.ndarray:
 
 
 def split(trace: list[dict]) -> dict[str, float]:
-    """Seconds of a step by what it is spent on, from the events of a Chrome trace (ts and dur in microseconds).
+    """The seconds of a step by phase, from the events of a Chrome trace (ts and dur in microseconds).
 
-    A moment counts for the part of the step that computes then; for communication where nothing computes and something
-    is communicated; else as idle: Python, launches, waiting. On a GPU it is kernels that compute, each for the part of
-    the step in which it was launched.
+    A moment counts towards the phase that is computing; if none is, towards communication if any is under way; and
+    otherwise as idle (Python, launches, waiting). On a GPU, kernels compute, and each counts towards the phase in which
+    it was launched.
     """
     complete = [event for event in trace if event.get("ph") == "X"]
     marks = sorted(
@@ -139,7 +139,7 @@ def split(trace: list[dict]) -> dict[str, float]:
     for event, launch in busy:
         for phase, interval in _by_phase(event, launch, marks):
             parts[phase].append(interval)
-    # Batches are made by NumPy and copied, so whatever else happens in that part of a step is data too.
+    # NumPy makes the batches, and they are copied, so everything else in this part of a step counts as data too.
     spans = [(at, until) for (at, name), (until, _) in itertools.pairwise(marks) if name == "data"]
     taken: list[Interval] = []
     seconds = dict.fromkeys((*PHASES, "communication"), 0.0)
@@ -157,7 +157,7 @@ def _interval(event: dict) -> Interval:
 
 
 def _by_phase(event: dict, launch: float | None, marks: list[tuple[float, str]]):
-    """The event's interval, under the phase in which it was launched, or cut where another phase begins."""
+    """The event's interval under the phase that launched it; without a launch, cut where another phase begins."""
     begin, end = _interval(event)
     times = [at for at, _ in marks]
     if launch is not None:
@@ -171,7 +171,7 @@ def _by_phase(event: dict, launch: float | None, marks: list[tuple[float, str]])
 
 
 def _phase(marks: list[tuple[float, str]], at: int) -> str:
-    """The phase that the mark before position `at` began; between two steps it is the optimizer's."""
+    """The phase that began with the mark before position `at`; between two steps, that is the optimizer's."""
     name = marks[at - 1][1] if at else "step"
     return "optimizer" if name == "step" else name
 

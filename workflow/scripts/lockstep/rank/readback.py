@@ -1,6 +1,6 @@
-"""What a run really trains with, read from the live objects, and checked against what its row asks for.
+"""The settings with which a run really trains, read from the live objects and compared with those of its row.
 
-A framework that quietly uses another setting would otherwise be compared under a wrong name.
+Otherwise a framework that silently uses another setting would be compared under the wrong name.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from lockstep.model.optimizer import hyperparameters
 from lockstep.strategies.single import Strategy
 
 COMPUTING = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-# Of an optimizer's groups, whichever of them it has.
+# Settings of an optimizer's groups, as far as it has them.
 SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "ns_steps", "adjust_lr_fn", "weight_decay")
 
 
 def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> dict:
-    """The live settings of a prepared strategy. Raises RunFailed if they differ.
+    """The live settings of a prepared strategy. Raises RunFailed if they differ from those asked for.
 
-    The precision shows in a forward pass only. This leaves a hook in the first one, which raises then. In a compiled
-    model a hook breaks the graph, for good: there a pass over `inputs`, a batch's, is made that is not compiled.
+    Only a forward pass shows the precision. So this registers a hook, which raises in the first one. In a compiled
+    model a hook would break the graph permanently; there, a batch's `inputs` go through one pass that is not compiled.
     """
     live = read(strategy)
     wanted = {"world_size": strategy.processes, "threads": asked.hardware.threads}
@@ -57,7 +57,7 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
         actual["broadcast_buffers"] = live["options"]["broadcast_buffers"]
     for key, value in wanted.items():
         if actual[key] != value:
-            raise RunFailed(f"{key}: {value} is asked for, and {asked.strategy} uses {actual[key]}")
+            raise RunFailed(f"{key}: the row asks for {value}, but {asked.strategy} uses {actual[key]}")
     _check_precision(strategy, asked.precision, live)
     if asked.options.get("compile", "off") != "off":
         strategy.model.eval()  # so that no random number is drawn
@@ -79,7 +79,7 @@ def read(strategy: Strategy) -> dict:
         "activation_checkpointing": models.checkpoints_activations(strategy.module),
         "attention_allowed": attention.allowed(),
         "optimizer": type(inner).__name__,
-        # Of the optimizer that steps, as a wrapper has defaults of its own.
+        # Those of the optimizer that steps, because a wrapper has its own defaults.
         "fused": all(group.get("fused") for group in inner.param_groups),
         "groups": [
             {"initial_lr": group["initial_lr"]}
@@ -103,40 +103,40 @@ def read(strategy: Strategy) -> dict:
 def check_rate(strategy: Strategy, asked: Settings, factor: Callable[[int], float], done: int) -> None:
     """Raises RunFailed unless the live learning rate is that of the schedule after `done` steps.
 
-    The optimizer inside a wrapper may learn of a new rate in its next step only, as with ZeroRedundancyOptimizer, so
-    that of the step before is allowed there too.
+    The optimizer inside a wrapper may get a new rate only in its next step, as with ZeroRedundancyOptimizer, so there
+    the rate of the previous step is accepted too.
     """
     rate, before = (asked.train.learning_rate * factor(step) for step in (done, max(0, done - 1)))
     for optimizer, allowed in ((strategy.optimizer, (rate,)), (_innermost(strategy.optimizer), (rate, before))):
         for group in optimizer.param_groups:
             if group["lr"] not in allowed:
                 raise RunFailed(
-                    f"learning rate after {done} steps: {rate:.6g} is asked for (schedule: {asked.train.schedule}),"
-                    f" and {asked.strategy} uses {group['lr']:.6g}"
+                    f"learning rate after {done} steps: the row asks for {rate:.6g} (schedule: {asked.train.schedule}),"
+                    f" but {asked.strategy} uses {group['lr']:.6g}"
                 )
 
 
 def live_rate(strategy: Strategy) -> float:
-    """The learning rate of the optimizer that steps; its groups have the same."""
+    """The learning rate of the optimizer that steps; all its groups have the same one."""
     return _innermost(strategy.optimizer).param_groups[0]["lr"]
 
 
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that steps: frameworks wrap it, some twice."""
+    """The optimizer that steps; frameworks wrap it, some of them twice."""
     while hasattr(optimizer, "optimizer") or hasattr(optimizer, "optim"):
         optimizer = getattr(optimizer, "optimizer", None) or optimizer.optim
     return optimizer
 
 
 def _check_precision(strategy: Strategy, precision: str, live: dict) -> None:
-    """Note in `live` in what the first layer of matrices computes that does; raise RunFailed if not in that."""
+    """Write to `live` in which type the first layer that runs computes. Raises RunFailed if not in `precision`."""
     layers = [module for module in strategy.module.modules() if isinstance(module, COMPUTING)]
 
     def look(module, inputs, output):
-        for handle in handles:  # of all, as some are never called: their owner reads their weights
+        for handle in handles:  # of all layers: some are never called, because their owner only reads their weights
             handle.remove()
         live["computes_in"] = str(output.dtype).removeprefix("torch.")
         if live["computes_in"] != precisions.of(precision).dtype:
-            raise RunFailed(f"precision: {precision} is asked for, and the model computes in {live['computes_in']}")
+            raise RunFailed(f"precision: the row asks for {precision}, but the model computes in {live['computes_in']}")
 
     handles = [layer.register_forward_hook(look) for layer in layers]

@@ -1,7 +1,7 @@
-"""The plan as one rank trains it: its batches and losses, and what is noted of them, whichever loop asks.
+"""The plan as one rank trains it: batches, losses, and what is recorded of them, for any training loop.
 
-A strategy's `train` is the loop (the plain one is in strategies/single.py); a framework that brings a loop of its own
-is fed from here too. Nothing is synchronised, printed or reduced per step: losses stay on the device.
+The loop is a strategy's `train` (the plain one is in strategies/single.py); a framework with its own loop gets its
+batches from here too. No step synchronises, prints or reduces anything: losses stay on the device.
 """
 
 import math
@@ -26,8 +26,8 @@ from lockstep.rank.snapshots import Snapshots
 from lockstep.rank.training import Training
 from lockstep.tasks._task import Labels, Samples, take_labels
 
-# In fp16 a trial's loss scale begins with this. PyTorch's begins with 65,536, so that gradients may overflow and a step
-# is skipped, which is no mistake; but whether one is depends on how many ranks share the loss.
+# The initial loss scale of a trial in fp16. PyTorch begins with 65,536, with which gradients may overflow and a step is
+# skipped. That is no mistake, but whether it happens depends on how many ranks share the loss.
 TRIAL_LOSS_SCALE = 2.0**12
 
 
@@ -37,36 +37,37 @@ class Batch:
 
     step: int
     ids: np.ndarray  # int64 [n], positions in the training split
-    inputs: dict[str, torch.Tensor]  # what the model takes, by name: [n, ...] each
+    inputs: dict[str, torch.Tensor]  # the model's inputs by name, each [n, ...]
     labels: Labels  # [n, ...]
-    last: bool  # of its optimizer step
-    planned: bool = True  # whether all its samples are of the plan's step
+    last: bool  # whether it is the last of its optimizer step
+    planned: bool = True  # whether all its samples belong to the plan's step
 
 
 class Replay:
     """One rank's part of the plan, for the loop of a strategy or of a framework.
 
-    The loop calls `begin`; in each step `batches`, `loss`, `trained`, `gradients_ready` and `step_done`; and `end`.
+    The loop calls `begin`, then in each step `batches`, `loss`, `trained`, `gradients_ready` and `step_done`, and
+    finally `end`.
     """
 
     def __init__(self, training: Training, plan: Plan, samples: Samples, dev_split: DevSplit):
         self.training, self.plan, self.samples, self.dev_split = training, plan, samples, dev_split
-        self.weights = training.task.weights(samples)  # what each sample counts in the mean loss
+        self.weights = training.task.weights(samples)  # the weight of each sample in the mean loss
         self.steps = plan.steps
-        self.done = 0  # steps, those before an interruption included
+        self.done = 0  # the number of steps, including those before an interruption
         schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
         self.schedule = training.strategy.scheduled(schedule)
-        self.rates: list[float] = []  # the learning rate of each step, where the strategy steps the schedule in its way
-        # This rank's part of each step's loss, [steps]: the mean over ranks that have one is that of the global batch.
+        self.rates: list[float] = []  # each step's learning rate, if the strategy steps the schedule itself
+        # This rank's part of each step's loss, [steps]; the mean over ranks that have one is the global batch's loss.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
         self.snapshots = Snapshots(training, plan, len(samples))
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
-        # The same of each term, of a loss that has several, before it is multiplied: [terms, steps].
+        # The same for each term of a loss with several terms, before it is multiplied by its factor: [terms, steps].
         self.terms = registry.task_literals(training.settings.task)["TERMS"]
         self.term_losses = self.losses.new_zeros(len(self.terms), plan.steps)
         self.loss_log = Losses(self)
-        self.ahead = False  # whether this rank's workers make the batches that come next
+        self.ahead = False  # whether this rank's workers make its next batches
 
     def batches(self, step: int) -> Iterator[Batch]:
         """This rank's share of the step, in micro-batches."""
@@ -77,19 +78,19 @@ class Replay:
             yield self._batch(step, ids, last=number == len(parts), ahead=self.ahead)
 
     def fetching(self) -> None:
-        """A batch is about to be made, or to be asked for."""
+        """Called before a batch is made or requested."""
         if self.training.profiler:
             self.training.profiler.mark("data")
 
     def brought(self, step: int, ids: np.ndarray, tensors: dict[str, torch.Tensor]) -> Batch:
-        """This rank's only batch of a step, which a framework's own loader has brought: whatever samples it holds."""
+        """This rank's only batch of a step, with whatever samples a framework's own loader has put into it."""
         labels = take_labels(tensors)
         planned = bool(np.isin(ids, self.plan.step_ids(step)).all())
         return Batch(step, ids, tensors, labels, last=True, planned=planned)
 
     def _batch(self, step: int, ids: np.ndarray, last: bool, ahead: bool = False) -> Batch:
         if ahead:
-            ids, arrays = self.training.workers.next()  # which the ledger is to hold, whatever was ordered
+            ids, arrays = self.training.workers.next()  # the ledger records these, whatever was ordered
             tensors = self.training.strategy.inputs(arrays)
         else:
             tensors = self.training.strategy.batch(self.samples, ids, self.plan.widths[step])
@@ -97,7 +98,7 @@ class Replay:
         return Batch(step, ids, tensors, labels, last)
 
     def _begin_ahead(self) -> None:
-        """Have this rank's workers make all batches that are left."""
+        """Have this rank's workers make all remaining batches. Raises RunFailed if some workers are gone."""
         strategy, accumulation = self.training.strategy, self.training.train.accumulation
         make, (part, of) = strategy.collate(), strategy.share()
         self.training.workers.begin(
@@ -108,13 +109,13 @@ class Replay:
         self.ahead = True
         self.live_settings["workers"] = there = len(self.training.workers.pids)
         if there != self.training.settings.hardware.workers:
-            asked = f"workers: {self.training.settings.hardware.workers} are asked for"
-            raise RunFailed(f"{asked}, and {there} are there; the others were killed, or ran out of memory")
+            asked = f"workers: the row asks for {self.training.settings.hardware.workers}"
+            raise RunFailed(f"{asked}, but only {there} are left; the others were killed, or ran out of memory")
 
     def one_of_each_shape(self) -> Iterator[tuple[int, Batch]]:
-        """This rank's share of one micro-batch of each size and width in the plan, and its step; the widest first.
+        """This rank's share of one micro-batch of each size and width in the plan, with its step; the widest first.
 
-        Every rank has as many, and of the same steps.
+        Every rank gets equally many, from the same steps.
         """
         accumulation = self.training.train.accumulation
         widths = np.array([self.training.strategy.padded_width(int(width)) for width in self.plan.widths])
@@ -127,7 +128,7 @@ class Replay:
                 yield step, self._batch(step, self._ordered(share(first, part, of)), last=False)
 
     def _ordered(self, ids: np.ndarray) -> np.ndarray:
-        """The samples of a batch in the order in which the proof's reference wants them; as they are otherwise."""
+        """A batch's samples in the order of the run's settings; only references of the proof reorder them."""
         order = self.training.settings.order
         if order == "reversed":
             return ids[::-1].copy()
@@ -136,12 +137,12 @@ class Replay:
         return ids
 
     def loss(self, batch: Batch, outputs) -> torch.Tensor:
-        """The batch's part in the mean loss over the global batch; `outputs` is what the model returned.
+        """The batch's part of the mean loss over the global batch; `outputs` is what the model returned.
 
-        Frameworks average gradients over ranks, whose shares may be unequal. So the mean is made of sums: the sum of
-        this rank's losses * how many replicas share them (* into how many parts a replica's is divided) / what all
-        samples of the global batch count. Of samples that are not the plan's, each rank takes the mean of its own, as a
-        loop does that knows of no plan.
+        Frameworks average gradients over ranks, whose shares may be unequal. So the mean is computed from sums: the sum
+        of this rank's losses * the number of replicas (* the number of parts of a replica's loss) / the total weight of
+        the global batch's samples. If a batch has samples that are not the plan's, each rank takes the mean over its
+        own samples, as a loop without a plan does.
         """
         strategy, global_batch = self.training.strategy, self.plan.step_ids(batch.step)
         sums = self.training.task.loss(strategy.module, outputs, batch.labels, self.losses.dtype)
@@ -151,12 +152,12 @@ class Replay:
         if not self.terms:
             return sums * (times / self.weights[counted].sum())
         means = [sums[name] * (times / self.weights[name][counted].sum()) for name in self.terms]
-        self.last_means = torch.stack(means).detach()  # until `trained` notes them
+        self.last_means = torch.stack(means).detach()  # kept until `trained` records them
         counts = factors(self.training.train.loss_weights, self.terms)
         return sum(factor * mean for factor, mean in zip(counts, means, strict=True))
 
     def trained(self, batch: Batch, loss: torch.Tensor | None) -> None:
-        """The batch's gradients are there: note its loss, where this rank has one, and in the ledger its samples."""
+        """Called when a batch's gradients are computed: add its samples to the ledger, and its loss if there is one."""
         if self.training.strategy.world.loss_parts:
             there = self.losses.device  # a framework may compute the loss on another GPU
             self.losses[batch.step] += loss.detach().to(there)
@@ -165,9 +166,9 @@ class Replay:
         self.training.files.consume(batch.step, batch.ids)
 
     def mean_losses(self) -> list[float]:
-        """The mean loss over each step's global batch. Called on every rank.
+        """The mean loss over each step's global batch. Call on every rank.
 
-        Raises RunFailed where one is not a number, and OtherWork where ranks of one replica differ.
+        Raises RunFailed if a loss is not finite, and OtherWork if ranks of one replica differ.
         """
         losses = self._of_ranks_with_a_loss(self.losses).mean(dim=0).tolist()
         wrong = next((step for step, loss in enumerate(losses, 1) if not np.isfinite(loss)), None)
@@ -177,17 +178,17 @@ class Replay:
         return losses
 
     def mean_terms(self) -> dict[str, list[float]]:
-        """The mean of each term over each step's global batch, of a loss that has several. Called on every rank."""
+        """The mean of each term over each step's global batch, if the loss has several terms. Call on every rank."""
         if not self.terms:
             return {}
         means = self._of_ranks_with_a_loss(self.term_losses).mean(dim=0).tolist()
         return dict(zip(self.terms, means, strict=True))
 
     def _of_ranks_with_a_loss(self, own: torch.Tensor) -> torch.Tensor:
-        """What every rank noted of its losses, its own [..., steps]: [ranks that have a loss, ..., steps].
+        """The losses of all ranks that have one, [ranks, ..., steps], from each rank's own [..., steps].
 
-        Those that hold a replica together, and each have its whole loss, came to it by the same samples, weights and
-        dropped units. Raises OtherWork where they differ in a single bit: then they are none of one replica.
+        Ranks that hold a replica together and each have its whole loss must have computed it from the same samples,
+        weights and dropout. Raises OtherWork if they differ in a single bit, as they do not hold one replica then.
         """
         strategy = self.training.strategy
         place = [strategy.world.replica, strategy.world.loss_parts]
@@ -198,14 +199,15 @@ class Replay:
         return losses[(places[:, 1] > 0).to(losses.device)]
 
     def noted_losses(self, step: int) -> torch.Tensor:
-        """This rank's part of the loss of a step, and of each of its terms: [1 + terms]."""
+        """This rank's part of a step's loss, and of each of its terms: [1 + terms]."""
         return torch.cat([self.losses[step, None], self.term_losses[:, step]])
 
     def gradients_ready(self, step: int) -> None:
-        """The step's gradients are complete, and not clipped yet.
+        """Called when the step's gradients are complete and not yet clipped.
 
-        Every strategy's loop calls this once a step, so whatever is to be noted of gradients belongs here. It may not
-        synchronise in a run that is timed: the norm is that of a trial's first step.
+        Every strategy's loop calls this once per step, so whatever is recorded of gradients belongs here. It must not
+        synchronise in a timed run; so the norm is computed in a trial only, in its first step. Raises RunFailed if the
+        norm is not finite.
         """
         if not self.training.strategy.keeps_schedule:
             self.rates.append(readback.live_rate(self.training.strategy))
@@ -216,7 +218,7 @@ class Replay:
             self.training.files.gradient_norm = norm
 
     def begin(self) -> None:
-        """The model is wrapped: the timed window opens. Raises RunFailed where it is not set up as the row asks for."""
+        """Open the timed window, after the model is wrapped. Raises RunFailed if it is not as the row asks for."""
         settings = self.training.settings
         if settings.kind.compared and precisions.of(settings.precision).scaled:
             self.training.strategy.start_loss_scale(TRIAL_LOSS_SCALE * settings.loss_times)
@@ -233,7 +235,7 @@ class Replay:
         self.loss_log.begin()
 
     def step_done(self, step: int) -> None:
-        """Weights and learning rate are updated: the clock ticks; evaluates, and saves, where that is due."""
+        """Called when weights and learning rate are updated: the clock ticks; evaluate and save what is due."""
         self.training.clock.tick()
         self.done += 1
         self.training.progress.step()
@@ -253,7 +255,7 @@ class Replay:
             self._open()
 
     def end(self) -> None:
-        """The timed window closes. Raises RunFailed where the learning rate must be the schedule's, and is not."""
+        """Close the timed window. Raises RunFailed if the learning rate must be the schedule's and is not."""
         self.training.clock.close()
         self.loss_log.hand_over()
         if self.training.meter:
@@ -275,20 +277,20 @@ class Replay:
 
 
 def require_equal_in_replicas(losses: torch.Tensor, places: list[list[int]]) -> None:
-    """Raises OtherWork unless ranks that each have the whole loss of a replica have the same, to the bit.
+    """Raises OtherWork unless ranks that each have the whole loss of a replica have the same losses, bit for bit.
 
-    losses: [ranks, ..., steps]; places: each rank's replica, and the parts of its loss.
+    losses: [ranks, ..., steps]; places: each rank's replica, and the number of parts of its loss.
     """
     first: dict[int, int] = {}
     for rank, (replica, parts) in enumerate(places):
         if parts != 1:
             continue
         other = first.setdefault(replica, rank)
-        # What is no number differs from itself, and is told otherwise.
+        # NaN differs from itself; it is reported elsewhere.
         differing = (losses[rank] != losses[other]) & ~(losses[rank].isnan() & losses[other].isnan())
         if differing.any():
             step = int(differing.reshape(-1, losses.shape[-1]).any(dim=0).nonzero()[0])
             raise OtherWork(
-                f"ranks {other} and {rank} hold replica {replica} together, and have other losses from step {step + 1}"
-                " on: they differ in what they dropped at random, in their weights or in their samples"
+                f"ranks {other} and {rank} hold replica {replica} together, but their losses differ from step"
+                f" {step + 1} on: their dropout, their weights or their samples are not the same"
             )

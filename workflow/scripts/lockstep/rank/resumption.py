@@ -1,9 +1,9 @@
-"""Stop and carry on: what a run saves on its way, and how one that was interrupted goes on from it.
+"""Saving and resuming: what a run saves while it trains, and how an interrupted run continues from it.
 
-A saved state is a folder. In it lie what the strategy writes (`Strategy.save_state`), and of each rank what is the same
-for all strategies: random states, buffers, the schedule, losses, ledger, clock and scores. It is written under a
-temporary name, its manifest.json with a hash of each file last, and then renamed; the supervisor holds it against that
-before a rank reads it (run/saved.py). Saving is outside of the timed window.
+A saved state is a folder. It holds what the strategy writes (`Strategy.save_state`) and, for each rank, what is the
+same for all strategies: random states, buffers, the schedule, losses, ledger, clock and scores. It is written under a
+temporary name, with manifest.json (a hash of each file) last, and then renamed; the supervisor checks these hashes
+before a rank reads the state (run/saved.py). Saving is outside the timed window.
 """
 
 import random
@@ -20,33 +20,32 @@ from lockstep.files import link, named_when_full, put_in_place, read_json, seal,
 from lockstep.rank import checkpoint
 from lockstep.run import saved
 
-# In a saved state:
+# Folders of a saved state:
 OWN = "strategy"  # what the strategy writes
-BEST = "best"  # the checkpoint that the run keeps, where it has one already
+BEST = "best"  # the checkpoint that the run keeps, if it has one already
 
 
 class Resumption:
-    """What a run saves, and goes on from. `replay` is the rank's part of the plan (rank/replay.py)."""
+    """Saves the states of a run and restores them. `replay` is the rank's part of the plan (rank/replay.py)."""
 
     def __init__(self, replay):
         self.replay, self.training = replay, replay.training
         self.every, self.keep = self.training.train.checkpoint_every, self.training.train.keep
-        self.began_at: list[int] = []  # after how many steps the run went on, each time that it did
+        self.began_at: list[int] = []  # the number of steps after which the run was resumed, each time
         self.cost = {"count": 0, "seconds": 0.0, "bytes": 0}
 
     def due(self, step: int) -> bool:
-        """Whether the state after so many steps is to be saved: every so often, and where the run is asked to stop."""
+        """Whether to save the state after `step` steps: every `checkpoint_every` steps, and when the run is to stop."""
         if not self.every or step == self.replay.steps:
             return False
         return step % self.every == 0 or step == self.training.progress.stop_after
 
     def save(self, step: int) -> None:
-        """Save the state after `step` steps. Called on every rank, outside of the timed window.
+        """Save the state after `step` steps. Call on every rank, outside the timed window.
 
-        Raises RunStopped, after it is saved, where the run is asked to stop here, and RunFailed where a loss is not a
-        number.
+        Raises RunStopped after saving if the run was asked to stop here, and RunFailed if a loss is not finite.
         """
-        self.replay.mean_losses()  # raises where weights are no numbers: from such a state no run goes on
+        self.replay.mean_losses()  # raises if a loss is not finite, as no run can continue from such a state
         strategy, clock = self.training.strategy, self.training.clock
         began, main = clock.now(), strategy.world.rank == 0
         final = paths.saved_state(self.training.folder, step)
@@ -75,10 +74,10 @@ class Resumption:
             raise RunStopped(f"it was asked to stop, and its state after step {step} is saved")
 
     def restore(self, folder: Path) -> None:
-        """Go on from the state in `folder`. Called on every rank, after the model is wrapped.
+        """Continue from the state in `folder`. Call on every rank, after the model is wrapped.
 
-        Another number of ranks may have saved it. Then all that was noted is shared out anew, and random numbers are
-        others than those of an uninterrupted run.
+        Another number of ranks may have saved it. Then all that was recorded is divided anew, and the random numbers
+        differ from those of an uninterrupted run.
         """
         strategy = self.training.strategy
         strategy.load_state(folder / OWN)
@@ -95,11 +94,11 @@ class Resumption:
         self.cost = {
             "count": self.cost["count"] + 1,
             "seconds": self.cost["seconds"] + seconds,
-            "bytes": size,  # of one, the last
+            "bytes": size,  # of the last state only
         }
 
     def _save_rank(self, folder: Path) -> None:
-        """What each rank has of its own, in two files: tensors, and all that JSON holds."""
+        """Save what each rank has of its own in two files: tensors, and the rest as JSON."""
         training, replay = self.training, self.replay
         files, clock, dev_split = training.files, training.clock, replay.dev_split
         steps, ids = files.ledger()
@@ -139,24 +138,24 @@ class Resumption:
         write_json(_plain_file(folder, training.strategy.world.rank), plain)
 
     def _load_rank(self, folder: Path) -> dict:
-        """Take over what a rank had of its own; returns what JSON holds of it."""
+        """Restore what a rank had of its own; returns the part that was saved as JSON."""
         training, replay, world = self.training, self.replay, self.training.strategy.world
         savers = ranks_of(folder)
-        # States of earlier versions do not say how many replicas there were: as many as ranks.
+        # States of earlier versions lack `replicas`; they had as many as ranks.
         replicas = read_json(_plain_file(folder, 0)).get("replicas", savers)
         as_it_was = (savers, replicas) == (world.size, world.replicas)
         rank = world.rank if as_it_was else 0
         tensors, plain = load_file(_tensors_file(folder, rank)), read_json(_plain_file(folder, rank))
         everyone = [tensors] if as_it_was else [load_file(_tensors_file(folder, saver)) for saver in range(savers)]
         replay.done, replay.rates = plain["step"], plain.get("rates", [])
-        # The mean over the ranks that have a loss is that of the global batch, also where all have that mean.
+        # The mean over the ranks that have a loss is the global batch's, even if each of them has that mean already.
         for name, noted in (("losses", replay.losses), ("term_losses", replay.term_losses)):
             if noted_before := [theirs[name] for theirs in everyone if name in theirs]:
                 noted.copy_(_as_long_as(torch.stack(noted_before).mean(dim=0), replay.steps))
         groups = training.strategy.optimizer.param_groups
         replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
-            group["lr"] = rate  # not every optimizer's state holds it
+            group["lr"] = rate  # not every optimizer saves it in its state
         ledgers = everyone
         if not as_it_was:
             counted = [read_json(_plain_file(folder, saver)).get("counts", True) for saver in range(savers)]
@@ -172,14 +171,14 @@ class Resumption:
         if plain["best"] is not None:
             replay.dev_split.kept.best = plain["best"]
         self.began_at, self.cost = plain["began_at"], plain["cost"]
-        self.cost["count"] += 1  # itself, which could not be counted in it
+        self.cost["count"] += 1  # the restored state itself, which could not count itself
         for name, buffer in training.strategy.trained_module().named_buffers():
             buffer.copy_(tensors[f"buffer.{name}"])
         if not as_it_was:
             training.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
             torch.manual_seed(derived_seed(training.train.seed, world.replica, replay.done))
             return plain
-        # Random states last: what is done before may have drawn from them.
+        # Random states come last, because the steps before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]
         random.setstate((version, tuple(numbers), gauss))
         keys, *rest = plain["random"]["numpy"]
@@ -191,12 +190,12 @@ class Resumption:
 
 
 def ranks_of(folder: Path) -> int:
-    """How many ranks saved the state in `folder`."""
+    """The number of ranks that saved the state in `folder`."""
     return len(list(folder.glob("rank-*.json")))
 
 
 def derived_seed(*numbers: int) -> int:
-    """A seed made of all `numbers`: where one of them differs, so does the seed."""
+    """A seed derived from all `numbers`; if one of them differs, so does the seed."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
@@ -209,7 +208,7 @@ def _plain_file(folder: Path, rank: int) -> Path:
 
 
 def _as_long_as(losses: torch.Tensor, steps: int) -> torch.Tensor:
-    """Losses [..., steps] of a run that may have had fewer steps: those that are not trained yet are 0."""
+    """Losses as [..., steps], from a run that may have had another number of steps; missing ones are 0."""
     whole = losses.new_zeros(*losses.shape[:-1], steps)
     whole[..., : losses.shape[-1]] = losses[..., :steps]
     return whole

@@ -1,7 +1,7 @@
-"""What one process trains: its run and, where that is a trial, the same plan again with other settings.
+"""What one process trains: its run and, for a trial, the same plan again with other settings.
 
-It says what happens around the steps. Whose loop takes them is open: a strategy's (`Run.train`), or that of a script of
-somebody's own (lockstep/session.py).
+This module does what happens around the steps. The loop that takes the steps is a strategy's (`Run.train`), or that of
+a user's own script (lockstep/session.py).
 """
 
 import contextlib
@@ -40,25 +40,25 @@ _current: "Session | None" = None  # of this process
 
 
 def current() -> "Session | None":
-    """The session that this process has; None where it trains nothing."""
+    """The session of this process; None if it trains nothing."""
     return _current
 
 
 class Session:
-    """One process of a run, from its settings to its end. `strategy` is not started yet, and `join` is to be called."""
+    """One process of a run, from its settings to its end. Afterwards `strategy` is to be started, and `join` called."""
 
     def __init__(self, folder: Path, files: RankFiles):
-        global _current  # a script asks for it, which knows of no folder
+        global _current  # a user's script asks for it, as it does not know the folder
         _current = self
         self.folder, self.files = folder, files
         self.progress: Progress | None = None
-        self.trained = 0  # runs that a script has gone through to their end
+        self.trained = 0  # the number of runs that a user's script has finished
         self.clock = Clock()
         self.settings = Settings.from_json(read_json(folder / paths.SETTINGS))
         torch.set_num_threads(self.settings.hardware.threads)
         torch.set_num_interop_threads(1)
         self.strategy = registry.load(self.settings.strategy)(self.settings)
-        # Before the ranks meet: from then on Horovod's own thread takes a share of each rank's cores.
+        # Before the ranks meet, because from then on Horovod's own thread uses a part of each rank's cores.
         models.import_code(Path(self.settings.data) / paths.WEIGHTS)
         if self.settings.train.lora:
             lora.load()
@@ -69,12 +69,12 @@ class Session:
             self.clock.part("workers")
 
     def join(self, world: World) -> None:
-        """The ranks have met, and `world` is this one's place among them. Raises RunFailed where it can't be so."""
+        """Called when the ranks have met; `world` is this one's place among them. Raises RunFailed if it is invalid."""
         self.clock.part("process_group")
         _require_own_device(world)
         _require_layout(world, self.settings)
         self.files.rank = world.rank
-        if NODE not in os.environ:  # started from another node, as Horovod does it
+        if NODE not in os.environ:  # started from another node, as Horovod does
             self.files.node = world.rank // self.settings.hardware.processes_per_node
         _introduce(world)
         if world.rank:
@@ -83,8 +83,8 @@ class Session:
         self.progress.begin(world.rank)
 
     def runs(self) -> Iterator["Run"]:
-        """What is to be trained, one after the other: the run itself, then each of a trial's variations."""
-        # On a copy, which goes with all that it prepared before the next one is made: two models may be too many.
+        """What to train, one after the other: the run itself, then each variation of a trial."""
+        # Train on a copy, so that its memory is freed before the next variation: two models may be too large.
         started, settings, progress = self.strategy, self.settings, self.progress
         yield Run(set_up(copy.copy(started), settings, self.folder, progress, self.clock, self.files, self.workers))
         for name, changes in self.settings.variations.items():
@@ -95,23 +95,23 @@ class Session:
             yield Variation(set_up(strategy, varied, folder, progress, workers=self.workers))
 
     def stop(self) -> None:
-        """All is trained."""
+        """Stop the workers and the strategy, after everything is trained."""
         if self.workers:
             self.workers.stop()
         self.strategy.stop()
 
 
 class Run:
-    """One training of the plan, of which everything is measured and kept.
+    """One training of the plan, with all measurements and results.
 
-    First `model`, which the strategy wraps; then `begin`; then the loop; then `finish`.
+    Call `model`, have the strategy wrap that, then call `begin`, run the loop, and call `finish`.
     """
 
     def __init__(self, training: Training):
         self.training = training
 
     def train(self) -> None:
-        """All of it, by the strategy's own loop."""
+        """Do all of this, with the strategy's own loop."""
         self.training.wrap(self.model())
         replay = self.begin()
         with self.computing():
@@ -119,13 +119,13 @@ class Run:
         self.finish()
 
     def model(self) -> torch.nn.Module:
-        """The plain model on the host, with the weights that all rows begin with."""
-        gc.collect()  # the model that was trained before this one may be in a circle of references
+        """The plain model on the host, with the same initial weights as in all rows."""
+        gc.collect()  # the model that was trained before may be in a reference cycle
         training, strategy, settings = self.training, self.training.strategy, self.training.settings
-        # A step that loss scaling skipped still counts in the schedule. Said here once: in each step it would undo
-        # Python's memory of which warnings were shown already.
+        # A step that loss scaling skipped still counts in the schedule. The filter is set only here, because setting it
+        # in each step would reset Python's record of the warnings that were shown.
         warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
-        # Dropout must differ from replica to replica, and agree on all ranks of one.
+        # Dropout must differ between replicas, and agree on all ranks of one replica.
         torch.manual_seed(derived_seed(training.train.seed, strategy.world.replica))
         models.keep_masks()
         model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train()
@@ -151,9 +151,9 @@ class Run:
         return strategy.synchronised(model)
 
     def begin(self) -> Replay:
-        """The strategy has model and optimizer: the plan, ready to be trained by them."""
+        """The plan, ready to be trained; call when the strategy has its model and optimizer."""
         training, settings = self.training, self.training.settings
-        if settings.loss_times != 1:  # the reference alone has it, whose scaler takes it back from the gradient
+        if settings.loss_times != 1:  # only the reference sets it; its scaler divides the gradient by it again
             strategy = training.strategy
             scale = strategy.loss_scale() * settings.loss_times
             strategy.scaler = torch.amp.GradScaler(strategy.world.device.type, init_scale=scale)
@@ -164,12 +164,12 @@ class Run:
         return self.replay
 
     def computing(self) -> contextlib.AbstractContextManager:
-        """The context of the loop."""
+        """The context in which the loop runs."""
         wide = self.training.strategy.precision == "fp64"
-        return models.kept_wide() if wide else contextlib.nullcontext()
+        return models.keep_float64() if wide else contextlib.nullcontext()
 
     def _watch(self) -> None:
-        """Have what is measured beside the steps be ready."""
+        """Prepare what is measured besides the steps."""
         training, strategy = self.training, self.training.strategy
         if strategy.world.rank == 0:
             self.about = environment.describe() | {"config_hash": training.settings.config_hash} | provenance.commit()
@@ -183,13 +183,13 @@ class Run:
         training.gauge = memory.Gauge(strategy.world.device, pids)
         training.clock.part("data")
         training.files.event("run_start", {"steps": self.replay.steps, "world_size": strategy.world.size})
-        if training.settings.kind.taken_apart:
+        if training.settings.kind.profiled:
             from lockstep.rank.profiling import Profiler
 
             training.profiler = Profiler(training, self.replay.steps, training.settings.profile.steps)
 
     def finish(self) -> None:
-        """All steps are trained: write what came of them. Called on every rank."""
+        """Write the results, after all steps are trained. Call on every rank."""
         training, strategy, replay = self.training, self.training.strategy, self.replay
         training.files.event("run_stop")
         if strategy.world.rank == 0:
@@ -201,7 +201,7 @@ class Run:
             training.profiler.write(replay, training.settings.profile.trace)
         replay.dev_split.finish()
         replay.snapshots.finish(replay.dev_split.history)
-        if training.train.checkpoint_every:  # from which a longer run goes on
+        if training.train.checkpoint_every:  # so that a longer run can continue from it
             replay.resumption.save(replay.steps)
         training.files.write(self._summary(), training.clock.step_seconds())
 
@@ -218,7 +218,7 @@ class Run:
             "node": training.files.node,
             "bytes_read": bytes_read(),
             "energy": energy,
-            "seed": torch.initial_seed(),  # as it is now: a framework may have set another
+            "seed": torch.initial_seed(),  # the current one, because a framework may have set another
             "settings": replay.live_settings | parameters,
             "hashes": {"weights": self.start["weights"], "plan": replay.plan.hash},
             "losses": replay.mean_losses(),
@@ -234,10 +234,10 @@ class Run:
 
 
 class Variation(Run):
-    """A trial's plan once more in the processes that there are, with other settings.
+    """A trial's plan again, in the same processes, with other settings.
 
-    These are a precision, keys of `train`, or a factor for the initial weights or for the loss. What the proof compares
-    is left in its folder: losses, gradient norm, ledger and final weights.
+    These are a precision, keys of `train`, or a factor for the initial weights or the loss. Its folder gets what the
+    proof compares: losses, gradient norm, ledger and final weights.
     """
 
     def _watch(self):
@@ -245,7 +245,7 @@ class Variation(Run):
 
     def finish(self):
         training, strategy = self.training, self.training.strategy
-        # Called on every rank, as each may have a share only.
+        # Called on every rank, because each may have only a part of the weights.
         weights = models.with_tied(strategy.state_dict(), models.tied_names(strategy.module))
         if strategy.world.rank == 0:
             whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
@@ -256,9 +256,9 @@ class Variation(Run):
 
 
 def _require_own_device(world: World) -> None:
-    """Raises RunFailed where a rank's GPU is not the one that its process uses where none is named.
+    """Raises RunFailed unless a rank's GPU is the current device of its process.
 
-    Whatever does not name its device would go to another rank's, where even nothing takes some 400 MiB.
+    Code that names no device would use another rank's GPU, where even an empty CUDA context takes some 400 MiB.
     """
     if world.device.type == "cuda" and world.device.index not in (None, current := torch.cuda.current_device()):
         raise RunFailed(
@@ -268,24 +268,24 @@ def _require_own_device(world: World) -> None:
 
 
 def _require_layout(world: World, settings: Settings) -> None:
-    """Raises RunFailed where so many ranks do not hold a replica as the row asks for."""
+    """Raises RunFailed unless as many ranks hold each replica as the row asks for."""
     if world.replicas * settings.ranks_per_replica != world.size:
         raise RunFailed(
-            f"replicas: {world.size} ranks of which {settings.ranks_per_replica} each hold one are asked for, and"
-            f" {settings.strategy} has {world.replicas}. Its start must return a World that says so."
+            f"replicas: the row asks for {world.size} ranks, {settings.ranks_per_replica} to each replica, but"
+            f" {settings.strategy} has {world.replicas} replicas. Its start must return a World with that layout."
         )
 
 
 def _introduce(world: World) -> None:
-    """Say who this rank is, in one piece: print would write the line's end by itself, and ranks share the log."""
+    """Print who this rank is, the line's end included: print would write that separately, and ranks share the log."""
     line = f"rank {world.rank} of {world.size}: local rank {world.local_rank} on {platform.node()}, {world.device}"
     print(f"{line}, process {os.getpid()}, {world.backend or 'no'} backend\n", end="", flush=True)
 
 
 def _redirect(file: Path) -> None:
-    """Have all that this process writes from now on, libraries in C++ included, go to a file of its own.
+    """Send all further output of this process, including that of C++ libraries, to a file of its own.
 
-    Rank 0's stays in the run's log, where its launcher's is: there is one of it to read.
+    Rank 0's output stays in the run's log, beside its launcher's, so that one log is enough to read.
     """
     with file.open("ab") as stream:
         for number in (1, 2):

@@ -1,7 +1,7 @@
-"""Snapshots: the model as it is at the end of every few epochs, each to be converted, tested and asked.
+"""Snapshots: the model at the end of every few epochs, which can be converted, tested and used for predictions.
 
-The folder of one is laid out as a run's: settings.json, and the checkpoint in the strategy's own format; what is made
-of that lies beside it. It is written under a temporary name, outside of the timed window, and renamed when it is whole.
+A snapshot's folder has the layout of a run's: settings.json, the checkpoint in the strategy's own format, and what is
+made from it. It is written under a temporary name, outside the timed window, and renamed when it is complete.
 """
 
 import shutil
@@ -15,31 +15,32 @@ from lockstep.rank.training import Training
 
 
 class Snapshots:
-    """Those of one run; `samples` is the size of the training split, by which an epoch has ended."""
+    """The snapshots of one run; `samples` is the size of the training split, which determines where an epoch ends."""
 
     def __init__(self, training: Training, plan: Plan, samples: int):
         self.training, self.plan = training, plan
         every = training.train.snapshot_every
         ends = plan.epoch_ends(samples) if every else {}
-        self.epochs = {step: epoch for epoch, step in ends.items() if epoch % every == 0}  # by the steps at their end
+        # By the number of steps at their end.
+        self.epochs = {step: epoch for epoch, step in ends.items() if epoch % every == 0}
         self.noted: list[dict] = []
         if every and not self.epochs:
-            none = f"no snapshot was taken: none of its {plan.steps} steps is the last of epoch {every}"
+            none = f"no snapshot was taken: none of its {plan.steps} steps ends epoch {every}"
             training.strategy.notes.append(none)
 
     def due(self, step: int) -> bool:
-        """Whether one is taken between `step` and the next one; that of the last is taken when all is evaluated."""
+        """Whether to take one after `step`; that of the last step is taken by `finish`, after the last evaluation."""
         return step in self.epochs and step < self.plan.steps
 
     def finish(self, dev: list[dict]) -> None:
-        """After the last step."""
+        """Take the last snapshot, if one is due after the last step; `dev` as in `take`."""
         if self.plan.steps in self.epochs:
             self.take(self.plan.steps, dev)
 
     def take(self, step: int, dev: list[dict]) -> None:
-        """Write the model as it is after `step`. Called on every rank, outside of the timed window.
+        """Write the model as it is after `step`. Call on every rank, outside the timed window.
 
-        `dev` is what evaluations came to (rank/dev_split.py), of which one may have been just now.
+        `dev` is the history of evaluations (rank/dev_split.py); if one was made after this step, its scores are noted.
         """
         training, epoch = self.training, self.epochs[step]
         strategy, began, main = training.strategy, training.clock.now(), training.strategy.world.rank == 0
@@ -63,9 +64,9 @@ class Snapshots:
         training.progress.alive()
 
     def take_over(self, run: Path, noted: list[dict]) -> None:
-        """Go on after the snapshots that were `noted` in a state of `run`: those and no others are there then.
+        """Continue with exactly the snapshots that were `noted` in a saved state of `run`; any others are removed.
 
-        Called on every rank.
+        Call on every rank.
         """
         self.noted, folder = noted, self.training.folder
         if self.training.strategy.world.rank:
@@ -77,7 +78,7 @@ class Snapshots:
         for epoch in epochs:
             theirs, ours = paths.snapshot(run, epoch), paths.snapshot(folder, epoch)
             if not theirs.is_dir():
-                self.training.strategy.notes.append(f"its snapshot of epoch {epoch} was gone when it carried on")
+                self.training.strategy.notes.append(f"its snapshot of epoch {epoch} was missing when it resumed")
             elif not ours.is_dir():
                 made = shutil.ignore_patterns(paths.MODEL, paths.TEST)
                 shutil.copytree(theirs, ours, copy_function=link, ignore=made)

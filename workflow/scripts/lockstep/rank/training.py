@@ -1,4 +1,4 @@
-"""What the parts of one rank's training share."""
+"""What the parts of one rank's training have in common: strategy, task, settings, clock and files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,14 @@ class Training:
     strategy: Strategy
     task: Task
     settings: Settings
-    folder: Path  # of the run
+    folder: Path  # the run's
     clock: Clock
     files: RankFiles
     progress: Progress
-    workers: Workers | None = None  # which put its batches together, where the row has any
+    workers: Workers | None = None  # which make its batches, if the row has any
     meter: Meter | None = None  # on one rank of each machine
-    gauge: Gauge | None = None  # where memory is read: not where the same is trained once more
-    profiler: "Profiler | None" = None  # noqa: F821 - in a run of that kind only, lockstep/rank/profiling.py
+    gauge: Gauge | None = None  # reads memory; None in a trial's variations
+    profiler: "Profiler | None" = None  # noqa: F821 - only in a profile (lockstep/rank/profiling.py)
 
     @property
     def train(self) -> Train:
@@ -50,9 +50,9 @@ def set_up(
     files: RankFiles | None = None,
     workers: Workers | None = None,
 ) -> Training:
-    """What a rank, whose strategy has started, trains with by `settings`; its files go to `folder`.
+    """The training of a rank whose strategy has started, by `settings`; its files go to `folder`.
 
-    The model is wrapped later: a run, a trial's variation and a profile each begin with another one.
+    The model is wrapped later, because a run, a trial's variation and a profile each begin with a different one.
     """
     task = registry.load_task(settings.task)(settings.train)
     clock, files = clock or Clock(), files or RankFiles(folder, strategy.world.rank)

@@ -1,8 +1,9 @@
-"""What happens once for each shape of batch happens before the timed window, and leaves nothing behind in the model.
+"""Warm-up: what happens once per shape of batch is done before the timed window, without any effect on the model.
 
-A kernel is loaded when it is first launched, a library plans an attention or a product for each new shape, a compiler
-makes a program, an allocator asks the device for memory, ranks connect when they first communicate. In a window of a
-minute this may take seconds, which a long training does not have: so it has a price of its own (`cold_seconds`).
+A kernel is loaded at its first launch, a library plans attention or a matrix product for each new shape, a compiler
+makes a program, an allocator requests memory from the device, and ranks connect when they first communicate. This may
+take seconds of a window of one minute, but is negligible in a long training, so it is reported by itself
+(`cold_seconds`).
 """
 
 import collections
@@ -22,10 +23,10 @@ VALUES += (random.Random, np.random.Generator, np.random.RandomState)
 
 
 def warm_up(replay) -> None:
-    """Compute forward and backward of one micro-batch of each size and width that the plan has (rank/replay.py).
+    """Compute the forward and backward pass of one micro-batch of each size and width in the plan (rank/replay.py).
 
-    The widest comes first, so that the pool of memory grows once. Called on every rank, after the model is wrapped and
-    a saved state is restored: the first step afterwards is, bit for bit, what it would have been without.
+    The widest comes first, so that the memory pool grows only once. Call on every rank, after the model is wrapped and
+    a saved state is restored; the first step afterwards is, bit for bit, the same as without warm-up.
     """
     training, strategy = replay.training, replay.training.strategy
     clock, began = training.clock, training.clock.now()
@@ -45,7 +46,7 @@ def warm_up(replay) -> None:
 
 
 def _note_attention(replay, batch) -> None:
-    """Look which attention computes, in a forward pass that is not compiled: what watches it would break a program."""
+    """Record which attention kernels run, in a forward pass that is not compiled, as watching breaks a compiled one."""
     asked, strategy = replay.training.train.attention, replay.training.strategy
     with (
         torch.no_grad(),
@@ -59,7 +60,7 @@ def _note_attention(replay, batch) -> None:
 
 
 def _rehearse_update(training) -> None:
-    """Clip and update a model of a few numbers, by which the kernels of both are loaded."""
+    """Clip and update a tiny model, so that the kernels of both are loaded."""
     few = torch.nn.Linear(8, 8, device=training.strategy.world.device)
     for parameter in few.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -70,11 +71,11 @@ def _rehearse_update(training) -> None:
 
 @contextlib.contextmanager
 def _leaving_no_trace(strategy):
-    """Put random states and what a forward pass may change in the model back to what they are now, when the block ends.
+    """Restore random states, and what a forward pass may change in the model, when the block ends.
 
-    That is its buffers; in a model of one's own also its parameters, and attributes that hold plain values, arrays or
-    generators of random numbers. What it keeps elsewhere, as in a global variable, stays: the proof sees that, as its
-    reference has no warm-up.
+    In the model these are its buffers and, in a user's own model, also its parameters, and attributes that hold plain
+    values, arrays or random generators. What it keeps elsewhere, such as in a global variable, is not restored; the
+    proof detects that, because its reference has no warm-up.
     """
     modules = list(dict.fromkeys([*strategy.module.modules(), *strategy.trained_module().modules()]))
     buffers = [(module, dict(module._buffers), _copies(module.buffers(recurse=False))) for module in modules]
@@ -87,7 +88,7 @@ def _leaving_no_trace(strategy):
     yield
     with torch.no_grad():
         for module, there, copies in buffers:
-            module._buffers.clear()  # a forward pass may have put others in their places
+            module._buffers.clear()  # a forward pass may have replaced them
             module._buffers.update(there)
             for tensor, before in copies:
                 tensor.copy_(before)
@@ -108,7 +109,7 @@ def _copies(tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _plain(attributes: dict) -> dict:
-    """Copies of a module's attributes that are its own and hold values, and the states of its generators."""
+    """Copies of a module's own attributes that hold values, and the states of its random generators."""
     own = {name: value for name, value in attributes.items() if name not in EVERY_MODULES}
     states = {name: value.get_state() for name, value in own.items() if isinstance(value, torch.Generator)}
     return states | {name: copy.deepcopy(value) for name, value in own.items() if _holds_values(value)}
@@ -123,7 +124,7 @@ def _put_back(module: torch.nn.Module, before: dict) -> None:
         elif name in before:
             vars(module)[name] = before[name]
         elif _holds_values(value):
-            del vars(module)[name]  # which the warm-up's forward pass was the first to set
+            del vars(module)[name]  # the warm-up's forward pass has set it for the first time
 
 
 def _holds_values(value) -> bool:

@@ -1,1 +1,1 @@
-"""From records to what people read: reading, ranking, summary, headline, charts and page."""
+"""From records to the report that people read: reading, ranking, summary, headline, charts and page."""

@@ -1,7 +1,7 @@
-"""The report's pictures, each a function from the summary to a figure, its title, its note and the numbers in it.
+"""The report's pictures: functions from the summary to a figure, its title, its note and the numbers in it.
 
-Drawn by matplotlib as SVG: 10 to 60 kB each, text stays text, the same bytes each time, no script needed. Vega-Lite or
-Plotly would bring 1 to 5 MB of JavaScript onto a page that is to be one small file.
+matplotlib draws them as SVG: 10 to 60 kB each, with text as text, the same bytes each time, and without a script.
+Vega-Lite or Plotly would add 1 to 5 MB of JavaScript to a page that is to be one small file.
 """
 
 import itertools
@@ -23,14 +23,15 @@ from lockstep.report.words import Text, join, on_test_split, same, say
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-# Colours that reach a contrast of 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
+# Colours with a contrast of at least 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).
 COLOURS = ("#0072B2", "#D55E00", "#008060", "#B0527F", "#7A6A00", "#777777")
-GAP = "\u00a0"  # beside a bar; a browser drops a plain blank there
+GAP = "\u00a0"  # the space beside a bar, where a browser drops a plain one
 INSIDE = {"ha": "center", "va": "center", "fontsize": 8, "color": "white"}
-# Inches: a phone shows a picture as wide as it is, and a desktop three beside each other, with text of its size.
+# Inches: a phone shows a picture in its full width, and a desktop three side by side, with text in the page's size.
 WIDTH, HEIGHT, LINE = 4.7, 3.4, 0.3
 LEGEND = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
-CLOSE = 1.3  # times the shortest time: rows that have a panel of their own, where others take twice as long
+# Rows within this many times the shortest time get a panel of their own, if others take twice as long.
+CLOSE = 1.3
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
@@ -40,18 +41,18 @@ SETUP = ("imports", "process_group", "model", "wrap", "data", "check", "warm_up"
 
 @dataclass
 class Drawing:
-    """A figure, and what the page says with it."""
+    """A figure with its title, note and table on the page."""
 
     figure: plt.Figure
     title: Text
     note: Text
     header: list[Text]
     table: list[list[str]]
-    tips: dict[str, str] = field(default_factory=dict)  # what a mark says when it is pointed at, by its gid
+    tips: dict[str, str] = field(default_factory=dict)  # the tooltips of marks, by their gid
 
 
 def drawings(summary: Summary):
-    """(name, function) of every picture that there is something to draw for; call the function to draw it."""
+    """(name, function) of every picture for which there are data; the function draws it."""
     done = summary.finished_rows
     profiled = [row for row in done if summary.profiles.get(row["row"])]
     if done:
@@ -75,7 +76,7 @@ def drawings(summary: Summary):
 
 
 def times(done: list[dict], summary: Summary) -> Drawing:
-    """Every run of every row; and of the fastest rows once more, where they lie close beside far slower ones."""
+    """Every run of every row, and the fastest rows again in a second panel if other rows are far slower."""
     ordered = sorted(done, key=lambda row: row["train_seconds"])
     shortest, longest = (ordered[at]["train_seconds"] for at in (0, -1))
     close = [row for row in ordered if row["train_seconds"] <= CLOSE * shortest]
@@ -115,7 +116,7 @@ def times(done: list[dict], summary: Summary) -> Drawing:
 
 
 def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: str) -> dict[str, str]:
-    """A dot for each of a row's runs, their median, and the range of those that count; returns what each dot says."""
+    """A dot for each of a row's runs, their median, and the range of those that count; returns the dots' tooltips."""
     tips, good = {}, [run["clock"]["train_seconds"] for run in good_runs(runs)]
     axes.plot([min(good), max(good)], [position, position], color=COLOURS[0], linewidth=2)
     axes.plot(median, position, "|", color=COLOURS[0], markersize=14, markeredgewidth=2)
@@ -130,7 +131,7 @@ def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: 
             markerfacecolor="none" if disturbed else COLOURS[1],
             markersize=6,
             gid=gid,
-            zorder=4 if disturbed else 3,  # a ring is seen around a dot, not below one
+            zorder=4 if disturbed else 3,  # a ring is visible around a dot, but not below one
         )
         row = name.rpartition("-")[0]
         tips[gid] = f"{row} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
@@ -138,7 +139,7 @@ def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: 
 
 
 def step_parts(done: list[dict], summary: Summary) -> Drawing:
-    """Where a row's step time goes: its parts, which add up to it, as shares of the steps that were recorded."""
+    """Where a row's step time goes: its phases, which add up to it, in the proportions of the recorded steps."""
     profiles = {row["row"]: headline.of_step(summary.profiles[row["row"]], row["step_ms"] / 1000) for row in done}
     ordered = sorted(profiles, key=lambda name: sum(profiles[name]["seconds"].values()))
     figure, axes = bars(ordered)
@@ -170,9 +171,9 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
 
 
 def losses(done: list[dict], summary: Summary) -> Drawing:
-    """Losses as differences from single's, since rows that train the same model lie on each other; and over seconds.
+    """Losses over steps, as differences from single's because equal models' losses coincide; and losses over seconds.
 
-    Where there is no single of as many steps, the losses themselves.
+    Without a row of `single` with equally many steps, the losses over steps are drawn themselves.
     """
     runs = {row["row"]: median_run(row, summary) for row in done}
     baseline = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
@@ -184,15 +185,17 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         window = max(1, count // 25)
         smooth = _smoothed(run["losses"], window)
         steps = np.arange(window, count + 1)
-        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)  # more than can be seen weighs much
+        # More points would not be visible, and make the file large.
+        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
         style = {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4}
-        style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]  # no two rows have both alike
+        # No two rows share both colour and style.
+        style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]
         shown = smooth - _smoothed(baseline, window) if alike else smooth
         left.plot(steps[keep], shown[keep], label=name, **style)
         right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
         line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
         if alike:
-            largest = max(largest, float(np.abs(shown).max()))  # of what is drawn, to which the title belongs
+            largest = max(largest, float(np.abs(shown).max()))  # the largest drawn difference, for the title
             line += [f"{np.abs(values).max():.2g}" for values in (shown, np.subtract(run["losses"], baseline))]
         table.append(line)
     left.set_xlabel(say("axis_step").en)
@@ -215,7 +218,7 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
 
 
 def terms(done: list[dict], summary: Summary) -> Drawing:
-    """The terms of a loss that is a sum of several: of one row over steps, and in the table of all, at the end."""
+    """The terms of a loss that is a sum of several: one row's over steps, and in the table all rows' at the end."""
     runs = {row["row"]: median_run(row, summary) for row in done}
     shown = next((row["row"] for row in done if row["strategy"] == BASELINE), done[0]["row"])
     factors = runs[shown]["asked"]["train"].get("loss_weights") or {}
@@ -244,7 +247,7 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
 
 
 def _smoothed(values: list[float], window: int) -> np.ndarray:
-    """Means over so many values in a row; as many fewer values."""
+    """Moving means over `window` values: [values - window + 1]."""
     return np.convolve(values, np.ones(window) / window, mode="valid")
 
 
@@ -278,7 +281,7 @@ def quality(done: list[dict], summary: Summary) -> Drawing:
 def memory(done: list[dict], summary: Summary) -> Drawing:
     ordered = sorted(done, key=lambda row: row["peak_memory_mb"])
     figure, axes = bars([row["row"] for row in ordered])
-    # Of a row that was measured by an earlier version only the peak is known.
+    # A row that an earlier version measured has only the peak.
     before = [row["memory_before_mb"] or 0.0 for row in ordered]
     values = [[had, max(0.0, row["peak_memory_mb"] - had)] for had, row in zip(before, ordered, strict=True)]
     parts = [say("memory_before_mb"), say("memory_window_mb")]
@@ -323,13 +326,13 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
 
 
 def ranks_are_usual(summary: Summary) -> bool:
-    """Whether every row has a rank for each device of one machine, so that a picture of them tells nothing new."""
+    """Whether every row has one rank per device on one machine, so that a picture of the ranks tells nothing new."""
     asked = [median_run(row, summary)["asked"]["hardware"] for row in summary.finished_rows]
     return all(hardware["nodes"] == 1 and hardware["processes"] == device_count(hardware) for hardware in asked)
 
 
 def ranks(done: list[dict], summary: Summary) -> Drawing:
-    """Which rank trains on which device: a rank is a process, and need not have a device to itself, nor only one."""
+    """Which rank trains on which device: a rank is a process, which may share a device or have several."""
     figure, axes = bars([row["row"] for row in done])
     table, most = [], 1
     for position, row in enumerate(done):
@@ -362,7 +365,7 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
 
 
 def scaling(kind: str, families: list[dict]) -> Drawing:
-    """What more devices gain, over how many there are; kind: strong or weak (report/scaling.py)."""
+    """The gain over the number of devices; kind: strong or weak (report/scaling.py)."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     counts = sorted({size["devices"] for family in families for size in family["sizes"]})
     axes.plot([1, counts[-1]], [1, counts[-1]], ":", color=COLOURS[-1])
@@ -389,7 +392,7 @@ def scaling(kind: str, families: list[dict]) -> Drawing:
 
 
 def network(measured: list[dict]) -> Drawing:
-    """Bus bandwidth over the size of the message, of each operation and number of ranks (lockstep/network.py)."""
+    """Bus bandwidth over the size of the message, for each operation and number of ranks (lockstep/network.py)."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     table = []
     for style, each in zip(itertools.cycle(STYLES), measured, strict=False):
@@ -414,7 +417,7 @@ def network(measured: list[dict]) -> Drawing:
 
 
 def confusion(done: list[dict], summary: Summary) -> plt.Figure:
-    """Every row's confusion matrix in one figure: a file for papers; the page has them as tables."""
+    """Every row's confusion matrix in one figure, as a file for papers; the page shows them as tables."""
     columns = min(4, len(done))
     lines = math.ceil(len(done) / columns)
     figure, grid = plt.subplots(
@@ -443,13 +446,13 @@ def confusion(done: list[dict], summary: Summary) -> plt.Figure:
 
 
 def median_run(row: dict, summary: Summary) -> dict:
-    """The run whose training time is the row's median, or next below it."""
+    """The run whose training time is the row's median, or the next below it."""
     runs = sorted(good_runs(summary.runs[row["row"]]), key=lambda run: run["clock"]["train_seconds"])
     return runs[(len(runs) - 1) // 2]
 
 
 def three(number: float) -> str:
-    """Three digits that say something, never as 1e+03."""
+    """A number with three significant digits, and never as 1e+03."""
     return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
 
 
@@ -461,7 +464,7 @@ def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:
 
 
 def name_lines(axes: plt.Axes, names: list[str], beside: list[str] | None = None) -> None:
-    """A line for each name, the first on top; with what stands beside it."""
+    """A line for each name, the first on top, followed by the text in `beside`."""
     short = [name if len(name) <= 24 else name[:23] + "…" for name in names]
     axes.set_yticks(
         range(len(names)), [name + more for name, more in zip(short, beside or [""] * len(names), strict=True)]
@@ -470,7 +473,7 @@ def name_lines(axes: plt.Axes, names: list[str], beside: list[str] | None = None
 
 
 def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> dict[str, str]:
-    """Horizontal bars made of parts; returns what each part says."""
+    """Horizontal bars made of parts; returns the parts' tooltips."""
     tips, starts = {}, np.zeros(len(names))
     for part, label in enumerate(labels):
         lengths = np.array([line[part] for line in values])
@@ -486,7 +489,9 @@ def stack(axes, names, values, labels: list[Text], prefix: str, unit: str) -> di
             label=label.en,
         )
         for bar, name, length in zip(drawn, names, lengths, strict=True):
-            if length > 0.1 * max(map(sum, values)):  # said in the part too, so that colour alone says nothing
+            if length > 0.1 * max(
+                map(sum, values)
+            ):  # written into the part too, so that colour is not the only information
                 axes.text(bar.get_x() + length / 2, bar.get_y() + bar.get_height() / 2, three(length), **INSIDE)
             bar.set_gid(f"{prefix}-{name}-{part}")
             tips[bar.get_gid()] = f"{name}, {label.en}: {three(length)} {unit}"

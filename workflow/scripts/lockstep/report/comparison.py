@@ -1,4 +1,4 @@
-"""Two results folders side by side: the same rows on two machines, of two commits, with two versions of a library."""
+"""Compares two results folders: the same rows on two machines, by two commits, or with two versions of a library."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ from lockstep.files import read_object
 from lockstep.proof import fairness
 from lockstep.report.reading import good_runs, trusted
 
-# What makes two times answers to different questions. Each may be let through by its name.
+# Differences that make two times incomparable. Each can be allowed by its name.
 KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
-# Of what env.json says; in gpu_details is the driver too. Within one folder it is fairness.MACHINE that must agree.
+# Keys of env.json; gpu_details includes the driver. Within one folder the keys in fairness.MACHINE must agree.
 SAME_HARDWARE = ("machine", "cpu", "cores", "memory_mb", "gpus", "gpu_details")
 
 
@@ -23,26 +23,29 @@ class Line:
     row: str
     ratio: stats.Ratio  # B's time over A's
     seconds: tuple[float, float]
-    differs: dict[str, str]  # by KINDS: what of it
+    differs: dict[str, str]  # what differs, by KINDS
 
 
 @dataclass(frozen=True)
 class Comparison:
     lines: list[Line]
     environment: list[str]  # what else differs, one line each
-    alone: list[str]  # rows that only one of both has
-    copied: bool = False  # whether both hold the same runs, so that nothing can differ
+    alone: list[str]  # rows that only one of the two has
+    copied: bool = False  # whether both contain the same runs, so that nothing can differ
 
 
 def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
-    """Raises BadInput where the folders differ in a kind that is not `allowed`, or one breaks a rule of a fair run.
+    """Compare the rows of two results folders.
 
-    All runs of both are checked first: a folder whose own runs are of several machines is comparable with none.
+    Raises BadInput if the folders differ in a kind that is not `allowed`, or if one breaks a rule of a fair run. All
+    runs of both are checked first, because a folder with runs of several machines is not comparable with any other.
     """
     ours, theirs = read_report(first), read_report(second)
     quick = [report.get("config", {}).get("quick", False) for report in (ours, theirs)]
     if quick[0] != quick[1]:
-        raise BadInput(f"{second if quick[1] else first}: is a first look, and is compared with no full benchmark.")
+        raise BadInput(
+            f"{second if quick[1] else first}: is a first look, which can't be compared with a full benchmark."
+        )
     unfair = [what for folder in (first, second) if (what := _breaches(folder))]
     if unfair and "rules" not in allowed:
         raise BadInput(f"{'; '.join(unfair)}. To compare them all the same: --across rules")
@@ -68,22 +71,22 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
 
 
 def _when(report: dict, row: str) -> list[tuple]:
-    """When each of a row's runs began, and how long it took: of no two runs the same."""
+    """Identifies each of a row's runs by when it began and how long it took."""
     return [
         (run.get("session"), run["started"], run["clock"]["train_seconds"]) for run in good_runs(report["runs"][row])
     ]
 
 
 def ratio(ours: dict, theirs: dict, row: str, confidence: float = stats.CONFIDENCE) -> stats.Ratio:
-    """A row's time in one report over that in another, by the model of the reports' own ratios (stats.apart).
+    """A row's time in one report over that in another, by the model of the reports' own ratios (stats.unpaired_ratio).
 
-    Its spread is that of all rows of this row's kind: of the same device and plan, as a report ranks them.
+    The spread is estimated from all rows of this row's kind: those with the same device and plan, as in the ranking.
     """
-    return stats.apart(*(_of_kind(report, row) for report in (ours, theirs)), row, confidence)
+    return stats.unpaired_ratio(*(_of_kind(report, row) for report in (ours, theirs)), row, confidence)
 
 
 def _of_kind(report: dict, row: str) -> stats.Times:
-    """The seconds of this row, and of the rows of its kind that have undisturbed runs, by block."""
+    """The seconds by block of this row, and of the rows of its kind that have undisturbed runs."""
     lines = {line["row"]: line for line in report["rows"]}
 
     def kind(name: str) -> tuple:
@@ -98,7 +101,7 @@ def _of_kind(report: dict, row: str) -> stats.Times:
 
 
 def read_report(folder: Path) -> dict:
-    """What a folder's report says, by the fields of a Summary; those that its version of Lockstep had."""
+    """A folder's report by the fields of a Summary, as its version of Lockstep had them. Raises BadInput if none."""
     file = paths.report_folder(folder) / paths.SUMMARY
     if not file.is_file():
         raise BadInput(f"{file} does not exist. Name a results folder that has a report.")
@@ -106,18 +109,18 @@ def read_report(folder: Path) -> dict:
 
 
 def _breaches(folder: Path) -> str:
-    """What of a folder's own runs is not as the rules want it, in a line; empty where all is."""
+    """The breaches of the rules in a folder's own runs, in a line; empty if there are none."""
     if not paths.run_files(folder, paths.RECORD):
         return f"{folder} has a report only, so that its runs can't be checked"
     breaches = [(where, what) for where, what in fairness.check(folder).breaches if not fairness.is_counted(what)]
     if not breaches:
         return ""
     more = f", and {len(breaches) - 1} more" if len(breaches) > 1 else ""
-    return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists that"
+    return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists them"
 
 
 def differences(ours: dict, theirs: dict) -> dict[str, str]:
-    """What makes the times of two runs answers to different questions, by KINDS."""
+    """The differences that make the times of two runs incomparable, by KINDS."""
     differs = {}
     machines = [{name: run["environment"].get(name) for name in SAME_HARDWARE} for run in (ours, theirs)]
     if machines[0] != machines[1]:
@@ -134,13 +137,13 @@ def differences(ours: dict, theirs: dict) -> dict[str, str]:
 
 
 def _environment(ours: dict, theirs: dict) -> list[str]:
-    """What differs in the environments, besides the hardware."""
+    """The differences between the environments, besides the hardware."""
     differs = _differs(ours["environment"], theirs["environment"])
     return [said for name, said in differs.items() if name.split(".")[0] not in SAME_HARDWARE]
 
 
 def beside(reports: list[dict]) -> list[tuple[str, str, list[str]]]:
-    """What is not the same in all reports: (kind, name, its value in each), hardware first."""
+    """What differs between the reports: (kind, name, the value in each report), hardware first."""
     told = {}
     for report in reports:
         environment = flat(report["environment"] or {})
@@ -170,7 +173,7 @@ def _value(report: dict, kind: str, name: str) -> str:
 
 
 def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
-    """What else was asked of a row in each, and whether its times can be trusted there."""
+    """The other differences in a row's settings, and the folders in which its times can't be trusted."""
     said = asked_otherwise(*(good_runs(report["runs"][row])[0] for report in (ours, theirs)))
     return [f"{row}: {what}" for what in said] + [
         f"{row}: every run of {which} was disturbed"
@@ -180,12 +183,12 @@ def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
 
 
 def asked_otherwise(ours: dict, theirs: dict) -> list[str]:
-    """What two runs were asked for that differs."""
+    """The differences between the settings of two runs."""
     return list(_differs(ours["asked"], theirs["asked"]).values())
 
 
 def _differs(ours: dict, theirs: dict) -> dict[str, str]:
-    """By the name of what is not the same in both: what it is in each."""
+    """The differences between two nested dicts: a line with both values, by name."""
     said = {}
     for name, *both in differing(ours, theirs):
         values = [None if value is ABSENT else value for value in both]

@@ -1,4 +1,4 @@
-"""Several reports side by side, as a page: what differs first, then each row compared with the first folder's."""
+"""A page that compares several reports: first what differs, then each row's time beside the first folder's."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ class Time:
     seconds: float | None
     range: str
     n: int
-    line: Line | None  # None in the first folder, and where the first has no such row
+    line: Line | None  # None in the first folder, or if that has no such row
 
 
 def page(folders: list[Path], compared: list[Comparison]) -> str:
-    """compared: each folder but the first, compared with the first (report/comparison.py)."""
+    """compared: for each folder except the first, its comparison with the first (report/comparison.py)."""
     reports = [read_report(folder) for folder in folders]
     names = list(dict.fromkeys(row["row"] for report in reports for row in report["rows"]))
     by_row = [{line.row: line for line in comparison.lines} for comparison in compared]
@@ -56,7 +56,7 @@ def _time(report: dict, name: str, line: Line | None) -> Time:
 
 
 def _headline(first: Path, other: Path, compared: Comparison) -> Text:
-    """How many rows take another time, and which changed most."""
+    """How many rows' times differ, and which differs most."""
     if compared.copied:
         return say("compare_copied", first=first, other=other)
     distinct = [line for line in compared.lines if line.ratio.distinct]

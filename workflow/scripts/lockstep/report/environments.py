@@ -1,10 +1,10 @@
-"""One environment for all runs, of those that each run noted."""
+"""Merges the environments that the runs recorded into one."""
 
 
 def merge_environments(environments: list[dict]) -> dict | None:
-    """One environment for all runs; where they differ, all values beside each other. `images`: each image's digests.
+    """One environment for all runs, with all values where they differ. `images`: each image's digests.
 
-    A row's image lacks what only others need, which is no difference.
+    A package that one row's image lacks, because only other rows need it, is no difference.
     """
     if not environments:
         return None
@@ -20,10 +20,10 @@ def merge_environments(environments: list[dict]) -> dict | None:
     values = {name: _each(environment.get(name) for environment in environments) for name in told}
     kinds = [environment.get("in_container") for environment in environments]
     values["in_container"] = _each(kind or "no container" for kind in kinds) if any(kinds) else None
-    most = max(environments, key=lambda environment: len(environment.get("gpus") or ()))  # some rows see one GPU only
+    most = max(environments, key=lambda environment: len(environment.get("gpus") or ()))  # some rows see only one GPU
     return most | values | {"packages": packages, "images": images}
 
 
 def _each(values) -> str | None:
-    """Values that should be one: each that there is, once."""
+    """The different values among those that should be equal, each once."""
     return " / ".join(dict.fromkeys(str(value) for value in values if value is not None)) or None

@@ -1,4 +1,4 @@
-"""Samples that can be seen: some of the test split with truth and prediction, and those that a model is worst at."""
+"""Samples that can be shown: some of the test split with truth and prediction, and a model's worst mistakes."""
 
 import base64
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from lockstep.report.reading import good_runs
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, same, say
 
-MOST = 16  # samples of each kind
-MOST_WIDE = 6  # of those that are shown with their masks; and of the pictures that a run drew while it trained
+MOST = 16  # samples per gallery
+MOST_WIDE = 6  # of samples with masks, and of the pictures that a run drew while it trained
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One sample, as the page shows it."""
+    """One sample as the page shows it."""
 
-    picture: str  # a data address
+    picture: str  # a data URL
     name: str
     truth: str
     predicted: Text
-    probability: str  # of what was predicted
+    probability: str  # that of the predicted label
     right: bool
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Samples below a title; `legend`: what each colour in them is, as (name, colour), where that must be said."""
+    """Samples below a title; `legend`: the meaning of their colours as (name, colour), if they have any."""
 
     title: Text
     shown: list[Shown]
@@ -40,7 +40,7 @@ class Gallery:
 
 
 def galleries(summary: Summary, results: Path) -> list[Gallery]:
-    """What the model of the first row that was tested says of samples; nothing where samples can't be seen."""
+    """The predictions of the first tested row's model for samples; empty if the samples can't be shown."""
     tested = ((row["row"], good_runs(summary.runs[row["row"]])) for row in summary.finished_rows)
     row, runs = next(((row, runs) for row, runs in tested if runs), ("", []))
     task = registry.load_task(summary.data.get("task", "text-classification"))()
@@ -57,7 +57,7 @@ def galleries(summary: Summary, results: Path) -> list[Gallery]:
 
 
 def _labels(task, row: str, frame: pd.DataFrame, split: Path) -> list[Gallery]:
-    """Some samples with the label of each, and the mistakes that the model is surest of."""
+    """Some samples with their labels, and the mistakes of which the model is most confident."""
     chances = frame.filter(regex="^p_").astype(float).to_numpy().max(axis=1)
     wrong = np.flatnonzero((frame["truth"] != frame["predicted"]).to_numpy())
     surest = wrong[np.argsort(-chances[wrong], kind="stable")][:MOST]
@@ -83,7 +83,7 @@ def _labels(task, row: str, frame: pd.DataFrame, split: Path) -> list[Gallery]:
 
 
 def _masks(task, row: str, frame: pd.DataFrame, split: Path, run: Path, labels: list[str]) -> list[Gallery]:
-    """Some samples with their masks, those of the lowest mIoU, and what the run drew while it trained."""
+    """Some samples with their masks, those with the lowest mIoU, and the pictures drawn during training."""
     shares = frame["miou"].astype(float).to_numpy()
 
     def shown(places: np.ndarray) -> list[Shown]:
@@ -118,7 +118,7 @@ def _wide(png: bytes, name: str, told: Text) -> Shown:
 
 
 def _spread(count: int, most: int) -> np.ndarray:
-    """At most so many of `count` places, from the first to the last."""
+    """At most `most` of `count` positions, evenly spread from the first to the last."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int)) if count else np.zeros(0, int)
 
 

@@ -1,7 +1,7 @@
 """The report's first lines, the same in the terminal, in Markdown and on the page.
 
-1. which row to use, and how to tell those apart that tie with it  2. by how much it is faster  3. is it the same model?
-4. under which conditions  5. what not to conclude
+1. which row to use, and how to distinguish it from rows that tie with it  2. how much faster it is  3. whether it
+trains the same model  4. the conditions  5. what not to conclude
 """
 
 import math
@@ -21,16 +21,16 @@ from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, listing, same, say
 from lockstep.run import blocks
 
-MUCH = 0.1  # of its training time, for a cold price that is told
-LISTED, MANY = 4, 12  # names in a sentence, at most
-AGREE = 2  # times: what is found in two ways may differ by that much
+MUCH = 0.1  # the share of its training time from which a row's cold time is mentioned
+LISTED, MANY = 4, 12  # the most names in a sentence, and in a long list
+AGREE = 2  # the factor by which a value found in two ways may differ
 MINUTE = 60  # seconds
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure beside the first sentence: what it is, its value, and its range where it has one."""
+    """A figure beside the first sentence: its label, its value, and its range if it has one."""
 
     label: Text
     value: Text
@@ -38,7 +38,7 @@ class Figure:
 
 
 def figures(summary: Summary) -> list[Figure]:
-    """The figures that decide, four where all are known: time, speed-up, same model, runs that count."""
+    """The main figures, four if all are known: time, speed-up, proven rows, runs that count."""
     done = summary.finished_rows
     if not done:
         return []
@@ -58,7 +58,7 @@ def figures(summary: Summary) -> list[Figure]:
 
 
 def box(summary: Summary) -> list[Text]:
-    """Those of the lines that answer what was asked: which row to use, and what would tell more."""
+    """The lines that answer the main question: which row to use, and how to learn more."""
     said = lines(summary)
     done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
     further = [] if not done or too_short(done) else _further(recommended(done), done, summary)
@@ -87,14 +87,14 @@ def lines(summary: Summary) -> list[Text]:
 
 
 def too_short(done: list[dict]) -> bool:
-    """Whether no row trained for enough steps to say which is faster."""
+    """Whether no row trained for enough steps to tell which is faster."""
     return all(columns.too_short(row["steps"]) for row in done)
 
 
 def _times(done: list[dict], summary: Summary) -> list[Text]:
     """Which row is fastest, and by how much."""
     best = recommended(done)
-    # A single closed row among open ones is what those are compared with, and is in no race.
+    # A single closed row among open ones is only the baseline for those, so there is no fastest closed row to name.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
     sentences = [] if alone else [answer(best, done, summary), *_further(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
@@ -112,9 +112,9 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
 
 
 def _cold(best: dict, done: list[dict]) -> list[Text]:
-    """What the fastest row pays before its first step, where that is much, and up to how many steps another is faster.
+    """The fastest row's cold time, if that is long, and the number of steps up to which another row is faster.
 
-    After n steps a row has taken its cold price and n times its step.
+    n steps take a row its cold time plus n times its step time.
     """
     cold = best["cold_seconds"]
     if not cold or cold < MUCH * best["train_seconds"]:
@@ -131,7 +131,7 @@ def _cold(best: dict, done: list[dict]) -> list[Text]:
 
 
 def _control(done: list[dict], baseline: dict | None, ratios: dict) -> list[Text]:
-    """What two rows that are one program came to: on a CPU `nn.DataParallel` hands everything to the plain model."""
+    """The ratio of two rows that run the same program: on a CPU `nn.DataParallel` only calls the plain model."""
     alias = next((row for row in done if row["strategy"] == "dataparallel" and row["device"] == "cpu"), None)
     ratio = ratios.get(alias["row"], {}).get(baseline["row"]) if alias and baseline else None
     if not ratio or not ratio["kind"]:
@@ -155,22 +155,24 @@ def _cliffs(families: list[dict]) -> list[Text]:
 
 
 def _open(ladder: dict) -> Text:
-    """Which row of the open division to take (lockstep/report/ladder.py)."""
-    rung = next((rung for rung in ladder["rungs"] if rung["row"] == ladder["best"]), None)
-    if rung is None:
+    """Which row of the open division to use (lockstep/report/ladder.py)."""
+    level = next((level for level in ladder["rungs"] if level["row"] == ladder["best"]), None)
+    if level is None:
         return say("open_none", baseline=ladder["baseline"])
-    figures = {name: f"{rung[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))}
-    return say("open", row=rung["row"], baseline=ladder["baseline"], **figures)
+    figures = {
+        name: f"{level[key]:.2f}" for name, key in (("gain", "gain"), ("low", "gain_low"), ("high", "gain_high"))
+    }
+    return say("open", row=level["row"], baseline=ladder["baseline"], **figures)
 
 
 def warning(summary: Summary) -> Text | None:
-    """The last line: what not to conclude from the others."""
+    """The last line: what not to conclude from the other lines."""
     warnings = _warnings(summary) if summary.finished_rows else []
     return say("mind", warnings=join(warnings, say("semicolon"))) if warnings else None
 
 
 def name(summary: Summary) -> str:
-    """The row to use; empty where none is named."""
+    """The name of the row to use; empty if none is recommended."""
     done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
     return recommended(done)["row"] if done and not too_short(done) else ""
 
@@ -180,9 +182,10 @@ def count_warnings(summary: Summary) -> int:
 
 
 def fastest(done: list[dict]) -> dict:
-    """The row with the shortest median time of those that may be ranked; where none may, of the closed division's.
+    """The row with the shortest median time among ranked rows or, without any, in the closed division.
 
-    A row that has one device like the baseline does the same under another name; between them only chance decides.
+    Other rows with one device are left out if possible: they do the same as the baseline under another name, so that
+    only chance would decide between them.
     """
     ranked = [row for row in done if row["place"]]
     several = [row for row in ranked if row["world_size"] > 1 or row["strategy"] == BASELINE]
@@ -191,9 +194,9 @@ def fastest(done: list[dict]) -> dict:
 
 
 def recommended(done: list[dict]) -> dict:
-    """The row to use: the fastest, or of the rows that none is shown to be faster than the first in the table's order.
+    """The row to use: of the fastest row and those that tie with it, the first in the configuration's order.
 
-    Tables begin with what is simplest to write, as the default one does.
+    Configurations list the simplest strategies first, as the default one does.
     """
     best = fastest(done)
     tied = [best, *_tied(best, done)]
@@ -201,7 +204,7 @@ def recommended(done: list[dict]) -> dict:
 
 
 def _tied(best: dict, done: list[dict]) -> list[dict]:
-    """The other rows that share the first place with `best`, of more than one run each."""
+    """The other rows that share the first place with `best`, if each has more than one run."""
     several = [row for row in done if row["world_size"] > 1 or row["strategy"] == BASELINE]
     return [
         row
@@ -226,9 +229,9 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
 
 
 def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
-    """What would tell the rows apart that tie, and how long that takes; nothing where they are known well enough.
+    """How many more blocks would distinguish the rows that tie, and how long they take; empty if that is not needed.
 
-    An interval is half as wide over four times as many blocks.
+    Four times as many blocks make an interval half as wide.
     """
     several, decided = len(_tied(best, done)) + 1, summary.blocks
     if several == 1 or summary.config["quick"]:
@@ -247,7 +250,7 @@ def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
 
 
 def _again_with(summary: Summary, setting: str) -> str:
-    """The command by which all was asked for, with its configuration files and one more setting."""
+    """The command that requested these results, with its configuration files and one more setting."""
     asked = shlex.split((summary.manifest or {"command": ""})["command"])
     files = []
     if "--configfile" in asked:
@@ -266,14 +269,14 @@ def _gain(row: dict) -> Text:
 
 
 def _proof(row: dict) -> Text:
-    """What the first sentence says of the recommended row's model."""
+    """What the first sentence says about the recommended row's model."""
     if row["strategy"] == BASELINE:
         return same("")
     return say({"equal": "use_equal", "within-tolerance": "use_within"}.get(row["proof"], "use_unproven"))
 
 
 def _last(best: dict, done: list[dict], summary: Summary) -> dict:
-    """The slowest row that can be compared with `best`, on as many devices; `best` where there is none."""
+    """The slowest row that can be compared with `best`, on equally many devices; `best` if there is none."""
     ratios = summary.ratios.get(best["row"], {})
     slower = [row for row in done if row["place"] and row["row"] in ratios and row["world_size"] == best["world_size"]]
     return max(slower, key=lambda row: row["train_seconds"], default=best)
@@ -285,17 +288,17 @@ def _devices(row: dict) -> Text:
 
 
 def _hardware(row: dict, summary: Summary) -> dict:
-    """What a row ran on, as it was asked for (config/hardware.py)."""
+    """The hardware that a row asked for (config/hardware.py)."""
     return good_runs(summary.runs[row["row"]])[0]["asked"]["hardware"]
 
 
 def of_step(profile: dict, seconds: float) -> dict:
-    """A profile in terms of the row's step time, so many `seconds`, which its parts then add up to.
+    """A profile scaled to the row's step time, `seconds`, so that its phases add up to it.
 
-    The profiled run is another one, and recording makes its steps longer: what it tells is shares.
+    The profile is from another run, whose steps recording has made longer, so only its proportions are used.
     """
     recorded = seconds / sum(profile["seconds"].values())
-    exposed = profile["exposed_by_difference"]  # None where no single device does the row's work alone
+    exposed = profile["exposed_by_difference"]  # None if no single device does the row's work alone
     return {
         "step_seconds": seconds,
         "seconds": {phase: recorded * part for phase, part in profile["seconds"].items()},
@@ -304,11 +307,11 @@ def of_step(profile: dict, seconds: float) -> dict:
 
 
 def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: dict[str, float]) -> Text:
-    """Where the difference of two rows is, by one profiled run of each; nothing where two ways of finding it disagree.
+    """In which phase two rows differ, by one profile of each; empty if two ways of finding it disagree.
 
-    A step's length is known as recorded and as timed; communication that nothing hides, as recorded and as what a step
-    takes more than the same work done alone. The latter's error is seen where nothing is communicated. What is told is
-    in terms of `steps`, the rows' step times in seconds.
+    A step's duration is known from the recording and from timing. Exposed communication is known from the recording,
+    and as the time by which a step is longer than the same work done alone; the error of this difference shows in rows
+    that do not communicate. The sentence is in terms of `steps`, the rows' step times in seconds.
     """
     ours, theirs = profiles[slower], profiles[faster]
     if not ours or not theirs:
@@ -335,13 +338,13 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: d
 
 
 def _span(seconds: list[float]) -> Text:
-    """Two values as milliseconds; one, where they are the same to two digits."""
+    """Two values in milliseconds, or one if they agree to two digits."""
     low, high = (f"{1000 * value:.2g}" for value in sorted(seconds))
     return same(low) if low == high else say("span", low=low, high=high)
 
 
 def _why_slowest(best: dict, done: list[dict], summary: Summary) -> list[Text]:
-    """Where the slowest row's time goes, if a profile tells, and in which precision it computes, if in another."""
+    """Where the slowest row's time goes, if profiles tell, and its precision, if that differs from the best row's."""
     last = _last(best, done, summary)
     if last is best or last in _tied(best, done):
         return []
@@ -369,12 +372,12 @@ def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
 
 
 def resolution(share: float) -> Text:
-    """How small a difference the runs can show; in per cent with two digits, however large."""
+    """The smallest difference that the runs can show, in per cent with two significant digits."""
     return say("resolution", percent=f"{float(f'{100 * share:.2g}'):g}")
 
 
 def same_model(summary: Summary) -> Text:
-    """Which rows train the same model, and where a row has settings of its own, by which the proof is."""
+    """Which rows train the same model; and which rows were proven with the table's settings instead of their own."""
     rows, verdicts, counts = summary.rows, summary.verdicts, []
     for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
         if names := [row["row"] for row in rows if row["proof"] == kind]:
@@ -430,13 +433,13 @@ def _conditions(summary: Summary) -> Text:
 
 
 def _without_nccl(runs: list[dict]) -> bool:
-    """Whether a row ran on GPUs in a framework that is built without NCCL, as Horovod may be."""
+    """Whether a row ran on GPUs with a framework that was built without NCCL, as Horovod may be."""
     lives = [run["settings"] for run in good_runs(runs)]
     return any(live["device"] != "cpu" and live["options"].get("nccl_built") is False for live in lives)
 
 
 def _blocks(decided: dict | None) -> Text:
-    """Why there were no more blocks of runs, with `repeats: auto`."""
+    """Why no further block of runs followed, with `repeats: auto`."""
     kinds = {
         "one row is fastest": "blocks_one",
         "precise": "blocks_precise",
@@ -503,7 +506,7 @@ def _warnings(summary: Summary) -> list[Text]:
 
 
 def mixed_conditions(runs: list[dict]) -> list[str]:
-    """What is not the same in all runs, and should be: their machine, commit, data or initial weights."""
+    """What differs between runs though it should not: machine, commit, versions, data or initial weights."""
     same = (*SAME, "in_container")
     environments = [
         {name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs
@@ -527,5 +530,5 @@ def some(names: list[str], most: int = LISTED) -> Text:
 
 
 def of_images(summary: Summary) -> str:
-    """How the key of a sentence ends that is another one where samples are images."""
+    """The ending of the keys of sentences that have a variant for images."""
     return "_images" if summary.data.get("unit") == "images" else ""

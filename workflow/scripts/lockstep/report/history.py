@@ -1,4 +1,4 @@
-"""Results that are kept by name, and what became of a row's time from one to the next."""
+"""Results that are kept by name, and how each row's time changed from one to the next."""
 
 import itertools
 import re
@@ -18,19 +18,19 @@ from lockstep.report.charts import COLOURS, Drawing, plt
 from lockstep.report.reading import good_runs, succeeded, trusted
 from lockstep.report.words import say
 
-# What makes a results folder large, and is in no report and no comparison.
+# Parts of a results folder that are large, and that no report and no comparison needs.
 OF_DATA = (paths.DATASET, paths.TOKENIZER, paths.WEIGHTS)
 OF_A_RUN = (paths.CHECKPOINT, paths.MODEL, paths.SAVED, paths.SNAPSHOTS)
 OF_A_RUN += (paths.TENSORBOARD, paths.FINAL_WEIGHTS, paths.TRACE)
-RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # of a run's folder below the results
+RUN_DEPTH = len(Path(paths.run_name("row", 1, 1)).parts) + 1  # the depth of a run's folder below the results
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-# Settings that decide no time, as `asked_otherwise` names them.
+# Settings that do not affect the time, as `asked_otherwise` names them.
 NOT_MEASURED = {f"{section}.{key}" for section, keys in DECIDE_NOTHING.items() for key in keys}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Results that were kept: `date` is when their first run started, `report` what their summary.json holds."""
+    """Kept results: `date` is when their first run started, `report` the content of their summary.json."""
 
     name: str
     date: str
@@ -40,10 +40,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Point:
-    """A row's time in kept results, and how it stands to the one before.
+    """A row's time in kept results, compared with the time before.
 
-    finding: "first", "change", "open" (no change is shown), "once" (a single run tells nothing), "disturbed", or
-    "break" (what was measured is not the same).
+    finding: "first", "change", "open" (no change is shown), "once" (a single run shows nothing), "disturbed", or
+    "break" (the measurements are not comparable).
     """
 
     kept: Kept
@@ -66,16 +66,16 @@ class Point:
 
 
 def keep(results: Path, name: str, history: Path) -> Path:
-    """Copy what a report and a comparison need of `results` to a folder of this name; weights and data are not.
+    """Copy what reports and comparisons need of `results`, without weights and data, to the folder `name`.
 
-    Raises BadInput where there is no report, or the name is taken or is none of a folder.
+    Raises BadInput if there is no report, or if the name is invalid or already used.
     """
     if not NAME.fullmatch(name):
-        raise BadInput(f"{name!r} can't be a name: take letters, digits, dots, dashes and underlines, as in v2-before")
+        raise BadInput(f"{name!r} can't be a name: use letters, digits, dots, dashes and underscores, as in v2-before")
     comparison.read_report(results)
     kept = history / name
     if kept.exists():
-        raise BadInput(f"{kept} is there already. Take another name, or remove that folder.")
+        raise BadInput(f"{kept} exists already. Choose another name, or remove that folder.")
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         inside = Path(folder).relative_to(results).parts
@@ -92,15 +92,15 @@ def keep(results: Path, name: str, history: Path) -> Path:
 
 
 def read(history: Path) -> tuple[list[Kept], list[str]]:
-    """All that was kept, the oldest first, and what is damaged of it. Raises BadInput where there is nothing whole."""
+    """All kept results, the oldest first, and messages on damaged ones. Raises BadInput if none can be read."""
     folders = sorted(folder for folder in history.glob("*") if NAME.fullmatch(folder.name) and folder.is_dir())
     if not folders:
-        raise BadInput(f"{history}: nothing is kept there. Keep the results that are there now: lockstep keep NAME")
+        raise BadInput(f"{history}: no results are kept there. To keep the present ones: lockstep keep NAME")
     kept, damaged = [], []
     for folder in folders:
         try:
             kept.append(_kept(folder))
-        except BadInput as error:  # kept results can't be made again, and the others are whole
+        except BadInput as error:  # kept results can't be made again, so the others are still read
             damaged.append(f"{folder} is left out: {error}")
     if not kept:
         raise BadInput("; ".join(damaged))
@@ -118,10 +118,10 @@ def _kept(folder: Path) -> Kept:
 
 
 def rows(kept: list[Kept]) -> dict[str, list[Point]]:
-    """Each row's times. What may be called a change is decided for all looks together.
+    """Each row's points over time, by row; changes are tested for all comparisons together.
 
-    With as many looks as there are pairs that can be compared, each interval is as much wider as keeps the chance that
-    any of them shows a change where none is below 5 % (Bonferroni).
+    The more pairs can be compared, the wider is each interval, so that the chance of any false change stays below 5 %
+    (Bonferroni).
     """
     every = [row for look in kept for row in look.report["rows"]]
     names = dict.fromkeys(row["row"] for row in every if row["train_seconds"] is not None)
@@ -151,7 +151,7 @@ def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Poin
 
 
 def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] | None:
-    """Why two times are no look at the same: as what, no ratio, and what differs."""
+    """Why two times are not comparable: the finding, None for the ratio, and what differs; None if they are."""
     runs = [good_runs(look.report["runs"][row])[0] for look in (before, after)]
     differing = [f"{kind}: {values}" for kind, values in comparison.differences(*runs).items()]
     differing += [each for each in comparison.asked_otherwise(*runs) if each.split(":")[0] not in NOT_MEASURED]
@@ -181,14 +181,14 @@ def page(kept: list[Kept]) -> str:
     return rendering.page("history.html.j2", say("history_title"), context)
 
 
-WIDE, HIGH = 120, 28  # of a small line, in pixels
+WIDE, HIGH = 120, 28  # the size of a small line chart in pixels
 
 
 def _small_line(points: list[Point]) -> Markup:
-    """A row's medians as a line without axes, from the lowest to the highest; broken at a break, a dot at a change."""
+    """A row's medians as a line without axes, interrupted at a break, and with a large dot at a change."""
     medians = [point.median for point in points]
     low, high = min(medians), max(medians)
-    room = max(high - low, 0.1 * high)  # so that what is chance looks small
+    room = max(high - low, 0.1 * high)  # so that chance variation looks small
     middle = (high + low) / 2
     places = [
         (6 + (WIDE - 12) * at / max(1, len(points) - 1), HIGH / 2 - (HIGH - 10) * (median - middle) / room)
@@ -210,7 +210,7 @@ def _picture(name: str, points: list[Point]) -> pictures.Picture:
 
 
 def _draw(name: str, points: list[Point]) -> Drawing:
-    """A row's times in order of date: a dot for each run, a line through medians, broken where a break is."""
+    """A row's times by date: a dot for each run, and a line through the medians, interrupted at a break."""
     figure, axes = plt.subplots(figsize=(max(6.0, 0.9 * len(points) + 1), 2.4), layout="constrained")
     medians = [point.median for point in points]
     for position, point in enumerate(points):
@@ -226,7 +226,7 @@ def _draw(name: str, points: list[Point]) -> Drawing:
             axes.annotate(point.percent, (position, max(point.seconds)), **above)
     axes.set_xticks(range(len(points)), [f"{point.kept.name}\n{point.kept.commit[:7]}" for point in points], fontsize=9)
     axes.set_xlim(-0.6, len(points) - 0.4)
-    # So much around it that what is chance looks like it.
+    # With enough room that chance variation looks small.
     every = [seconds for point in points for seconds in point.seconds]
     axes.set_ylim(0.85 * min(every), 1.15 * max(every))
     axes.set_ylabel("s")

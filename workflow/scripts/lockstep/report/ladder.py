@@ -1,12 +1,12 @@
 """The open division: what each row gains over the closed one, what its cold start costs, and whether it is as good.
 
-Gain is warm time for the same texts, block by block: the timed window without steps that stalled to compile something.
-Quality is macro-F1 on the test split, mIoU of a segmentation, or minus the loss of a language model (the logarithm of
-its perplexity), held against the baseline row's of the same repetition, which has the same seed. As good is a row of
-which it is shown, by a one-sided t test, that it is not worse by MARGIN or more (a test for non-inferiority: Walker &
-Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. What is shown is of other seeds, not of
-other texts: all runs are tested on the same. That nothing was shown is no proof of quality, nor is it one that two
-models are alike which have both learnt nothing.
+The gain is the ratio of warm times for the same texts, block by block: the timed window without steps that stalled, as
+to compile something. Quality is macro-F1 on the test split, mIoU for segmentation, or minus the loss of a language
+model (the logarithm of its perplexity), compared with the baseline row's in the same repetition, which has the same
+seed. A row is as good if a one-sided t test shows that it is not worse by MARGIN or more (a test for non-inferiority:
+Walker & Nowacki 2011, doi:10.1007/s11606-010-1513-8), at 5 % for all rows together. The result holds for other seeds,
+but not for other texts, because all runs are tested on the same ones. A result that is not shown proves nothing about
+quality, and neither does the equality of two models that have both learnt nothing.
 """
 
 import math
@@ -21,17 +21,18 @@ from lockstep.config.qualities import QUALITIES, Quality
 from lockstep.report.ranking import BASELINE, fitted
 from lockstep.report.reading import trusted
 
-MARGIN = 0.02  # of macro-F1 and of mIoU; of log perplexity it is 2 % of perplexity
-LEVEL = 0.05
-ENOUGH_SEEDS = 5  # repetitions, each with a seed of its own
+MARGIN = 0.02  # in macro-F1 and mIoU; for log perplexity this is 2 % of perplexity
+SIGNIFICANCE = 0.05
+ENOUGH_SEEDS = 5  # repetitions, each with its own seed
 POWER, MOST_SEEDS = 0.8, 99
 
 
 def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: dict[str, list[dict]]) -> dict | None:
-    """`rungs`, one for each open row that has results; `best`, the fastest of them that is as good (or None).
+    """`rungs` (the levels of the ladder), one for each open row with results; `best`, the fastest one that is as good.
 
-    None where there is no open row, or nothing to hold it against. runs: every row's runs that succeeded; timed: those
-    of them whose time counts, as nothing disturbed them, which does no harm to quality.
+    `best` is None without such a row. None if there is no open row, or no baseline to compare with.
+    runs: every row's runs that succeeded; timed: those whose time counts, because they were undisturbed. Disturbed runs
+    count for quality.
     """
     baseline = next((row["row"] for row in rows if row["strategy"] == BASELINE and row["division"] == "closed"), None)
     names = [row["row"] for row in rows if row["division"] == "open" and runs[row["row"]]]
@@ -44,20 +45,20 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         if timed[name]
     }
     fit = stats.Fit({name: seconds for name, seconds in warm.items() if trusted(timed[name])})
-    rungs, learnt_something = [], learnt(runs[baseline], figure)
+    levels, learnt_something = [], learnt(runs[baseline], figure)
     for name in names:
         told = fitted(fit, warm, baseline, name) if {baseline, name} <= warm.keys() else None
-        rung = _rung(config, name, timed[name], timed[baseline], told)
+        level = _level(config, name, timed[name], timed[baseline], told)
         judged = quality(*_paired(runs[name], runs[baseline], figure))
         empty = not learnt_something and judged["quality"] != "too_few"
-        rungs.append(rung | judged | ({"quality": "untrained"} if empty else {}))
-    choose(rungs)
-    sure = [rung for rung in rungs if rung["gain_low"] and rung["gain_low"] > 1 and not rung["disturbed"]]
-    good = [rung for rung in sure if rung["quality"] == "as_good"]
-    best = max(good, key=lambda rung: rung["gain"], default=None)
+        levels.append(level | judged | ({"quality": "untrained"} if empty else {}))
+    choose(levels)
+    sure = [level for level in levels if level["gain_low"] and level["gain_low"] > 1 and not level["disturbed"]]
+    good = [level for level in sure if level["quality"] == "as_good"]
+    best = max(good, key=lambda level: level["gain"], default=None)
     return {
         "baseline": baseline,
-        "rungs": rungs,
+        "rungs": levels,
         "best": best["row"] if best else None,
         "margin": MARGIN,
         "enough_seeds": ENOUGH_SEEDS,
@@ -66,11 +67,11 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     }
 
 
-def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
-    """What a row gains: `gain`, the baseline's warm time for a sample over the row's. None where no blocks tell.
+def _level(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
+    """A row's gain: `gain` is the baseline's warm time per sample divided by the row's; None if no block tells.
 
-    disturbed: whether all of its runs, or of the baseline's, were; then times are of those, and no gain is to be relied
-    on.
+    disturbed: whether all of its runs, or all of the baseline's, were disturbed; then the times are from disturbed
+    runs, and the gain is not reliable.
     """
     about = {
         "row": name,
@@ -80,7 +81,7 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict], gain:
     if not gain or not gain.n:
         return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
-    # Of the baseline's steps: so many fewer seconds each takes in this row.
+    # The seconds that this row saves per step of the baseline.
     step = (
         theirs[0]["global_batch"]
         * float(np.median([_warm(run) / run["work"]["samples"] for run in theirs]))
@@ -92,15 +93,16 @@ def _rung(config: Config, name: str, ours: list[dict], theirs: list[dict], gain:
         "gain_high": gain.high if gain.kind else None,
         "n": gain.n,
         "cold_seconds": cold,
-        # Rounded first: a quotient of 400.0000000001 steps is one of 400.
+        # Rounded first, so that a quotient of 400.0000000001 steps counts as 400.
         "pays_after": max(0, math.ceil(round((cold - base_cold) / step, 6))) if gain.kind and gain.low > 1 else None,
     }
 
 
 def quality(differences: list[float], seeds: int) -> dict:
-    """`macro_f1_difference`, its one-sided `macro_f1_bound`, and `quality`: what a row's paired differences show.
+    """What a row's paired differences show: `macro_f1_difference`, its one-sided `macro_f1_bound`, and `quality`.
 
-    Of a language model they are of minus its loss; their names stay, as users script against them.
+    For other tasks the differences are in mIoU or in minus the loss; the names are kept because users' scripts read
+    them.
     """
     paired = np.array(differences)
     mean = float(paired.mean()) if differences else None
@@ -115,7 +117,7 @@ def quality(differences: list[float], seeds: int) -> dict:
     if len(paired) < ENOUGH_SEEDS or seeds < ENOUGH_SEEDS:
         return known | {"quality": "too_few"}
     error = spread / np.sqrt(len(paired))
-    half = float(stdtrit(len(paired) - 1, 1 - LEVEL) * error)
+    half = float(stdtrit(len(paired) - 1, 1 - SIGNIFICANCE) * error)
     judged = "as_good" if mean - half > -MARGIN else "worse" if mean + half < -MARGIN else "not_shown"
     above = mean + MARGIN
     return known | {
@@ -127,30 +129,30 @@ def quality(differences: list[float], seeds: int) -> dict:
 
 
 def seeds_needed(spread: float) -> int | None:
-    """How many seeds show with probability POWER that a row without any loss is as good; None above MOST_SEEDS.
+    """The number of seeds with which an equally good row is shown as good with probability POWER.
 
-    spread: the standard deviation of the paired differences. Power is taken from the normal distribution, at Student's
-    quantile.
+    None above MOST_SEEDS. spread: the standard deviation of the paired differences. The power is computed by the normal
+    distribution, at Student's quantile.
     """
     for seeds in range(ENOUGH_SEEDS, MOST_SEEDS + 1):
         reach = MARGIN * np.sqrt(seeds) / spread if spread else np.inf
-        if ndtr(reach - stdtrit(seeds - 1, 1 - LEVEL)) >= POWER:
+        if ndtr(reach - stdtrit(seeds - 1, 1 - SIGNIFICANCE)) >= POWER:
             return seeds
     return None
 
 
-def choose(rungs: list[dict]) -> None:
-    """Call no row as good that would only be so as the luckiest of several (Holm 1979, Scand. J. Statist. 6: 65)."""
-    tested = sorted((rung for rung in rungs if rung["chance"] is not None), key=lambda rung: rung["chance"])
+def choose(levels: list[dict]) -> None:
+    """Correct `quality` for testing several rows, by Holm's method (1979, Scand. J. Statist. 6: 65)."""
+    tested = sorted((level for level in levels if level["chance"] is not None), key=lambda level: level["chance"])
     shown = True
-    for position, rung in enumerate(tested):
-        shown = shown and rung["chance"] <= LEVEL / (len(tested) - position)
-        if rung["quality"] == "as_good" and not shown:
-            rung["quality"] = "not_shown"
+    for position, level in enumerate(tested):
+        shown = shown and level["chance"] <= SIGNIFICANCE / (len(tested) - position)
+        if level["quality"] == "as_good" and not shown:
+            level["quality"] = "not_shown"
 
 
 def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list[float], int]:
-    """What a row's quality is above the baseline's in each repetition of both, and over how many seeds that is."""
+    """A row's quality minus the baseline's in each repetition that both have, and the number of different seeds."""
     bases = {run["repeat"]: figure.score(run["test"]) for run in theirs}
     both = [run for run in ours if run["repeat"] in bases]
     differences = [figure.score(run["test"]) - bases[run["repeat"]] for run in both]
@@ -158,10 +160,10 @@ def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list
 
 
 def learnt(runs: list[dict], figure: Quality) -> bool:
-    """Whether a model has learnt anything.
+    """Whether a row's models have learnt anything, by their median.
 
-    That is, whether its macro-F1 or mIoU is above that of one which always names the most frequent label, by more than
-    MARGIN; or its perplexity below a 3-gram model's.
+    They have if their macro-F1 or mIoU exceeds, by more than MARGIN, that of always naming the most frequent label, or
+    if their perplexity is below a 3-gram model's.
     """
     if not figure.of_nothing:
         return True
@@ -174,13 +176,13 @@ def _warm(run: dict) -> float:
 
 
 def _cold(run: dict) -> float:
-    """Seconds from the launch that no step needs once it is warm."""
+    """The seconds of a run's set-up and stalls, which steps no longer need once they are warm."""
     clock = run["clock"]
     return sum(clock["setup"].values()) + clock["stall_seconds"]
 
 
 def _changes(config: Config, name: str) -> str:
-    """What the row asks for that the configuration's own rows do not."""
+    """The settings in which the row differs from the configuration's own, in a line."""
     asked, baseline = config.source["rows"][name], {"processes": 1} | config.source["train"]
     changed = {key: value for key, value in asked.items() if key != "strategy" and (key, value) not in baseline.items()}
     return ", ".join(f"{key}: {_word(value)}" for key, value in changed.items()) or asked["strategy"]

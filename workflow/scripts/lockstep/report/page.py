@@ -1,4 +1,4 @@
-"""The report's files: report.html, report.md, summary.csv, summary.json, plots/."""
+"""Writes the report's files: report.html, report.md, summary.csv, summary.json and plots/."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,20 +13,20 @@ from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import charts, headline, paper, pictures, rendering, studies, take_home
+from lockstep.report import charts, headline, own_script, paper, pictures, rendering, studies
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, same, say
 
-WORDS = ("proof", "status")  # columns whose values have words of their own
+WORDS = ("proof", "status")  # columns whose values are translated
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table: its column, what it says, what it is sorted by, and the range below the figure.
+    """One cell of the table: its column, its text, the value that it is sorted by, and the range below the figure.
 
-    share: of the longest bar, from 0 to 1; None where the column has no bars. within: how far the ends of the range are
-    from the figure, at most.
+    share: the length of its bar relative to the longest, from 0 to 1; None if the column has no bars. within: the
+    larger distance of the range's ends from the figure.
     """
 
     column: Column
@@ -63,7 +63,7 @@ class Cell:
 
 
 def test_line(names: tuple[str, ...], test: dict) -> Text:
-    """What a test came to, by its task's figures of quality."""
+    """The result of a test, in the figures of quality of its task."""
     known = [QUALITIES[name] for name in names]
     said = [say("quality_figure", figure=say(of.name), value=f"{test[of.name]:.{of.digits}f}") for of in known]
     counted = say(f"counted_{known[-1].counted}")
@@ -76,7 +76,7 @@ def test_line(names: tuple[str, ...], test: dict) -> Text:
 
 
 def ladder_words(figure: str) -> dict[str, Text]:
-    """What the open division compares, and how its difference is called."""
+    """The names of the figure that the open division compares, and of its difference."""
     word = say(figure)
     if QUALITIES[figure].compared_by:
         return {"figure": say("quality_log", figure=word), "difference": say("quality_difference_of_log", figure=word)}
@@ -84,12 +84,12 @@ def ladder_words(figure: str) -> dict[str, Text]:
 
 
 def by_time(rows: list[dict]) -> list[dict]:
-    """Rows as the table has them: the shortest training first; those without a time last, as they were asked for."""
+    """Rows in the table's order: by training time; those without a time come last, in the configuration's order."""
     return sorted(rows, key=lambda row: (row["train_seconds"] is None, row["train_seconds"] or 0))
 
 
 def table(rows: list[dict]) -> list[list[Cell]]:
-    """The table for people. Columns that say nothing of any row, or the same of all, are left out."""
+    """The table for people, without columns that are empty, and without most that have the same value in all rows."""
     shown = [
         column
         for column in columns.COLUMNS
@@ -107,7 +107,7 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
         word = "" if value is None else str(value)
         return Cell(column, say(f"{column.key}_{value}") if column.key in WORDS else same(word), word, "")
     ends = [row[end] for end in column.ends]
-    # One run has no spread, and what the others are compared with is once itself.
+    # One run has no spread, and the ratio of the baseline to itself is exactly 1.
     spread = ends and None not in ends and ends[0] != ends[1] and row["repeats"] > 1
     more = " – ".join(f"{end:.{column.digits}f}" for end in ends) if spread else ""
     shown = "" if value is None else f"{value * column.factor:.{column.digits}f}"
@@ -117,37 +117,37 @@ def _cell(row: dict, longest: float, column: Column) -> Cell:
 
 
 def as_csv(rows: list[dict]) -> str:
-    """The table with all columns, as summary.csv has it."""
+    """The table with all columns, for summary.csv."""
     return pd.DataFrame(rows, columns=columns.KEYS).to_csv(index=False)
 
 
 def plain(rows: list[dict], width: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """The same table for a terminal, if need be with fewer columns so that it is `width` wide: headings, and lines."""
+    """The table for a terminal, with fewer columns if it would be wider than `width`: headings, and lines."""
     cells = table(rows)
     shown = [cell.column for cell in cells[0] if cell.column.terminal is not None]
     while width and _width(cells, shown) > width and (spare := [column for column in shown if column.terminal]):
         shown.remove(min(spare, key=lambda column: column.terminal))
-    if width and _width(cells, shown) > width:  # rather than break a cell
+    if width and _width(cells, shown) > width:  # better than breaking a cell into two lines
         cells = [[replace(cell, more="", within="") for cell in line] for line in cells]
     lines = [[_plain(cell) for cell in line if cell.column in shown] for line in cells]
     return [say(column.key).en for column in shown], lines
 
 
 def _plain(cell: Cell) -> str:
-    """A figure and its range in a word: of a measured one how far its ends are at most, of a ratio both ends."""
+    """A figure with its range: the largest distance of its ends for a measurement, both ends for a ratio."""
     beside = cell.within or (f"({cell.more.replace(' ', '')})" if cell.more else "")
     return " ".join(filter(None, (cell.text.en, beside)))
 
 
 def _width(cells: list[list[Cell]], shown: list[Column]) -> int:
-    """Characters of a line, frame and blanks included, if nothing is broken into two."""
+    """The width of an unbroken line in characters, with frame and blanks."""
     kept = [column for column in zip(*cells, strict=True) if column[0].column in shown]
     widths = [max([len(column[0].heading.en), *(len(_plain(cell)) for cell in column)]) for column in kept]
     return sum(width + 3 for width in widths) + 1
 
 
 def notes(summary: Summary) -> list[tuple[str, Text]]:
-    """What a reader must know about a row, or about the data and the model of all: (row, note), each once."""
+    """What readers must know about a row, or about the data and the model of all rows: (row, note), each once."""
     said = [(say("all_rows").en, same(note)) for note in summary.data.get("notes", ())]
     said += [(say("all_rows").en, same(what)) for what in summary.damaged]
     for name, runs in summary.runs.items():
@@ -169,7 +169,7 @@ def notes(summary: Summary) -> list[tuple[str, Text]]:
 
 
 def _snapshots(run: dict) -> Text:
-    """The models that a run kept at the end of epochs: their steps, and what they came to on the dev split."""
+    """The models that a run kept at the ends of epochs: their steps, and their scores on the dev split."""
     told = []
     for about in run["snapshots"]:
         scores = {name: value for name, value in (about["dev"] or {}).items() if name != "support"}
@@ -179,13 +179,13 @@ def _snapshots(run: dict) -> Text:
 
 
 def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """The settings as they were read back of which rows have several values: name -> one value a row."""
+    """The settings, as read back, in which rows differ: name -> one value per row."""
     values = _by_setting(tested)
     return {name: of_rows for name, of_rows in values.items() if len({*of_rows} - {NO_SETTING}) > 1}
 
 
 def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    """The settings that some rows have and others have not, alike in all that have them: row -> each with its value."""
+    """The settings that only some rows have, with the same value in all of these: row -> each setting and its value."""
     own = {
         name: of_rows for name, of_rows in _by_setting(tested).items() if NO_SETTING in of_rows and len({*of_rows}) == 2
     }
@@ -206,7 +206,7 @@ NO_SETTING = "–"
 
 
 def _flat(nested: dict, before: str = "") -> dict[str, str]:
-    """Nested settings as one line each, in words that people write: no braces, no quotes."""
+    """Nested settings as a flat dict of readable texts, without braces and quotes."""
     flat = {}
     for name, value in nested.items():
         name = f"{before}{name}"
@@ -228,9 +228,10 @@ def _word(value) -> str:
 
 
 def write(summary: Summary, folder: Path, predictions: Path, galleries: list | None = None) -> None:
-    """Write everything into `folder`.
+    """Write all files of the report into `folder`.
 
-    `predictions` is the CSV file of the same samples through every model; `galleries` are those of report/gallery.py.
+    `predictions` is the CSV file with every model's predictions for the same samples; `galleries` are those of
+    report/gallery.py.
     """
     everything, summary = summary, summary.compared
     first = headline.lines(summary)
@@ -262,7 +263,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "made": _made(summary),
         "predictions": texts,
         "galleries": galleries or [],
-        "take_home": take_home.gather(summary, rows, folder.parent),
+        "own_script": own_script.gather(summary, rows, folder.parent),
         "tested": tested,
         "test_line": partial(test_line, registry.task_literals(summary.config["task"])["QUALITY"]),
         "ladder_words": summary.ladder and ladder_words(summary.ladder["figure"]),
@@ -282,13 +283,13 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
 
 
 def _reproduced(summary: Summary) -> dict | None:
-    """The rows that make again what others have published, and their cells in the table; None without such rows."""
+    """The rows that reproduce published results, and their cells in the table; None without such rows."""
     rows = by_time([row for row in summary.rows if row["division"] == "published"])
     return {"cells": table(rows), "rows": rows} if rows else None
 
 
 def _caption(summary: Summary) -> Text:
-    """What a picture must carry to stay true when it is copied out of the page."""
+    """The conditions that a picture must state, so that it stays true when it is copied from the page."""
     done = summary.finished_rows
     if not done:
         return same("")
@@ -305,7 +306,7 @@ def _caption(summary: Summary) -> Text:
 
 
 def _made(summary: Summary) -> list[str]:
-    """When the first and the last run in the table were started: what was asked since need not have trained any."""
+    """When the first and the last run in the table were started, which may be before the last request."""
     started = sorted(run["started"] for run in summary.succeeded_runs)
     return list(dict.fromkeys([*started[:1], *started[-1:]]))
 

@@ -1,4 +1,4 @@
-"""What a paper needs: a methods paragraph, the table in LaTeX, a line for each run, what to cite, all versions.
+"""What a paper needs: a methods paragraph, the table in LaTeX, a line per run, a citation, and all versions.
 
 Everything is written from the records.
 """
@@ -21,7 +21,7 @@ from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, same, say
 
 CITATION = paths.PROJECT / "CITATION.cff"
-# runs.csv: users script against these names, so add freely and rename never.
+# Columns of runs.csv. Users' scripts read them, so add freely and never rename.
 ABOUT_RUN = (
     *("row", "strategy", "division", "device", "world_size", "processes", "threads", "nodes", "precision"),
     *("global_batch", "steps", "repetition", "block", "session", "seed", "started", "status", "reason", "disturbed"),
@@ -43,9 +43,9 @@ ESCAPED = {
 
 
 def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> dict:
-    """Write the files into `folder`, the report's; return what the page shows of them.
+    """Write the files into the report's `folder`; return what the page shows of them.
 
-    cells: the table as the page has it (report/page.py); caption: under which conditions it was measured.
+    cells: the table of the page (report/page.py); caption: the conditions under which it was measured.
     """
     told = methods(summary)
     write_text(folder / paths.METHODS, f"{told.en}\n\n{told.zh}\n")
@@ -61,7 +61,7 @@ def write(summary: Summary, cells: list[list], caption: Text, folder: Path) -> d
 
 
 def _which_runs(summary: Summary) -> str:
-    """Which runs the table's figures are of, for its caption."""
+    """From which runs the table's figures come, for its caption."""
     first_look = "A first look, which is no measurement. " if summary.config.get("quick") else ""
     if not any(trusted(summary.runs[row["row"]]) for row in summary.finished_rows):
         return f"{first_look}Medians; every run was disturbed. "
@@ -69,7 +69,7 @@ def _which_runs(summary: Summary) -> str:
 
 
 def methods(summary: Summary) -> Text:
-    """The paragraph on how the results were made; what was not measured yet is not told."""
+    """The paragraph on how the results were made, as far as they exist."""
     done = summary.finished_rows
     if not done:
         return say("nothing")
@@ -84,7 +84,7 @@ def methods(summary: Summary) -> Text:
 
 
 def _compared(summary: Summary) -> Text:
-    """Which rows, with which program, on what."""
+    """Which rows were compared, with which program, on which machine."""
     environment, first = summary.environment, summary.finished_rows[0]
     packages = environment["packages"]
     versions = [f"Python {environment['python']}"] if environment.get("python") else []
@@ -123,7 +123,7 @@ def _needs(row: dict) -> list[str]:
 
 
 def _commits(summary: Summary) -> Text:
-    """The commits whose files trained, and whether those files were changed."""
+    """The commits of the code that trained, and whether it had uncommitted changes."""
     places = [run["environment"] for run in summary.succeeded_runs]
     commits = list(dict.fromkeys((place.get("commit") or "?")[:12] for place in places))
     changed = any(place.get("changed") for place in places)
@@ -131,7 +131,7 @@ def _commits(summary: Summary) -> Text:
 
 
 def _trained(summary: Summary) -> Text:
-    """Which model on which data, and by which recipe."""
+    """Which model was trained, on which data, with which recipe."""
     data, runs = summary.data, [good_runs(summary.runs[row["row"]])[0] for row in summary.finished_rows]
     trains, hardware = [run["asked"]["train"] for run in runs], [run["asked"]["hardware"] for run in runs]
     splits = {name: data["splits"][name]["texts"] for name in ("train", "dev", "test")}
@@ -155,7 +155,7 @@ def _trained(summary: Summary) -> Text:
 
 
 def _each(values) -> str:
-    """Values that rows may not share: each once."""
+    """The different values of a setting over rows, each once."""
     return " / ".join(dict.fromkeys(str(value) for value in values))
 
 
@@ -174,7 +174,7 @@ def _repeated(summary: Summary) -> Text:
 
 
 def _left_out(summary: Summary) -> list[Text]:
-    """What is in no figure, and why; and that nothing is left out, where nothing is."""
+    """Which runs are in no figure, and why; or that no run is left out."""
     said = []
     names = [row["row"] for row in summary.rows]
     every = [(name, run) for name in names for run in summary.runs[name]]
@@ -212,7 +212,7 @@ def _shown(summary: Summary) -> dict[str, Text]:
 
 
 def run_lines(summary: Summary) -> list[list]:
-    """A line for each run that was asked for, in the order of rows and repetitions."""
+    """A line for each requested run, in the order of rows and repetitions."""
     lines = []
     for row in summary.rows:
         for run in summary.runs[row["row"]]:
@@ -237,7 +237,7 @@ def run_lines(summary: Summary) -> list[list]:
 
 
 def latex(cells: list[list], caption: str) -> str:
-    """The table's deciding columns, by the rules of booktabs. Every text in it is only text to LaTeX."""
+    """The table's main columns in the style of booktabs; all texts are escaped for LaTeX."""
     shown = [[cell for cell in line if cell.deciding] for line in cells]
     if not shown:
         return "% no row yet\n"
@@ -257,7 +257,7 @@ def latex(cells: list[list], caption: str) -> str:
             r"\centering",
             f"\\caption{{{escaped(caption + told)}}}",
             r"\label{tab:lockstep}",
-            r"% No wider than the text.",
+            r"% Not wider than the text.",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             f"{tabular.rstrip()}}}",
             r"\end{table}",
@@ -271,7 +271,7 @@ def _latex_cell(cell) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as LaTeX prints it, letter by letter: no command, no comment, and nothing but one line."""
+    """A text that LaTeX prints literally, on one line, without commands or comments."""
     return "".join(ESCAPED.get(letter, letter) for letter in printable(text))
 
 
@@ -282,17 +282,17 @@ def _citation() -> dict:
 
 @cache
 def address() -> str | None:
-    """Where Lockstep is found: what CITATION.cff names, else where git fetched it from, without names and passwords."""
+    """Lockstep's address: that in CITATION.cff, or git's origin without user names and passwords; None without."""
     if named := _citation().get("repository-code") or _citation().get("url"):
         return named
     url = re.fullmatch(r"(https?://|ssh://|)(?:[^@/]*@)?([\w.-]+\.\w+[:/][^\s?#]*)", provenance.origin())
     if url is None:
-        return None  # a folder of this machine says nothing to a reader
+        return None  # a folder of this machine is of no use to readers
     return "https://" + url[2].replace(":", "/", 1) if url[1] != "http://" else url[1] + url[2]
 
 
 def bibtex(summary: Summary) -> str:
-    """An entry for Lockstep, from CITATION.cff, with the version and commit that the results name."""
+    """A BibTeX entry for Lockstep, from CITATION.cff, with the version and the results' commit."""
     cited = _citation()
     authors = [
         f"{{{author['name']}}}" if "name" in author else f"{author['family-names']}, {author['given-names']}"
@@ -316,7 +316,7 @@ def _bibtex(text: str) -> str:
 
 
 def installed(summary: Summary, results: Path) -> str:
-    """Machine, system, compilers, PyTorch's build, and every package: once for all rows that ran in the same."""
+    """Machine, system, compilers, PyTorch's build and all packages: once per environment, with its rows."""
     rows: dict[str, list[str]] = {}
     for row in summary.finished_rows:
         run = good_runs(summary.runs[row["row"]])[0]
@@ -330,11 +330,11 @@ def installed(summary: Summary, results: Path) -> str:
 
 
 def _environment_text(environment: dict) -> str:
-    # What a row sets for itself is among its settings, and would make an environment of each.
+    # A row's own variables are among its settings; here they would make a separate environment of each row.
     left_out = (*LONG, "packages", "variables", "config_hash", "gpu_details")
     lines = [f"{name}: {_plain(value)}" for name, value in environment.items() if name not in left_out]
     lines += [f"gpu: {_plain(gpu)}" for gpu in environment.get("gpu_details", ())]
-    lines += ["", environment.get("torch_config") or "PyTorch's build: not noted", ""]
+    lines += ["", environment.get("torch_config") or "PyTorch's build: not recorded", ""]
     packages = environment.get("installed") or environment["packages"]
     lines += [f"{name}=={version}" for name, version in packages.items() if version]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Figures as files (SVG and PNG, in plots/) and as parts of the page (inline SVG)."""
+"""Figures as files (SVG and PNG in plots/), and as inline SVG on the page."""
 
 import io
 import re
@@ -17,7 +17,7 @@ from lockstep.report.charts import Drawing, plt
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, axis_texts
 
-INK = "#010203"  # replaced by currentColor on the page, so that axes and text follow its theme
+INK = "#010203"  # the page replaces it by currentColor, so that axes and text follow its theme
 SETTINGS = {
     "svg.fonttype": "none",
     "font.size": 10.5,
@@ -40,7 +40,7 @@ class Picture:
 
 
 def draw(summary: Summary, folder: Path) -> list[Picture]:
-    """Draw what there is to draw, write each picture to `folder`, and return them for the page."""
+    """Draw all pictures for which there are data, write each to `folder`, and return them for the page."""
     pictures = draw_all(charts.drawings(summary), folder)
     done = summary.finished_rows
     if done and "confusion_matrix" in QUALITIES[registry.deciding_quality(summary.config["task"])].reads:
@@ -63,7 +63,7 @@ def draw_all(drawings: Iterable[tuple[str, Callable[[], Drawing]]], folder: Path
 
 
 def on_page(name: str, paint: Callable[[], Drawing]) -> Picture:
-    """A picture that stands on a page alone, without files of its own."""
+    """A picture for a page only, without files of its own."""
     with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
         drawing = paint()
         svg = _svg(drawing.figure)
@@ -91,7 +91,7 @@ def _inline(svg: str, name: str, drawing: Drawing) -> Markup:
     inline = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", inline, flags=re.DOTALL)
     for gid, tip in drawing.tips.items():
         inline = inline.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{escape(tip)}</title>')
-    # Ids must be the only ones on the page.
+    # Ids must be unique on the page.
     inline = re.sub(r'id="|(?<=xlink:href=")#|(?<=url\()#', lambda match: f"{match[0]}{name}-", inline)
     for text in axis_texts():
         both = "".join(

@@ -1,4 +1,4 @@
-"""Places, speed-ups and ratios: how the rows' times compare, and what so many runs can tell."""
+"""Places, speed-ups and ratios: how the rows' times compare, and what the runs can show."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,15 +12,16 @@ BASELINE = "single"  # the strategy of the row that all others are compared with
 
 
 def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None, list[str]]:
-    """Fill in ranks, and speed-up over the baseline; return each row's ratios to every other row of its kind.
+    """Fill in places, and speed-ups over the baseline; return ratios, statistics and unconnected rows.
 
-    And of the ranked rows (of the kind that has most of them) what they can show: `sigma`, the spread of a row's log
-    times; `resolution`, how much longer a row must take to be shown slower; whether rows have `unlike_spreads`. And
-    the rows that no block connects with the rest.
+    The ratios are those of each row to every other row of its kind. The statistics describe the kind with the most
+    ranked rows: `sigma`, the standard deviation of a row's log times; `resolution`, by which share a row must be slower
+    to be shown slower; and whether rows have `unlike_spreads`. They are None if there are too few runs. The unconnected
+    rows have no block in common with the others.
 
-    Rows are compared that do the same work on the same kind of device. One that was found to train another model is
-    not. Of the rest, those are ranked that train by the same recipe, undisturbed. A row whose every run was disturbed
-    is compared with the others, but is no part of what they are compared by.
+    Rows are of one kind if they do the same work on the same kind of device; a row that trains another model is not
+    compared. Ranked are rows of the closed division with an undisturbed run. A row whose runs were all disturbed is
+    compared with the others, but does not enter the fit by which they are compared.
     """
     kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
     for row in rows:
@@ -30,7 +31,7 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
-    most, apart = None, []
+    most, unconnected = None, []
     for members in kinds.values():
         sound = {name: seconds for name, seconds in members.items() if trusted(runs[name])}
         fit = stats.Fit(sound)
@@ -45,26 +46,26 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
             ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
             alone = not any(against[other] for other in closed.rows or members if other != name)
             if alone and len(members) > 1 and name not in closed.rows:
-                apart.append(name)
+                unconnected.append(name)
             if baseline and (ratio := against[baseline]):
                 row["speedup"] = 1 / ratio.value
                 if ratio.kind:
                     row["speedup_low"], row["speedup_high"] = 1 / ratio.high, 1 / ratio.low
                 row["efficiency"] = row["speedup"] * capacity(runs[baseline]) / capacity(runs[name])
     if not most or most.sigma is None:
-        return ratios, None, apart
+        return ratios, None, unconnected
     names = ("sigma", "resolution", "unlike_spreads")
-    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), apart
+    return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), unconnected
 
 
 def capacity(runs: list[dict]) -> int:
-    """How many GPUs a row's runs had, or on a CPU how many cores: one process may have several."""
+    """The number of GPUs of a row's runs or, on a CPU, of cores, as one process may have several."""
     hardware = good_runs(runs)[0]["asked"]["hardware"]
     return device_count(hardware) * (hardware["threads"] if hardware["device"] == "cpu" else 1)
 
 
 def _together(seconds: dict[str, dict[stats.Block, float]], baseline: str | None) -> stats.Fit:
-    """The fit of the most rows that blocks connect; of two groups as large, of the baseline's."""
+    """The fit of the largest group of rows that blocks connect; of equally large groups, the baseline's."""
     fit = stats.Fit(seconds)
     groups = fit.groups()
     largest = max(groups, key=lambda group: (len(group), baseline in group), default=[])
@@ -72,7 +73,7 @@ def _together(seconds: dict[str, dict[stats.Block, float]], baseline: str | None
 
 
 def fitted(fit: stats.Fit, members: dict[str, dict[stats.Block, float]], ours: str, theirs: str) -> stats.Ratio | None:
-    """The ratio of two rows by the `fit` of all undisturbed ones; a disturbed one is fitted beside those by itself."""
+    """The ratio of two rows by the `fit` of the undisturbed rows, to which a disturbed one of the two is added."""
     disturbed = {name: members[name] for name in (ours, theirs) if name not in fit.seconds}
     return (stats.Fit(fit.seconds | disturbed) if disturbed else fit).ratio(ours, theirs)
 
@@ -80,9 +81,10 @@ def fitted(fit: stats.Fit, members: dict[str, dict[stats.Block, float]], ours: s
 def between(
     rows: list[dict], runs: dict[str, list[dict]], ratios: dict[str, dict[str, dict]]
 ) -> Callable[[str | None, str | None], dict | None]:
-    """The ratio of any two rows, as `ratios` has it; None where a row has no results, or no blocks tell.
+    """A function that returns the ratio of any two rows; None if a row has no results, or no block connects them.
 
-    Rows that `compare` keeps apart, as they train by other plans, have theirs by the same model, fitted to all rows.
+    Ratios are taken from `ratios`. For rows that `compare` does not compare, because they train by other plans, the
+    same model is fitted to all rows.
     """
     seconds = {
         row["row"]: {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}

@@ -1,4 +1,4 @@
-"""What each run left in its folder, and which runs count."""
+"""Reads the results of runs from their folders, and decides which runs count."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from lockstep.proof import parity
 from lockstep.run import record, staleness
 
 LOG_LINES = 15
-# What is read of files that others may have changed.
+# The keys that are read from files which may have been changed.
 ENVIRONMENT = ("cpu", "cores", "gpus", "packages", "image")
-LONG = ("installed", "torch_config")  # of an environment: in the report's own file, and not in that of all values
+LONG = ("installed", "torch_config")  # long parts of an environment, which have a file of their own in the report
 
 
 def read_run(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> dict:
-    """What is known of one run. One whose files can't be read has failed, and costs the others nothing."""
+    """What is known about one run. A run whose files can't be read counts as failed, and does not affect the others."""
     try:
         return _read(config, row, repeat, results, peak)
     except (BadInput, OSError) as error:
@@ -58,13 +58,13 @@ def _read(config: Config, row: Row, repeat: int, results: Path, peak: dict | Non
 
 
 def _tested(task: str) -> tuple[str, ...]:
-    """What is read of a task's report on the test split."""
+    """The keys that are read from a task's report on the test split."""
     names = registry.task_literals(task)["QUALITY"]
     return tuple(dict.fromkeys([*names, "support", *(key for name in names for key in QUALITIES[name].reads)]))
 
 
 def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
-    """How many GPUs or CPU cores a run had, and the peak of each in operations per second."""
+    """The number of GPUs or CPU cores of a run, and the peak of each in operations per second; None if unknown."""
     if row.hardware.device == "cuda":
         tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
         name = (run["environment"]["gpus"] or [""])[0]
@@ -76,7 +76,7 @@ def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None
 
 
 def good_runs(runs: list[dict]) -> list[dict]:
-    """The runs that a row's medians are made of: those that succeeded undisturbed; all that did where none was so."""
+    """The runs that a row's medians are made of: the successful undisturbed ones or, if none, all successful ones."""
     done = succeeded(runs)
     return [run for run in done if not run["watch"]["disturbed"]] or done
 
@@ -86,12 +86,12 @@ def succeeded(runs: list[dict]) -> list[dict]:
 
 
 def trusted(runs: list[dict]) -> bool:
-    """Whether a row has a run that nothing disturbed."""
+    """Whether a row has an undisturbed run."""
     return any(not run["watch"]["disturbed"] for run in succeeded(runs))
 
 
 def read_verdict(config: Config, row: Row, results: Path) -> dict | None:
-    """The verdict on a row; where it can't be read, the row is not proven."""
+    """The verdict on a row; a verdict that can't be read counts as a failed proof."""
     try:
         return parity.read(config, row, results)
     except BadInput as error:
@@ -99,7 +99,7 @@ def read_verdict(config: Config, row: Row, results: Path) -> dict | None:
 
 
 def take_out_stale(config: Config, by_row: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
-    """Which of the verdicts or profiles in `by_row` are of other settings, and why; they are taken out of it."""
+    """Remove from `by_row` the verdicts or profiles that were made with other settings; returns why, by row."""
     reasons = {
         name: why
         for name, made in by_row.items()
@@ -110,7 +110,7 @@ def take_out_stale(config: Config, by_row: dict[str, dict | None], run_of, resul
 
 
 def read_optional(file: Path, keys: tuple[str, ...], damaged: list[str]) -> dict | None:
-    """What a file says that the table can do without; None without it. What can't be read is added to `damaged`."""
+    """The content of an optional file; None if it is missing or damaged. An error is added to `damaged`."""
     try:
         return read_object(file, keys) if file.is_file() else None
     except BadInput as error:

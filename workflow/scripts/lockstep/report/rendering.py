@@ -1,4 +1,4 @@
-"""Files made of the templates in workflow/report; a page is one file that asks for nothing."""
+"""Renders the templates in workflow/report. A page is a single file that loads nothing else."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ FOLDER = paths.WORKFLOW / "report"
 
 
 def page(template: str, title: Text, context: dict) -> str:
-    """A page with the style and the script that all have; it may run that script, by its hash, and no other."""
+    """A page with the common style and script. By its hash the page allows this script, and no other."""
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     shared = {
         "title": title,
@@ -31,7 +31,7 @@ def markdown(template: str, context: dict) -> str:
 def _environment(escape: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([FOLDER, STUDIES]),
-        autoescape=escape,  # the dataset's texts are anybody's
+        autoescape=escape,  # the texts of a dataset can't be trusted
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -42,7 +42,7 @@ def _environment(escape: bool) -> jinja2.Environment:
 
 
 def markdown_cell(value) -> str:
-    """A text that can't break out of a Markdown table's cell, nor be read as Markdown or HTML."""
+    """A text escaped for a Markdown table, so that it can't leave its cell or be read as Markdown or HTML."""
     text = str(value).replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
     for mark in "\\|`*_[]#":
         text = text.replace(mark, f"\\{mark}")

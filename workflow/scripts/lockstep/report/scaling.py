@@ -1,8 +1,9 @@
-"""How rows scale that differ in the number of devices only.
+"""How rows scale that differ only in the number of devices.
 
-Strong scaling: all of them train the same plan. Weak scaling: each device keeps its share of a step, so that the batch
-grows with the devices (`device_batch`); that is another plan, and only samples per second can be compared. Either is
-held against the best row on one device, not against the strategy's own start: what is slow on one device scales well.
+Strong scaling: all of them train the same plan. Weak scaling: each device keeps its share of a step, so the batch grows
+with the devices (`device_batch`); the plans differ then, and only samples per second can be compared. Both are compared
+with the best row on one device, and not with the same strategy on one device, because a strategy that is slow there
+seems to scale well.
 """
 
 import itertools
@@ -16,16 +17,18 @@ from lockstep.config.settings import deciding
 from lockstep.report.ranking import capacity
 from lockstep.report.reading import good_runs, trusted
 
-OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")  # keys of `hardware` that say how many there are
-CLIFF = 0.15  # of the efficiency, lost from one size to the next, that is named
+# Keys of `hardware` that determine the number of devices.
+OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
+CLIFF = 0.15  # a loss of efficiency from one size to the next that is reported
 
 
 @dataclass(frozen=True)
 class Size:
     """A row at one number of devices.
 
-    gain: its samples per second over those of the best row on one device, with the ends of a 95 % interval; None where
-    there are too few runs for one. efficiency: that for each GPU, or each CPU core. On one machine `nodes` is 1.
+    gain: its samples per second divided by those of the best row on one device; `gain_low` and `gain_high` are the ends
+    of a 95 % interval, None if there are too few runs for one. efficiency: the gain per GPU or CPU core. `nodes` is 1
+    on one machine.
     """
 
     row: str
@@ -40,13 +43,13 @@ class Size:
 
 
 def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -> list[dict]:
-    """All families of rows that differ in the number of devices only, in the table's order.
+    """All families of rows that differ only in the number of devices, in the table's order.
 
-    Of each: `kind`, strong or weak; `name`; `against`, the row on one device that it is held against; `sizes`, the
-    fewest devices first, each a Size; `cliff`, the names of the two neighbours between which most of the efficiency is
-    lost, or None. Also fills in the column `weak_efficiency` of `rows`.
+    Each has `kind`, strong or weak; `name`; `against`, the row on one device that it is compared with; `sizes`, each a
+    Size, the fewest devices first; and `cliff`, the names of the two neighbouring rows between which most of the
+    efficiency is lost, or None. Also fills in the column `weak_efficiency` of `rows`.
 
-    between: the ratio of two rows' training times, or None (ranking.between).
+    between: a function that returns the ratio of two rows' training times, or None (ranking.between).
     """
     done = [
         row
@@ -70,7 +73,7 @@ def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -
 
 
 def _family(kind: str, members: list[dict], done: list[dict], runs: dict, between: Callable) -> list[dict]:
-    """The members as a family; nothing where fewer than two sizes can be compared."""
+    """The members as a family; empty if fewer than two sizes can be compared."""
     against = _best_alone(kind, members, done, runs) or members[0]["row"]
     sizes = [size for row in members if (size := _size(row, against, runs, between))]
     if len({size.devices for size in sizes}) < 2:
@@ -80,7 +83,7 @@ def _family(kind: str, members: list[dict], done: list[dict], runs: dict, betwee
 
 
 def _cliff(sizes: list[Size]) -> list[str] | None:
-    """The neighbours between which most of the efficiency is lost; None where little is, or chance may have it."""
+    """The neighbours between which most efficiency is lost; None if the loss is small, or may be due to chance."""
     fewer, more = max(itertools.pairwise(sizes), key=lambda pair: pair[0].efficiency - pair[1].efficiency)
     lost = fewer.efficiency - more.efficiency
     known = fewer.efficiency_low is not None and more.efficiency_high is not None
@@ -88,7 +91,7 @@ def _cliff(sizes: list[Size]) -> list[str] | None:
 
 
 def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None:
-    """A row beside `against`; None where no block of runs has both."""
+    """A row compared with `against`; None if no block connects them."""
     name = row["row"]
     ratio = between(name, against)
     if not ratio:
@@ -109,9 +112,9 @@ def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None
 
 
 def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) -> str | None:
-    """The row on one device with the most samples per second for each GPU or core, in the members' precision.
+    """The row on one device with the most samples per second per GPU or core, in the members' precision.
 
-    For strong scaling it trains the same plan. A row that is no member counts only if its recipe is the table's.
+    For strong scaling it must train the same plan. A row outside the family counts only in the closed division.
     """
     names = [row["row"] for row in members]
     first = _asked(runs[names[0]])
@@ -141,13 +144,13 @@ def _asked(runs: list[dict]) -> dict:
 
 
 def _name(sizes: list[Size]) -> str:
-    """What the rows' names begin with, as in ddp_1 and ddp_2; all of them where they are named otherwise."""
+    """The common stem of the rows' names, such as that of ddp_1 and ddp_2; all names if there is none."""
     stems = {size.row.removesuffix(f"_{size.devices}") for size in sizes}
     return stems.pop() if len(stems) == 1 else ", ".join(size.row for size in sizes)
 
 
 def _but_devices(asked: dict) -> str:
-    """A run's settings without the number of devices, and without what decides nothing of its time."""
+    """A run's settings without the number of devices, and without those that do not affect its time."""
     of_train = ("seed", "global_batch") if asked["train"]["device_batch"] else ("seed",)
     kept = without(deciding(asked), {"hardware": OF_DEVICES, "train": of_train})
     named = ("strategy", "options", "precision", "train", "hardware")

@@ -1,15 +1,15 @@
-"""Studies: sections of the report that hold somebody's published figures against what was measured here.
+"""Studies: sections of the report that compare somebody's published figures with what was measured here.
 
-A study is a folder in workflow/studies, and nothing else knows its name:
+A study is a folder in workflow/studies, whose name appears nowhere else:
 
-    study.py         answer(config, rows, timed, verdicts, ratio) -> dict: what it finds, which summary.json has under
-                     the folder's name. timed: by row, the runs whose time counts; ratio(ours, theirs): of two rows, as
-                     the table has it. drawings(answered): (name, function) of its pictures, as report/charts.py has
-                     them. lines(answered): what the terminal says of it.
+    study.py         answer(config, rows, timed, verdicts, ratio) -> dict: its findings, which summary.json has under
+                     the folder's name. timed: the runs whose time counts, by row; ratio(ours, theirs): the ratio of two
+                     rows, as in the table. drawings(answered): (name, function) of its pictures, as in
+                     report/charts.py. lines(answered): its lines for the terminal.
     section.html.j2, section.md.j2
                      its section of the page and of report.md, in which `study` has `answer`, `lines` and `name`
-    words.yaml       its words, as workflow/report/words.yaml; the folder's name is the key of its heading
-    config.yaml      the rows that it is about
+    words.yaml       its texts, as in workflow/report/words.yaml; the folder's name is the key of its heading
+    config.yaml      its rows
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from lockstep.report.words import STUDIES, Text
 
 @dataclass(frozen=True)
 class Section:
-    """What a study's templates show."""
+    """What the templates of a study show."""
 
     name: str
     answer: dict
@@ -33,7 +33,7 @@ class Section:
 
 @cache
 def found() -> dict[str, ModuleType]:
-    """All studies, by the names of their folders."""
+    """All studies, by their folders' names."""
     modules = {}
     for file in sorted(STUDIES.glob("*/study.py")):
         specification = importlib.util.spec_from_file_location(f"lockstep_study_{file.parent.name}", file)
@@ -49,17 +49,17 @@ def answers(
     verdicts: dict[str, dict | None],
     ratio: Callable[[str | None, str | None], dict | None],
 ) -> dict[str, dict]:
-    """What each study finds."""
+    """The findings of each study, by name."""
     return {name: study.answer(config, rows, timed, verdicts, ratio) for name, study in found().items()}
 
 
 def sections(summary) -> list[Section]:
-    """What the page shows of each study's answer."""
+    """The sections of all studies, for the page."""
     return [Section(name, answer, found()[name].lines(answer)) for name, answer in summary.studies.items()]
 
 
 def drawings(summary) -> Iterator[tuple[str, Callable]]:
-    """(name, function) of every picture of a study; its name begins with the study's."""
+    """(name, function) of every picture of all studies; the names begin with the study's."""
     for name, answer in summary.studies.items():
         for drawing, paint in found()[name].drawings(answer):
             yield f"{name}_{drawing}", paint

@@ -1,6 +1,6 @@
-"""What all runs of a results folder come to: medians, ratios, places, and which runs they are made of.
+"""The summary of all runs of a results folder: medians, ratios, places, and the runs that they are made of.
 
-It can be made at any moment: rows that have not run, or failed, keep their line, with the reason.
+It can be made at any time: rows that have not run yet, or have failed, have a line with the reason.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from lockstep.report.reading import (
 from lockstep.report.variance import variance
 from lockstep.run import blocks
 
-# What is read of files that others may have changed.
+# The keys that are read from files which may have been changed.
 PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
 PEAK, MANIFEST = ("cores", "flops_per_second"), ("time", "host", "command", "commit")
 DATA = ("hash", "weights", "splits", "labels")
@@ -31,44 +31,44 @@ DATA = ("hash", "weights", "splits", "labels")
 
 @dataclass(frozen=True)
 class Summary:
-    """All that the report says, as plain values. Its fields, in this order, are the keys of summary.json.
+    """All content of the report as plain values. Its fields, in this order, are the keys of summary.json.
 
-    Users script against those keys, and report/comparison.py reads them: add freely and rename never. Where a comment
-    says by row, the key is the row's name.
+    Users' scripts and report/comparison.py read these keys, so add freely and never rename. In the comments, "by row"
+    means that the keys are row names.
     """
 
     rows: list[dict]  # the lines of summary.csv (lockstep/columns.py)
-    runs: dict[str, list[dict]]  # by row: one of each repetition, as its record has it, with its test and environment
-    ratios: dict[str, dict[str, dict]]  # by row, and by each that it is compared with: its time over that one's
-    statistics: dict | None  # what the ranked rows can show (ranking.compare); None where too few runs tell
+    runs: dict[str, list[dict]]  # by row: the record of each repetition, with its test and environment
+    ratios: dict[str, dict[str, dict]]  # by row, then by the row that it is compared with: the ratio of their times
+    statistics: dict | None  # what the ranked rows can show (ranking.compare); None if there are too few runs
     apart: list[str]  # the rows that no block connects with the rest
-    blocks: dict | None  # the newest decision on further blocks of runs (run/blocks.py); None without one
-    variance: dict | None  # how runs of a row differ (variance.py); None where nothing tells
-    verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None where that is not known, or stale
-    not_in_trials: dict[str, list[str]]  # by row: the settings of its own that the proof is without
+    blocks: dict | None  # the newest decision on further blocks of runs (run/blocks.py); None if there is none
+    variance: dict | None  # the variance between runs of a row (variance.py); None if it is unknown
+    verdicts: dict[str, dict | None]  # by row: whether it trains the same model; None if unknown or stale
+    not_in_trials: dict[str, list[str]]  # by row: its own settings that the proof leaves out
     scaling: list[dict]  # rows that differ in the number of devices only, as families (report/scaling.py)
-    ladder: dict | None  # the open division (report/ladder.py); None without one
-    profiles: dict[str, dict | None]  # by row: where a step's time goes; None where that is not known, or stale
-    stale: dict[str, dict[str, str]]  # of `proof` and of `profile`: by row, why it is of other settings and left out
-    data: dict  # what data/data.json says
-    peak: dict | None  # what this machine's CPU computes at most, by precision; None where that was not measured
-    network: list[dict] | None  # what communication costs (lockstep/network.py); None where that was not measured
-    plans: dict[str, dict]  # by a plan's name: what is known of it; of the texts it dropped, only how many
-    environment: dict | None  # one for all runs (environments.py); None without any
-    manifest: dict | None  # when, where and by which command the results were asked for; None where that is not known
-    damaged: list[str]  # the files beside the runs that can't be read, and why
-    config: dict  # the configuration as plain values, defaults filled in
-    studies: dict[str, dict]  # what each study found (report/studies.py); in summary.json each is a key of its own
+    ladder: dict | None  # the open division (report/ladder.py); None if there is none
+    profiles: dict[str, dict | None]  # by row: where a step's time goes; None if unknown or stale
+    stale: dict[str, dict[str, str]]  # for `proof` and `profile`, by row: why it is stale, and so left out
+    data: dict  # the content of data/data.json
+    peak: dict | None  # the peak rates of this machine's CPU, by precision; None if not measured
+    network: list[dict] | None  # what communication costs (lockstep/network.py); None if not measured
+    plans: dict[str, dict]  # by plan: its description, with only the number of dropped texts
+    environment: dict | None  # merged over all runs (environments.py); None without runs
+    manifest: dict | None  # when, where and by which command the results were requested; None if unknown
+    damaged: list[str]  # messages on files, other than runs', that can't be read
+    config: dict  # the configuration as plain values, with defaults
+    studies: dict[str, dict]  # each study's findings (report/studies.py); separate keys in summary.json
 
     def as_json(self) -> dict:
-        """Everything by the keys of summary.json."""
+        """Everything, by the keys of summary.json."""
         return {name: value for name, value in vars(self).items() if name != "studies"} | self.studies
 
     @property
     def compared(self) -> "Summary":
-        """Without the rows that make again what others have published, which have a section of their own.
+        """The summary without the rows that reproduce published results, which have a section of their own.
 
-        It is all where there are none of the one or of the other.
+        If all rows reproduce published results, or none do, it is the whole summary.
         """
         names = {row["row"] for row in self.rows if row["division"] != "published"}
         if len(names) in (0, len(self.rows)):
@@ -88,17 +88,17 @@ class Summary:
 
     @property
     def finished_rows(self) -> list[dict]:
-        """The rows that have results, though some of their runs may have failed."""
+        """The rows that have results, even if some of their runs failed."""
         return [row for row in self.rows if row["train_seconds"] is not None]
 
     @property
     def succeeded_runs(self) -> list[dict]:
-        """The runs of all rows that succeeded, disturbed ones among them."""
+        """The successful runs of all rows, including disturbed ones."""
         return [run for runs in self.runs.values() for run in succeeded(runs)]
 
 
 def gather(config: Config, results: Path) -> Summary:
-    """The summary of what is in a results folder by now."""
+    """The summary of a results folder at present. Raises BadInput if its data is not prepared."""
     data = read_object(paths.require(paths.data_file(results), "prepare.py"), DATA)
     damaged: list[str] = []
     peak = read_optional(paths.peak_file(results), PEAK, damaged)
@@ -120,7 +120,7 @@ def gather(config: Config, results: Path) -> Summary:
     }
     manifest = read_optional(paths.manifest_file(results), MANIFEST, damaged)
     rows = [_line(row, runs[row.name], verdicts[row.name]) for row in config.rows.values()]
-    ratios, statistics, apart = ranking.compare(rows, runs, config)
+    ratios, statistics, unconnected = ranking.compare(rows, runs, config)
     between = ranking.between(rows, runs, ratios)
     timed = {name: good_runs(several) for name, several in runs.items()}
     environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
@@ -129,7 +129,7 @@ def gather(config: Config, results: Path) -> Summary:
         runs=runs,
         ratios=ratios,
         statistics=statistics,
-        apart=apart,
+        apart=unconnected,
         blocks=blocks.last(config, results),
         variance=variance(config, runs, results),
         verdicts=verdicts,
@@ -160,7 +160,7 @@ def gather(config: Config, results: Path) -> Summary:
 
 
 def _line(row: Row, runs: list[dict], verdict: dict | None) -> dict:
-    """A row's line of summary.csv; how it compares with others is filled in by ranking.py."""
+    """A row's line of summary.csv; ranking.py fills in how it compares with others."""
     good, bad = good_runs(runs), [run for run in runs if run["status"] != "ok"]
     return columns.line(row, good) | {
         "repeats": len(good),

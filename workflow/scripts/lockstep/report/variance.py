@@ -1,4 +1,4 @@
-"""How much runs of one row differ, and why: what the report says of how long a run should be."""
+"""The variance between runs of one row, and how long runs should be because of it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +10,15 @@ from lockstep.config.configuration import Config
 from lockstep.report.reading import good_runs, trusted
 from lockstep.run.progress import WARMUP_STEPS
 
-MOST_STEPS = 100_000  # beyond which a window counts as one without end
+MOST_STEPS = 100_000  # from this number of steps on, a window counts as unlimited
 
 
 def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
-    """How runs of a row differ: between `launch`es, and from `step` to step; of how many `steps` a run is, and which
-    number of them would tell most in the same time (`best_steps`, None: as many as can be). None where nothing tells,
-    as where every repetition has a seed of its own and so other texts in each step.
+    """The variance between runs of a row; None if it is unknown.
+
+    `launch` and `step` are the standard deviations between launches and between steps, `steps` is the number of steps
+    of a run, and `best_steps` the number with which runs would tell most in the same time (None: as many as possible).
+    It is unknown if repetitions have different seeds, for example, because each step then has other texts.
     """
     if config.vary_seed:
         return None
@@ -38,9 +40,9 @@ def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict
 
 
 def _step_seconds(file: Path) -> np.ndarray:
-    """The steady steps' seconds by the clock of the rank that took longest; none where that is not known."""
+    """The seconds of the steady steps of the rank that took longest; empty if they are unknown."""
     try:
         ranks = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
-        return np.zeros(0)  # made before steps were kept, or damaged, which check.py tells of
+        return np.zeros(0)  # made by an earlier version, or damaged, which check.py reports
     return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]

@@ -1,4 +1,4 @@
-"""The report's words in each of its languages, from workflow/report/words.yaml."""
+"""The report's texts in each of its languages, from workflow/report/words.yaml."""
 
 import re
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from lockstep.paths import WORKFLOW
 FILE = WORKFLOW / "report" / "words.yaml"
 STUDIES = WORKFLOW / "studies"
 LANGUAGES = ("en", "zh")
-# A template has blanks around what may be Latin; what turns out to be Chinese has none.
+# Templates have blanks around values that may be Latin; they are removed around values in Chinese.
 BETWEEN_HAN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 
 
 @dataclass(frozen=True)
 class Text:
-    """One text in every language."""
+    """A text in every language."""
 
     en: str
     zh: str
@@ -31,7 +31,7 @@ class Text:
 
 @cache
 def _entries() -> dict[str, list[str]]:
-    """All texts: the report's own, and those of studies (report/studies.py)."""
+    """All texts by key: the report's own, and those of studies (report/studies.py)."""
     entries: dict[str, list[str]] = {}
     for file in files():
         entries |= yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -43,10 +43,10 @@ def files() -> list[Path]:
 
 
 def say(key: str, **values) -> Text:
-    """The text of this key, with `values` (numbers, strings or Texts) in the places of their names.
+    """The text of a key, with `values` (numbers, strings or Texts) in place of their names.
 
-    The key of a column of the table gives its heading: its name and its unit. What has no words, as a column that was
-    added a moment ago, is called by its key: that ends no page.
+    The text of a column's key is its heading, with the unit. A key without a text, such as that of a new column, is
+    shown itself, so that a missing text does not stop the page.
     """
     column = columns.BY_KEY.get(key)
     templates = _entries().get(key) or [key.replace("_", " ")] * len(LANGUAGES)
@@ -63,12 +63,12 @@ def _unit(unit: str) -> Text:
 
 
 def meaning(key: str) -> Text:
-    """What a column of the table means; nothing where its words say nothing of that."""
+    """The meaning of a column of the table; empty if there is no text for it."""
     return say(f"about_{key}") if f"about_{key}" in _entries() else same("")
 
 
 def same(text: str) -> Text:
-    """What reads alike in every language: names, numbers."""
+    """A text that is the same in every language, such as a name or a number."""
     return Text(text, text)
 
 
@@ -94,11 +94,11 @@ def _in(value, language: str) -> str:
 
 @cache
 def axis_texts() -> list[Text]:
-    """What the pictures say along their axes and in their legends: drawn in English, in both languages on the page."""
+    """The texts of axes and legends, which are drawn in English, and shown in both languages on the page."""
     texts = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
     return texts + [on_test_split(name) for name in QUALITIES]
 
 
 def on_test_split(quality: str) -> Text:
-    """What an axis says of a figure of quality."""
+    """The text of an axis for a figure of quality."""
     return say("on_test_split", figure=say(quality))

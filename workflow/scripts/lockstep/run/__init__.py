@@ -1,1 +1,1 @@
-"""Around the processes of a run, without PyTorch: starting, watching and ending them, and what they leave behind."""
+"""A run's processes from outside, without PyTorch: starting, watching and ending them, and collecting their results."""

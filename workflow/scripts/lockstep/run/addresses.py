@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet: addresses, ports and names of nodes, and which of the nodes this one is."""
+"""Where the ranks of a run meet: addresses, ports and names of nodes, and the number of this node."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput, brief
 
 LOOPBACK = "127."
-LOOK = 0.2  # seconds between two looks whether a block has ended
+LOOK = 0.2  # seconds between two checks whether a block has ended
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a run meet, and which node this is: what a launcher must know (config/launchers.py).
+    """Where the ranks of a run meet, and the number of this node; launchers need both (config/launchers.py).
 
-    `address` and `port` are node 0's; `own` and `interface` are this node's address and the network interface that has
-    it; `hosts` are the names of all nodes, in their order.
+    `address` and `port` are node 0's; `own` and `interface` are this node's address and the network interface with that
+    address; `hosts` are the names of all nodes in order.
     """
 
     port: int
@@ -32,16 +32,16 @@ class Rendezvous:
     own: str = "127.0.0.1"
     interface: str = "lo"
     hosts: tuple[str, ...] = ("localhost",)
-    name: str = ""  # of this attempt, which no other has
+    name: str = ""  # a name that only this attempt has
 
 
 def alone(row: Row) -> Rendezvous:
-    """On one machine ranks communicate over loopback, whatever the host's name resolves to."""
+    """For a run on one machine: ranks communicate over loopback, whatever the host's name resolves to."""
     return Rendezvous(free_port(row.hardware.port))
 
 
 def _interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one, by its name."""
+    """The IPv4 addresses of the network interfaces, by interface name."""
     return {
         name: address.address
         for name, addresses in psutil.net_if_addrs().items()
@@ -51,9 +51,9 @@ def _interfaces() -> dict[str, str]:
 
 
 def own_address(row: Row) -> tuple[str, str]:
-    """Node 0's address, where all ranks are to meet, and its interface: as asked for, else by the host's name.
+    """Node 0's address, where all ranks meet, and its interface: those of the configuration, or by the host's name.
 
-    Raises BadInput where this machine has no such address.
+    Raises BadInput if this machine has no such address.
     """
     asked, there = row.asked, _interfaces()
     listed = ", ".join(f"{name} ({address})" for name, address in there.items())
@@ -69,7 +69,9 @@ def own_address(row: Row) -> tuple[str, str]:
         )
     if asked.interface:
         if asked.interface not in there:
-            raise BadInput(f"hardware.interface: {asked.interface} is none of this machine's: {listed}.")
+            raise BadInput(
+                f"hardware.interface: {asked.interface} is not an interface of this machine. It has: {listed}."
+            )
         return there[asked.interface], asked.interface
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(platform.node())
@@ -79,11 +81,11 @@ def own_address(row: Row) -> tuple[str, str]:
     for name, address in there.items():
         if not address.startswith(LOOPBACK):
             return address, name
-    raise BadInput("hardware.nodes: this machine has no network interface but loopback, so no other can be reached.")
+    raise BadInput("hardware.nodes: this machine has no network interface but loopback, so it can't reach other nodes.")
 
 
 def endpoint(text: str) -> tuple[str, int | None]:
-    """The host and port that `hardware.endpoint` names; the port may be left out. Raises BadInput."""
+    """The host and the port that `hardware.endpoint` names; the port is optional. Raises BadInput if it is invalid."""
     host, _, port = text.rpartition(":")
     if not host:
         return text, None
@@ -102,11 +104,11 @@ def _resolve(host: str, where: str) -> str:
 
 
 def reach(address: str, port: int, interface: str | None) -> tuple[str, str]:
-    """This node's own address and interface on its way to node 0. Raises BadInput where node 0 can't be reached."""
+    """The address and interface with which this node reaches node 0. Raises BadInput if it can't."""
     there = _interfaces()
     if interface and interface not in there:
         listed = ", ".join(f"{name} ({address})" for name, address in there.items())
-        raise BadInput(f"hardware.interface: {interface} is none of {platform.node()}'s: {listed}.")
+        raise BadInput(f"hardware.interface: {interface} is not an interface of {platform.node()}. It has: {listed}.")
     source = (there[interface], 0) if interface else None
     try:
         with socket.create_connection((address, port), timeout=10, source_address=source) as connection:
@@ -114,40 +116,40 @@ def reach(address: str, port: int, interface: str | None) -> tuple[str, str]:
     except OSError as error:
         why = error.strerror or str(error)
         raise BadInput(
-            f"{platform.node()} can't reach node 0 at {address}:{port} ({why}). Is that its address, and may all ports"
-            " between the nodes be used?"
+            f"{platform.node()} can't reach node 0 at {address}:{port} ({why}). Is that its address, and are all ports"
+            " between the nodes open?"
         ) from None
     return own, next((name for name, owned in there.items() if owned == own), "lo")
 
 
 def host_names(row: Row, nodes: list[dict]) -> tuple[str, ...]:
-    """What launchers that use ssh call the nodes: as `hardware.hosts` does, else as they call themselves."""
+    """The names of the nodes for launchers that use ssh: those of `hardware.hosts`, or the nodes' own host names."""
     if row.asked.hosts:
         return tuple(read_hosts(row.asked.hosts, row.hardware.nodes))
     return tuple(node["host"] for node in nodes)
 
 
 def read_hosts(asked: list[str] | str, nodes: int) -> list[str]:
-    """The names in `hardware.hosts`: a list, or a hostfile as MPI has it, a host in each line. Raises BadInput."""
+    """The names in `hardware.hosts`, which is a list or an MPI hostfile with one host per line. Raises BadInput."""
     hosts = asked
     if isinstance(asked, str):
         try:
             lines = Path(asked).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(
-                f"hardware.hosts: {asked} can't be read as a hostfile ({brief(error)}). Name a text file with a host in"
-                " each line, or list the hosts: [h1, h2]."
+                f"hardware.hosts: {asked} can't be read as a hostfile ({brief(error)}). Name a text file with one host"
+                " per line, or list the hosts: [h1, h2]."
             ) from None
         hosts = [words[0] for line in lines if (words := line.split("#")[0].split())]
     if len(set(hosts)) != len(hosts) or len(hosts) < nodes:
         named = ", ".join(hosts) or "none"
-        raise BadInput(f"hardware.hosts: {named}: {nodes} nodes need as many hosts, each named once.")
+        raise BadInput(f"hardware.hosts: {named}: {nodes} nodes need as many different hosts.")
     return list(hosts[:nodes])
 
 
 @contextlib.contextmanager
 def listening(address: str, port: int):
-    """Answer at the port at which the ranks will meet, for the others to try it; a thread takes what comes."""
+    """Accept connections on the port where the ranks will meet, in a thread, so that other nodes can test it."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -162,7 +164,7 @@ def listening(address: str, port: int):
             while not ended.is_set():
                 with contextlib.suppress(OSError), listener.accept()[0] as connection:
                     connection.settimeout(5)
-                    connection.recv(1)  # nothing: the other end closes first, so that the port is free at once
+                    connection.recv(1)  # waits until the other end has closed, so that the port is free at once
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
@@ -174,21 +176,23 @@ def listening(address: str, port: int):
 
 
 def node_rank(given: int | None, nodes: int) -> int:
-    """Which node this is: as given, else as what started this process says. Raises BadInput where nothing tells.
+    """The number of this node: as given, or from the environment. Raises BadInput if neither tells it.
 
-    Slurm's srun sets SLURM_NODEID; Kubernetes' training operator PET_NODE_RANK; others NODE_RANK, or RANK of as many
-    as WORLD_SIZE, where each node is started once.
+    Slurm's srun sets SLURM_NODEID, and Kubernetes' training operator PET_NODE_RANK. Others set NODE_RANK, or RANK if
+    WORLD_SIZE is the number of nodes, as each node is started once.
     """
     if nodes == 1:
         if given:
-            raise BadInput(f"--node-rank {given}: hardware.nodes is 1. Say how many there are: --nodes 2.")
+            raise BadInput(f"--node-rank {given}: hardware.nodes is 1. Set the number of nodes: --nodes 2.")
         return 0
     names = ["SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK"]
     if os.environ.get("WORLD_SIZE") == str(nodes):
         names.append("RANK")
     numbers = [int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()]
     if given is None and not numbers:
-        raise BadInput(f"--node-rank: which of the {nodes} nodes is this? Number them from 0, and say it on each.")
+        raise BadInput(
+            f"--node-rank: which of the {nodes} nodes is this? Number them from 0, and give each node its number."
+        )
     rank = numbers[0] if given is None else given
     if not 0 <= rank < nodes:
         raise BadInput(f"--node-rank {rank}: {nodes} nodes are numbered from 0 to {nodes - 1}.")
@@ -196,9 +200,9 @@ def node_rank(given: int | None, nodes: int) -> int:
 
 
 def environment_endpoint() -> str | None:
-    """Where a scheduler wants the ranks to meet, by MASTER_ADDR and MASTER_PORT; None where it does not say.
+    """Where a scheduler has the ranks meet, by MASTER_ADDR and MASTER_PORT; None if these are not set.
 
-    Raises BadInput where that is neither a name nor an IPv4 address.
+    Raises BadInput if MASTER_ADDR is neither a name nor an IPv4 address.
     """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if address and ":" in address:

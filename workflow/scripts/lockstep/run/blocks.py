@@ -1,9 +1,9 @@
-"""How many blocks `repeats: auto` trains: until the fastest rows are known well enough, or the time is spent.
+"""How many blocks `repeats: auto` trains: until the fastest rows are known precisely enough, or the time is used up.
 
-The first blocks hold every row. Each later one holds the rows that are still in contention, which are those that no
-other is shown to be faster than. It ends when the widest 95 % interval of a ratio between two of them is PRECISE: on
-precision, never on significance, or whatever looks significant for a moment would be the result (Kruschke 2015, Doing
-Bayesian Data Analysis, section 13.3).
+The first blocks contain every row. Each later block contains the rows in contention: those that no other row is shown
+to be faster than. The benchmark ends when the widest 95 % interval of a ratio between two of them is PRECISE. It ends
+by precision and never by significance; otherwise a difference that is significant for a moment would become the result
+(Kruschke 2015, Doing Bayesian Data Analysis, section 13.3).
 """
 
 import itertools
@@ -15,22 +15,23 @@ from lockstep.config.row import Row
 from lockstep.paths import decision_file
 from lockstep.run import decision, record, staleness
 
-# The chance at which a row is out of contention. Lower than the report's, as it is looked at after each block, and what
-# was left out wrongly may never be tried again: so about 7 % of reports make a false claim, as the tests simulate.
+# The significance level at which a row drops out of contention. It is lower than the report's, because it is tested
+# after each block, and a row that is wrongly left out may never be trained again. With it, about 7 % of reports make a
+# false claim, as the tests simulate.
 DROPPED = 0.01
-# Degrees of freedom below which the estimated spread is too often small by chance: with fewer, no row is left out, and
-# precision ends nothing. Else one report in ten on two or three equal rows would make a false claim, as the tests
-# simulate. Two blocks of twelve rows have eleven; two rows have eight after nine blocks.
+# With fewer degrees of freedom the estimated spread is too often small by chance. So no row is left out then, and
+# precision does not end the benchmark. Otherwise one report in ten on two or three equal rows would make a false claim,
+# as the tests simulate. Two blocks of twelve rows have eleven degrees; two rows have eight after nine blocks.
 LEAST_FREEDOM = 8
-ENOUGH_REPETITIONS = 3  # repetitions, to tell a difference from chance
+ENOUGH_REPETITIONS = 3  # repetitions that distinguish a difference from chance
 
 
 def decide(config: Config, results: Path, block: int) -> dict:
-    """What follows after `block` blocks: `rows`, those of the next one (none: it is the last), and why.
+    """What follows after `block` blocks: `rows`, the rows of the next block (none if this was the last), and why.
 
-    width: of the widest interval between two rows in contention; None where nothing tells.
-    seconds: what the runs of these blocks took; next_seconds: what those of the next block would take that are not made
-    yet, by their rows' longest runs so far.
+    width: the width of the widest interval between two rows in contention; None if it is unknown.
+    seconds: the time that the runs of these blocks took.
+    next_seconds: the time that the missing runs of the next block would take, by their rows' longest runs so far.
     """
     runs = {name: _runs(config, row, results, block) for name, row in config.rows.items()}
     seconds = {
@@ -69,7 +70,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
 
 
 def contending(fit: stats.Fit, names: list[str]) -> list[str]:
-    """The rows that no other is shown to be faster than; where every run was disturbed, nothing is shown."""
+    """The rows that no other row is shown to be faster than; this includes rows whose runs were all disturbed."""
     return [
         name
         for name in names
@@ -78,7 +79,7 @@ def contending(fit: stats.Fit, names: list[str]) -> list[str]:
 
 
 def widest(fit: stats.Fit, names: list[str]) -> float | None:
-    """The width of the widest interval between two of these rows; None where nothing tells of some pair."""
+    """The width of the widest interval between two of these rows; None if any pair has no interval."""
     if not set(names) <= set(fit.rows):
         return None
     ratios = [fit.ratio(*pair) for pair in itertools.combinations(names, 2)]
@@ -88,9 +89,9 @@ def widest(fit: stats.Fit, names: list[str]) -> float | None:
 
 
 def decisions(config: Config, results: Path) -> list[dict]:
-    """What was decided after each block, as far as the blocks follow each other; nothing without `repeats: auto`.
+    """The decisions after each block, up to the first missing one; empty without `repeats: auto`.
 
-    Raises BadInput where one can't be read.
+    Raises BadInput if a decision can't be read.
     """
     decided: list[dict] = []
     if config.repeats == "auto":
@@ -102,12 +103,12 @@ def decisions(config: Config, results: Path) -> list[dict]:
 
 
 def last(config: Config, results: Path) -> dict | None:
-    """The decision that ended the benchmark, or the newest one so far; None where there is none."""
+    """The decision that ended the benchmark, or the newest one so far; None if there is none."""
     return next(reversed(decisions(config, results)), None)
 
 
 def repetitions(config: Config, row: Row, results: Path) -> list[int]:
-    """Which repetitions of a row are asked for: those of the first blocks, and of the later ones that hold it."""
+    """The repetitions of a row that are wanted: those of the first blocks, and of later blocks that contain the row."""
     wanted = set(config.first_repetitions)
     if config.repeats == "auto":
         after = enumerate(decisions(config, results), FIRST_BLOCKS + 1)
@@ -116,17 +117,17 @@ def repetitions(config: Config, row: Row, results: Path) -> list[int]:
 
 
 def needed(decided: dict | None, row: str, asked: int) -> int:
-    """How many repetitions a row needs: ENOUGH_REPETITIONS, or those `asked` for where later blocks left it out."""
+    """The number of repetitions that a row needs: ENOUGH_REPETITIONS, or `asked` if later blocks left the row out."""
     return ENOUGH_REPETITIONS if decided is None or row in decided["contending"] else min(ENOUGH_REPETITIONS, asked)
 
 
 def _wall_seconds(run: dict) -> float:
-    """What a run took, with the attempts before it, which others had disturbed."""
+    """The seconds that a run took, including earlier attempts at it that were disturbed."""
     return run["wall_seconds"] + sum(attempt.get("wall_seconds", 0) for attempt in run.get("disturbed_before", ()))
 
 
 def _runs(config: Config, row: Row, results: Path, block: int) -> list[dict]:
-    """The records of the row's runs in the first `block` blocks that succeeded with the settings it has now."""
+    """The records of the row's successful runs in the first `block` blocks, as far as they had its present settings."""
     several = [_run(config, row, results, repeat) for repeat in range(1, block + 1)]
     return [run for run in several if run]
 

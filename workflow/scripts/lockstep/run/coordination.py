@@ -1,13 +1,13 @@
 """Several machines: how the supervisors of one run, one on each node, agree before it starts and end it together.
 
-Every node runs launch.py. The one on node 0 leads: it calls the others, holds what they say of themselves against what
-it knows, tells them to start, and writes the record. They meet in the results folder, which all of them share: each
-writes one small file there, again and again, and reads those of the others. A file that has not changed for SILENCE
-seconds, by the reader's own clock, tells that its writer is gone; no clock is compared with another machine's, but for
-one question before the start.
+Every node runs launch.py, and the one on node 0 leads: it calls the others, compares what they report about themselves
+with its own state, tells them to start, and writes the record. They communicate through the results folder, which all
+of them share: each keeps rewriting one small file there, and reads the files of the others. If a file has not changed
+for SILENCE seconds by the reader's own clock, its writer is gone. Clocks of different machines are compared only once,
+before the start.
 
-The ranks themselves meet where PyTorch's rendezvous is: at an address and port of node 0 (`hardware.endpoint`), which
-every other node must reach before anything starts.
+The ranks themselves meet at PyTorch's rendezvous, an address and port of node 0 (`hardware.endpoint`), which every
+other node must reach before anything starts.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from lockstep.run.peers import (
 from lockstep.run.processes import StopRequest
 
 POLL = 0.2  # seconds
-CODES = {BadInput: 2, RunSaved: 143}  # with which nodes end (errors.exit_code), if not with 1
+CODES = {BadInput: 2, RunSaved: 143}  # the exit codes of nodes (errors.exit_code); all others are 1
 
 
 class Lead:
-    """Node 0's part in a run, from the call to the end; each attempt at the run is one call."""
+    """Node 0's part in a run, from the call to the end; each attempt at the run has its own call."""
 
     def __init__(self, results: Path, row: Row, repeat: int):
         self.results, self.row, self.repeat = results, row, repeat
@@ -46,10 +46,10 @@ class Lead:
         self.others = [PeerStatus(results, node) for node in range(1, row.hardware.nodes)]
 
     def meet(self) -> Rendezvous:
-        """Call the other nodes, and agree with them. Raises BadInput where one does not come, or is unlike this one."""
+        """Call the other nodes, and wait for them. Raises BadInput if one does not answer, or differs from this one."""
         hardware = self.row.hardware
         if self.row.asked.hosts:
-            read_hosts(self.row.asked.hosts, hardware.nodes)  # refuses before anybody waits
+            read_hosts(self.row.asked.hosts, hardware.nodes)  # refuses an invalid list before any node waits
         address, interface = own_address(self.row)
         port = (endpoint(self.row.asked.endpoint)[1] if self.row.asked.endpoint else None) or free_port(hardware.port)
         name = secrets.token_hex(8)
@@ -85,8 +85,8 @@ class Lead:
                 answer = other.read()
                 if answer.get("call") != call:
                     continue
-                apart = answer["about"]["time"] - time.time()
-                if why := answer.get("reason") or difference(about, answer["about"], other.name, apart):
+                ahead = answer["about"]["time"] - time.time()
+                if why := answer.get("reason") or difference(about, answer["about"], other.name, ahead):
                     raise BadInput(why)
                 missing.remove(other)
             if missing and time.monotonic() > deadline:
@@ -98,13 +98,13 @@ class Lead:
                 )
 
     def begin(self) -> None:
-        """Tell the others to start, at the moment at which this node does."""
+        """Tell the others to start, when this node starts."""
         self.status.say(phase=TRAINING, nodes=self.nodes, stop_after=0)
 
     def meanwhile(self, request: StopRequest) -> None:
-        """Called again and again while the ranks train: has all nodes stop together, and hears that they are there.
+        """Called repeatedly while the ranks train: makes all nodes stop together, and checks that they are alive.
 
-        Raises RunFailed where another node has failed or is gone.
+        Raises RunFailed if another node has failed or is gone.
         """
         self._hear()
         if not request.step and any(other.last.get("asked_to_stop") for other in self.others):
@@ -118,10 +118,10 @@ class Lead:
             if other.read().get("phase") == FAILED:
                 raise RunFailed(f"{other.name}: {other.last['reason']}")
             if other.silent:
-                raise RunFailed(f"{other.name} has not been heard of for {SILENCE:g} s, so the run was ended")
+                raise RunFailed(f"{other.name} has not been heard from for {SILENCE:g} s, so the run was ended")
 
     def gather(self) -> list[dict]:
-        """What the other nodes say at the end, when all their processes have ended. Raises RunFailed as above."""
+        """The reports of the other nodes, when all their processes have ended. Raises RunFailed like `meanwhile`."""
         while not all(other.read().get("phase") == DONE for other in self.others):
             self._hear()
             self.status.beat()
@@ -129,7 +129,7 @@ class Lead:
         return [other.last for other in self.others]
 
     def first_reason(self) -> str:
-        """Why another node failed, where one did and this one failed with it: it has some seconds to say so."""
+        """Why another node failed, if that made this one fail too; waits some seconds for its report. Else empty."""
         deadline = time.monotonic() + SILENCE / 2
         while time.monotonic() < deadline:
             self.status.beat()
@@ -142,14 +142,14 @@ class Lead:
         return ""
 
     def over(self, code: int, reason: str) -> None:
-        """Tell the others how the whole run ended: they end with the same exit code and words."""
-        with contextlib.suppress(OSError, RunFailed):  # a full disk: then its silence tells them
+        """Tell the others how the whole run ended, so that they end with the same exit code and message."""
+        with contextlib.suppress(OSError, RunFailed):  # if the disk is full, the others notice its silence
             self.status.say(phase=OVER, code=code, reason=reason)
 
 
 @contextlib.contextmanager
 def leading(results: Path, row: Row, repeat: int):
-    """Node 0's part in a run on several nodes, which ends when the block does; None on one."""
+    """Node 0's part in a run on several nodes, until the block ends; None if there is one node only."""
     if row.hardware.nodes == 1:
         yield None
         return

@@ -1,6 +1,6 @@
 """A fork of this process that calls a function: for many runs that need the same imports, which take seconds.
 
-Nothing of CUDA may have begun in this process, nor any thread of PyTorch's, as neither goes on in a fork.
+This process must not have initialised CUDA or started a thread of PyTorch's, because neither works in a fork.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from lockstep.run import lifetime
 
 
 class Fork:
-    """What subprocess.Popen is of a command, of a function that a fork of this process calls; `pid`, `returncode`."""
+    """Like subprocess.Popen, for a function that a fork of this process calls; has `pid` and `returncode`."""
 
     def __init__(self, function: Callable[[], None], variables: dict[str, str], log=None, new_session: bool = False):
         sys.stdout.flush(), sys.stderr.flush()
@@ -34,7 +34,7 @@ class Fork:
     def _wait(self, options: int) -> None:
         if self.returncode is not None:
             return
-        with contextlib.suppress(ChildProcessError):  # somebody else has collected it
+        with contextlib.suppress(ChildProcessError):  # it was collected elsewhere
             pid, status = os.waitpid(self.pid, options)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -43,7 +43,7 @@ class Fork:
 
 
 def _call(function: Callable[[], None], variables: dict[str, str], log, new_session: bool) -> None:
-    """In the fork: become a process of its own, call, and end."""
+    """Called in the fork: detach from the parent, call the function, and end."""
     code = 1
     try:
         lifetime.die_with_parent()

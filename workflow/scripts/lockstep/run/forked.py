@@ -1,6 +1,6 @@
-"""Ranks that are forks of this process, which has imported what they need: for runs of which nothing is timed.
+"""Ranks that are forks of this process, which has imported what they need: for runs that are not timed.
 
-Twenty trials then cost one import, of some seconds, and not twenty (rank/imports.py).
+Twenty trials then take one import of some seconds, instead of twenty (rank/imports.py).
 """
 
 import os
@@ -17,14 +17,14 @@ from lockstep.run.fork import Fork
 
 
 def possible(row: Row) -> bool:
-    """Whether the ranks of a row can be forked: by its launcher, and because nothing of CUDA has begun here."""
+    """Whether a row's ranks can be forks: on one node, if its launcher allows that and CUDA is not initialised here."""
     torch = sys.modules.get("torch")
     begun = torch is not None and torch.cuda.is_initialized()
     return row.launcher.forkable and not begun and row.hardware.nodes == 1
 
 
 def ranks(row: Row, folder: Path, rendezvous: Rendezvous) -> Callable[[], None]:
-    """What starts all ranks of a row that trains in `folder`, waits for them, and exits with the code of the worst."""
+    """A function that starts all ranks of a row in `folder`, waits for them, and exits with their highest exit code."""
     count = row.hardware.processes
 
     def train() -> None:

@@ -1,13 +1,14 @@
-"""Ranks that a person starts, each in a terminal of its own, as PyTorch's `env://` has it (a row's `launcher: hand`).
+"""Ranks that a person starts by hand, each in its own terminal, with PyTorch's `env://` (a row's `launcher: hand`).
 
-The run's supervisor prints a line for each rank, and waits until all of them are started (`called`). That comes before
-the run, and no clock counts it. What a line starts (rank/by_hand.py) holds what it was given against the call, waits
-for the others, and then runs the rank, whose words it shows in its terminal.
+The run's supervisor prints a command line for each rank, and waits until all of them are started (`called`), before the
+run and its clock begin. The process that a line starts (rank/by_hand.py) checks its environment against the call, waits
+for the others, and then runs the rank and shows its output in the terminal.
 
-They meet in a folder of the run. On the call in it the supervisor holds the kernel's lock (flock(2)) for as long as the
-run lasts: so no rank outlives it, however it ends. What runs a rank likewise holds one on a file of its own.
+They meet in a folder of the run. The supervisor holds the kernel's lock (flock(2)) on the call in this folder for as
+long as the run lasts, so no rank outlives the run, however that ends. Likewise, the process of each rank holds a lock
+on a file of its own.
 
-    python -m lockstep.run.hand FOLDER   (the launcher: it says that the ranks may begin, and ends when they have ended)
+    python -m lockstep.run.hand FOLDER   (the launcher: it lets the ranks begin, and ends when they have ended)
 """
 
 import contextlib
@@ -32,38 +33,38 @@ from lockstep.run.processes import Interrupted
 from lockstep.run.progress import LAUNCHED
 
 POLL = 0.1  # seconds
-# What the launcher hands on of its own environment, besides the variables in the call.
+# Variables of the launcher's own environment that it passes on, besides those in the call.
 OF_LAUNCHER = ("TMPDIR", LAUNCHED, lifetime.SUPERVISOR)
 
 
 def call_file(run: Path) -> Path:
-    """What the ranks of a run by hand must know: where they meet, how many they are, and variables for all of them."""
+    """The call: where the ranks of a run by hand meet, how many there are, and the variables for all of them."""
     return run / paths.HAND / "call.json"
 
 
 def go_file(run: Path) -> Path:
-    """Written when all ranks are there: the variables that the launcher adds."""
+    """Written when all ranks have been started: the variables that the launcher adds."""
     return run / paths.HAND / "go.json"
 
 
 def rank_file(run: Path, rank: int) -> Path:
-    """Locked by the process that runs this rank, whose id is in it."""
+    """Locked by the process that runs this rank; holds its process id."""
     return run / paths.HAND / str(rank)
 
 
 def ended_file(run: Path) -> Path:
-    """Which rank somebody ended first, and how: written by what ran it."""
+    """Which rank was first ended from outside, and how; written by the process that ran it."""
     return run / paths.HAND / "ended.json"
 
 
 def ended(run: Path) -> str:
-    """What the first rank died of that was ended from outside, in words; empty where none was."""
+    """How the first rank that was ended from outside has ended; empty if there is none."""
     file = ended_file(run)
     return read_json(file)["reason"] if file.is_file() else ""
 
 
 def lines(ranks: int, folder: Path, rendezvous: Rendezvous) -> list[str]:
-    """The line for a shell that starts each rank, from whatever folder."""
+    """The shell command that starts each rank, from any folder."""
     command = [os.path.abspath(sys.executable), str(paths.TRAIN), "--by-hand", str(folder.absolute())]
     meeting = f"MASTER_ADDR={rendezvous.address} MASTER_PORT={rendezvous.port} WORLD_SIZE={ranks}"
     return [f"{meeting} RANK={rank} {shlex.join(command)}" for rank in range(ranks)]
@@ -71,10 +72,11 @@ def lines(ranks: int, folder: Path, rendezvous: Rendezvous) -> list[str]:
 
 @contextlib.contextmanager
 def called(row: Row, folder: Path, rendezvous: Rendezvous, variables: dict[str, str], log: TextIO):
-    """Have somebody start this run's ranks: they are there when the block begins, and gone after it.
+    """Have somebody start this run's ranks: they are running when the block begins, and have ended after it.
 
-    The value is the process ids of what runs them; none, at once, where another launcher starts them. Raises BadInput
-    where the port at which they are to meet is taken; RunFailed where a rank does not come within `hardware.timeout`.
+    The value is the list of process ids that run them; it is empty, without waiting, if the row has another launcher.
+    Raises BadInput if the port where they meet is in use, and RunFailed if a rank is not started within
+    `hardware.timeout`.
     """
     if not row.launcher.by_hand:
         yield []
@@ -92,7 +94,7 @@ def called(row: Row, folder: Path, rendezvous: Rendezvous, variables: dict[str, 
 
 @contextlib.contextmanager
 def _locked(file: Path, content: dict):
-    """A file that is locked from its first moment on, until the block ends."""
+    """A file that is locked from its creation until the block ends."""
     unfinished = file.with_suffix(".unfinished")
     with unfinished.open("w", encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -107,14 +109,14 @@ def _await(row: Row, folder: Path, rendezvous: Rendezvous, log: TextIO) -> None:
 
     def say(*told: str) -> None:
         for stream in (sys.stderr, log):  # stderr reaches the terminal under Snakemake's view too
-            with contextlib.suppress(OSError):  # nobody reads it any more, or the terminal is gone
+            with contextlib.suppress(OSError):  # its reader or the terminal is gone
                 print(*told, sep="\n", file=stream, flush=True)
 
     there, changed = set(), time.monotonic()
     with _kept_free(rendezvous):
         say(
             f"{row.name}: start its ranks by hand, each by its line in a terminal of its own on this machine. The run"
-            f" waits {timeout:g} s (hardware.timeout) for the first, and for each further one; then it fails.",
+            f" waits {timeout:g} s (hardware.timeout) for the first one and for each further one, and then fails.",
             *lines(ranks, folder, rendezvous),
         )
         while len(there) < ranks:
@@ -136,7 +138,7 @@ def _await(row: Row, folder: Path, rendezvous: Rendezvous, log: TextIO) -> None:
 
 
 def _kept_free(rendezvous: Rendezvous) -> socket.socket:
-    """The port at which the ranks will meet, so that nobody else takes it while they are waited for."""
+    """Occupy the port where the ranks will meet, so that nobody else takes it during the wait."""
     try:
         return socket.create_server((rendezvous.address, rendezvous.port))
     except OSError as error:
@@ -146,7 +148,7 @@ def _kept_free(rendezvous: Rendezvous) -> socket.socket:
 
 
 def _see_off(folder: Path, ranks: int) -> None:
-    """Wait until those that ran the ranks are gone, which the call's lock has just told to; then kill them."""
+    """Wait until the processes of all ranks have ended, as they do when the call is unlocked; kill late ones."""
     deadline = time.monotonic() + lifetime.GRACE_SECONDS + 1
     while running := [rank for rank in range(ranks) if is_locked(rank_file(folder, rank))]:
         if time.monotonic() > deadline:
@@ -171,7 +173,7 @@ def named(ranks: set[int]) -> str:
 
 
 def launch(folder: Path) -> int:
-    """Let the ranks begin; returns when all have ended, or one has not come to its end: then with 1."""
+    """Let the ranks begin. Returns 0 when all have finished, or 1 as soon as one has ended without a result."""
     call = read_json(call_file(folder))
     handed_on = {name: os.environ[name] for name in (*call["variables"], *OF_LAUNCHER) if name in os.environ}
     write_json(go_file(folder), handed_on)

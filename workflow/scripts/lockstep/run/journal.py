@@ -1,7 +1,7 @@
-"""results/journal.jsonl: what was asked and made, when, with the hashes of its files. Appended to, never overwritten.
+"""results/journal.jsonl: what was requested and made, when, and the hashes of its files. Lines are only appended.
 
-`check.py` holds a results folder against it: a file that was changed afterwards has another hash than the line that was
-written when it was made. Whoever rewrites the journal as well is not found out.
+`check.py` compares a results folder with the journal: a file that was changed afterwards no longer has the hash that
+was recorded when it was made. It can't detect a change if the journal was rewritten too.
 """
 
 import datetime
@@ -13,34 +13,36 @@ from lockstep import paths
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
 
-# What a run leaves that says how it went. Its checkpoint and its model are sealed by themselves.
+# The files of a run that say how it went. Its checkpoint and its model have their own manifests.
 OF_A_RUN = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT, paths.SETTINGS, paths.WATCH, paths.EVENTS)
 OF_A_RUN += (str(paths.rank_summary(Path(), "*")),)
 OF_A_TEST = (paths.TEST_REPORT, paths.TEST_PREDICTIONS)
 
 
 def note(results: Path, what: str, folder: Path | None = None, patterns: tuple[str, ...] = (), **about) -> None:
-    """Append a line: `what` was done in `folder`, which left the files that match `patterns`, whose hashes it holds."""
+    """Append a line: `what` was done in `folder`, with the hashes of the files there that match `patterns`."""
     line = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "what": what} | about
     if folder is not None:
         files = sorted(file for pattern in patterns for file in folder.glob(pattern))
         line["folder"] = folder.relative_to(results).as_posix()
         line["files"] = {file.relative_to(folder).as_posix(): hash_file(file) for file in files}
-    with paths.journal_file(results).open("a+b", buffering=0) as stream:  # in one piece, as two trials may end at once
+    with paths.journal_file(results).open(
+        "a+b", buffering=0
+    ) as stream:  # one write, because two trials may end at the same time
         if stream.tell() and os.pread(stream.fileno(), 1, stream.tell() - 1) != b"\n":
-            stream.write(b"\n")  # the machine was switched off within the last line, which this one must not join
+            stream.write(b"\n")  # the last line was cut off by a power cut, so it is ended first
         stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
 
 
 def note_test(run: Path) -> None:
-    """Note the test of a run's model, where the run lies in a results folder."""
+    """Record the test of a run's model, if the run is in a results folder."""
     run = run.resolve()
     if results := paths.results_of(run):
         note(results, "test", run, OF_A_TEST)
 
 
 def read(results: Path) -> list[dict]:
-    """All lines, the oldest first; none where there is no journal. Raises BadInput where one is not JSON."""
+    """All lines, the oldest first; none if there is no journal. Raises BadInput if a line is damaged."""
     file = paths.journal_file(results)
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return [_entry(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
@@ -49,15 +51,15 @@ def read(results: Path) -> list[dict]:
 def _entry(line: bytes, where: str) -> dict:
     try:
         entry = json.loads(line)
-    except ValueError:  # no JSON, or no text
+    except ValueError:  # not JSON, or not text
         entry = None
     if not isinstance(entry, dict) or "what" not in entry:
-        raise BadInput(f"{where}: is damaged, so nothing tells whether files were changed since.")
+        raise BadInput(f"{where}: is damaged, so it is unknown whether files were changed since.")
     return entry
 
 
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
-    """Folders, and what of theirs is not as the last line on it says: each file that is gone or was changed."""
+    """The files that are missing or differ from the last line about them: each one's folder, and what is wrong."""
     last = {(line["what"], line["folder"]): line["files"] for line in lines if "folder" in line}
     changes = []
     for (what, folder), files in last.items():

@@ -1,4 +1,4 @@
-"""The ledger: which sample each rank trained in which step, checked against the plan; and how long each step took."""
+"""The ledger: the samples that each rank trained in each step, checked against the plan; and the steps' times."""
 
 import itertools
 from collections import Counter
@@ -13,9 +13,10 @@ from lockstep.paths import rank_arrays
 
 
 def gather_ledger(folder: Path, world_size: int) -> dict[str, np.ndarray]:
-    """The ledgers of all ranks that count as three columns of equal length: rank, step, id; by step, then rank.
+    """The ledgers of all ranks that count, as three columns of equal length (rank, step, id) by step, then by rank.
 
-    Raises OtherWork where another rank has not trained, in every step, what the one of its replica has that counts.
+    Raises OtherWork if any other rank has not trained the same samples, in every step, as the counting rank of its
+    replica.
     """
     ranks = [_of_rank(folder, rank) for rank in range(world_size)]
     counting = {int(arrays["replica"]): rank for rank, arrays in enumerate(ranks) if arrays["counts"]}
@@ -40,11 +41,11 @@ def _of_rank(folder: Path, rank: int) -> dict[str, np.ndarray]:
 def _require_same_samples(ranks: list[dict[str, np.ndarray]], rank: int, counting: int | None) -> None:
     ours, replica = ranks[rank], int(ranks[rank]["replica"])
     if counting is None:
-        raise OtherWork(f"rank {rank} is of replica {replica}, of which no rank counts for the ledger")
+        raise OtherWork(f"rank {rank} belongs to replica {replica}, but no rank of this replica counts for the ledger")
     theirs = ranks[counting]
     if not all(np.array_equal(ours[name], theirs[name]) for name in ("step", "id")):
         raise OtherWork(
-            f"ranks {counting} and {rank} hold replica {replica} together, and have not trained the same samples"
+            f"ranks {counting} and {rank} hold replica {replica} together, but have not trained the same samples"
         )
 
 
@@ -58,9 +59,10 @@ def gather_steps(folder: Path, world_size: int) -> np.ndarray:
 
 
 def check_ledger(ledger: dict[str, np.ndarray], plan: Plan, times: int = 1) -> None:
-    """Raises OtherWork at the first step in which the ranks did not train each of the plan's samples once, no other.
+    """Raises OtherWork unless the ranks trained exactly the plan's samples in each step; names the first other step.
 
-    times: how often in place of once; a published flaw is to have every rank train every sample.
+    times: how often each sample must have been trained. It is above 1 for a published flaw by which every rank trains
+    every sample.
     """
     bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
     if bounds[-1] != len(ledger["step"]):
@@ -78,7 +80,7 @@ def check_ledger(ledger: dict[str, np.ndarray], plan: Plan, times: int = 1) -> N
 
 
 def departures(ledger: dict[str, np.ndarray], plan: Plan) -> str:
-    """In how many steps the ranks trained other samples than the plan's, and what came of it; empty where in none."""
+    """In how many steps the ranks trained other samples than the plan's, and with what effect; empty if in none."""
     bounds = np.searchsorted(ledger["step"], np.arange(plan.steps + 1))
     trained = [np.sort(ledger["id"][begin:end]) for begin, end in itertools.pairwise(bounds)]
     other = [step for step in range(plan.steps) if not np.array_equal(trained[step], np.sort(plan.step_ids(step)))]
@@ -93,7 +95,7 @@ def departures(ledger: dict[str, np.ndarray], plan: Plan) -> str:
 
 
 def _repeated(trained: list[np.ndarray]) -> int:
-    """How many samples, given by step, were trained again before all that are trained at all had been."""
+    """How many samples, given by step, were trained again before every trained sample had been trained once."""
     everyone, seen, repeated = len(np.unique(np.concatenate(trained))), set(), 0
     for ids in trained:
         new = set(ids.tolist()) - seen

@@ -1,8 +1,9 @@
-"""What a run is tied to: its folder, which is one run's at a time, and the Snakemake that started it.
+"""What limits a run's lifetime: its folder, which belongs to one run at a time, and the Snakemake that started it.
 
-The run's supervisor (the process of launch.py, say) holds the kernel's lock (flock(2)) on a file in the folder, which
-goes when the supervisor goes, however that ends. The run's ranks wait for that lock, and go then too: launchers between
-them (config/launchers.py), such as DeepSpeed's or Horovod's, outlive their own parent and keep their ranks.
+The run's supervisor (such as the process of launch.py) holds the kernel's lock (flock(2)) on a file in the folder. The
+lock is released when the supervisor ends, however that happens. The run's ranks wait for this lock, and end when they
+get it. This is needed because launchers between them (config/launchers.py), such as DeepSpeed's or Horovod's, outlive
+their own parent and keep their ranks running.
 """
 
 import contextlib
@@ -24,15 +25,15 @@ from lockstep.files import hash_text
 from lockstep.paths import LOCK
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-GRACE_SECONDS = 3  # between SIGTERM and SIGKILL, for a run's processes
-# A run that is being ended holds its folder until its processes are gone, and the next one waits for that.
+GRACE_SECONDS = 3  # between SIGTERM and SIGKILL for a run's processes
+# A run that is being ended holds its folder until its processes have ended; the next run waits for that.
 LOCK_TIMEOUT_SECONDS = GRACE_SECONDS + 2
-# Environment variables: the process id of the supervisor, for its ranks; which Snakemake started it, unless by hand.
+# Environment variables: the supervisor's process id, for its ranks; and the Snakemake that started it, if any.
 SUPERVISOR, STARTER, SESSION = "LOCKSTEP_SUPERVISOR", "LOCKSTEP_STARTER", "LOCKSTEP_SESSION"
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-_held: dict[Path, TextIO] = {}  # folders, with the file of each that is locked
+_held: dict[Path, TextIO] = {}  # each held folder's locked file
 
 
 def die_with_parent() -> None:
@@ -42,9 +43,9 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def hold(folder: Path):
-    """Keep other processes out of `folder` while the block runs; blocks of this process may be one inside the other.
+    """Keep other processes out of `folder` while the block runs; blocks of one process may be nested.
 
-    Raises BadInput where another process holds it.
+    Raises BadInput if another process holds the folder.
     """
     resolved = folder.resolve()
     if resolved in _held:
@@ -65,16 +66,16 @@ def hold(folder: Path):
 
 
 def let_go() -> None:
-    """In a fork: hold nothing of what its parent holds, which would stay locked when the parent has ended."""
+    """Called in a fork: close the parent's locked files, which would otherwise stay locked after the parent's end."""
     for stream in _held.values():
         os.close(stream.fileno())
     _held.clear()
 
 
 def refuse_held(folders: list[Path]) -> None:
-    """Raises BadInput where another process holds one of `folders`."""
+    """Raises BadInput if another process holds one of `folders`."""
     for folder in folders:
-        with (folder / LOCK).open(encoding="utf-8") as stream:  # which may be somebody else's, to read only
+        with (folder / LOCK).open(encoding="utf-8") as stream:  # read-only, as it may be another user's
             _lock(stream, folder, fcntl.LOCK_SH)
 
 
@@ -87,20 +88,20 @@ def _lock(stream, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
             if time.monotonic() > deadline:
                 raise BadInput(f"{folder}: {_who(_holder(stream))}") from None
             time.sleep(0.1)
-        except OSError as error:  # a network's file system may have none
+        except OSError as error:  # a network file system may have no locks
             warning = (
-                f"{stream.name}: can't be locked ({error.strerror}); see to it that no second run uses this folder"
+                f"{stream.name}: can't be locked ({error.strerror}); make sure that no second run uses this folder"
             )
             return print(warning, file=sys.stderr)
 
 
 def refuse_without_locks(folder: Path, name: str) -> None:
-    """Raises BadInput where the lock of a folder that is held, here or on another node, can be had a second time.
+    """Raises BadInput if a held folder's lock, held here or on another node, can be acquired a second time.
 
-    Then the ranks of the row `name` can't meet in a file there: PyTorch's FileStore locks it (flock(2)) for each thing
-    that they tell each other, and without that they write over each other's words, and wait for ever for what is lost.
+    Then the ranks of the row `name` can't meet in a file there: PyTorch's FileStore locks the file (flock(2)) for each
+    message. Without locks ranks overwrite each other's messages, and wait forever for those that are lost.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as stream:  # NFS locks only what may be written
+    with (folder / LOCK).open("a+", encoding="utf-8") as stream:  # NFS locks only files that are open for writing
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -108,15 +109,15 @@ def refuse_without_locks(folder: Path, name: str) -> None:
         except OSError as error:
             why = f"can't lock files ({error.strerror})"
         else:
-            why = f"lets two lock one file at a time, as {platform.node()} found"
+            why = f"lets two processes lock one file at the same time, as {platform.node()} found"
     raise BadInput(
-        f"rows.{name}: its ranks would meet through a file in {folder}, whose file system {why}, so that they could"
-        " wait for each other for ever. Set rendezvous: tcp in the row, or have the results on another file system."
+        f"rows.{name}: its ranks would meet through a file in {folder}, whose file system {why}, so they"
+        " could wait for each other forever. Set rendezvous: tcp in the row, or put the results on another file system."
     )
 
 
 def _holder(stream) -> dict:
-    """What the last one to hold the lock on `stream` wrote there; nothing, if it is about to."""
+    """What the last holder of the lock on `stream` wrote into it; empty if it has not written yet."""
     stream.seek(0)
     try:
         return json.load(stream)
@@ -132,15 +133,16 @@ def _who(holder: dict) -> str:
 
 
 def end_with_holder(folder: Path) -> None:
-    """Have this rank killed as soon as its supervisor does not hold `folder` any more.
+    """Have this rank killed as soon as its supervisor no longer holds `folder`.
 
-    By a thread that sleeps in the kernel until then. Where this rank was slow to come, another may hold it by now.
+    A thread sleeps in the kernel until then. If this rank started late, another process may hold the folder already;
+    then it is killed at once.
     """
 
     def wait() -> None:
         with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as stream:
             if _holder(stream).get("pid") == supervisor:
-                fcntl.flock(stream, fcntl.LOCK_SH)  # a network's file system may have none: then it is not ended so
+                fcntl.flock(stream, fcntl.LOCK_SH)  # raises, without a kill, if the file system has no locks
             os.kill(os.getpid(), signal.SIGKILL)
 
     if supervisor := int(os.environ.get(SUPERVISOR, 0)):
@@ -148,7 +150,7 @@ def end_with_holder(folder: Path) -> None:
 
 
 def name_starter(submitted: bool = False) -> None:
-    """Tell all that this process starts, also in Apptainer's containers, that this is what started it.
+    """Name this process as the starter to all processes that it starts, including those in Apptainer's containers.
 
     submitted: whether another Snakemake submitted this one to a cluster; then the session is that one's.
     """
@@ -159,9 +161,9 @@ def name_starter(submitted: bool = False) -> None:
 
 
 def session() -> str:
-    """A name for what started this process: the Snakemake that did; by hand, all that one terminal (or script) starts.
+    """A name for the session of this process: its Snakemake or, if it was started by hand, its terminal or script.
 
-    Runs of other sessions lie hours apart as a rule, when the machine is not what it was.
+    Runs of different sessions are usually hours apart, when conditions on the machine have changed.
     """
     leader = os.getsid(0)
     named = os.environ.get(SESSION) or f"{_namespace()} {leader} {_began(leader)}"
@@ -169,9 +171,9 @@ def session() -> str:
 
 
 def starter_is_gone() -> bool:
-    """Whether the Snakemake that started this process has ended, which nothing else would tell: Bash is between them.
+    """Whether the Snakemake that started this process has ended. The parent can't tell it: Bash is between them.
 
-    Not so where none did, as by hand; nor where its process id says nothing, as in a container that has its own.
+    False if started by hand, or inside a container with its own process ids.
     """
     named = os.environ.get(STARTER)
     if not named:
@@ -181,7 +183,7 @@ def starter_is_gone() -> bool:
 
 
 def _namespace() -> str:
-    """In which process ids mean the same: a machine since it was started, and there one of pid_namespaces(7)."""
+    """Names the scope of a process id: a machine since its last boot, and a namespace of pid_namespaces(7) on it."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
         return f"{boot.read_text().strip() if boot.is_file() else ''}/{os.readlink('/proc/self/ns/pid')}"
@@ -190,7 +192,7 @@ def _namespace() -> str:
 
 
 def _began(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks since it started (proc_pid_stat(5)); None if it has ended."""
+    """When a process began, in ticks since the kernel's start (proc_pid_stat(5)); None if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

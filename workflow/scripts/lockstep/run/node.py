@@ -1,4 +1,4 @@
-"""What each node does of a run: it starts the launcher of its own ranks, and watches them and the machine."""
+"""What each node does in a run: it starts the launcher of its own ranks, and watches them and the machine."""
 
 import contextlib
 import os
@@ -20,8 +20,9 @@ from lockstep.run.addresses import Rendezvous
 from lockstep.run.processes import Outcome, supervise
 from lockstep.run.progress import NODE
 
-# What schedulers, and launchers that this process may run under, tell a program: which rank it is of how many, of which
-# job, and how to train. Frameworks heed it beside what their own launcher tells them. MPI's configuration stays.
+# Variables by which schedulers, or launchers around this process, tell a program its rank, the number of ranks, its job
+# and how to train. They are removed, because frameworks obey them besides their own launcher's. MPI's own configuration
+# is kept.
 OF_OUTSIDE = re.compile(
     r"""
     ((LOCAL|GROUP|ROLE|NODE|CROSS)_)?RANK | ((LOCAL|GROUP|ROLE)_)?WORLD_SIZE | (LOCAL|CROSS)_SIZE | ROLE_NAME
@@ -48,20 +49,21 @@ def train(
     command: list[str] | Callable[[], None],
     rendezvous: Rendezvous,
     steps: int,
-    strangers: list[int] = (),
+    others: list[int] = (),
     meanwhile: Callable = lambda log: contextlib.nullcontext(lambda request: None),
 ) -> Outcome:
     """Run `command`, this node's launcher, until it ends; its output goes to this node's run.log.
 
-    `meanwhile(log)` is a context whose value is called again and again, with processes.StopRequest.
+    others: the ids of other processes that were on its GPUs before. `meanwhile(log)` is a context whose value is called
+    repeatedly, with a processes.StopRequest.
     """
     node_folder = paths.node_folder(folder, rendezvous.node)
     log = node_folder / paths.LOG
     log.unlink(missing_ok=True)
-    # Launchers leave files in the temporary folder, so they get one that goes when they do.
+    # Launchers leave files in the temporary folder, so they get one that is removed when they have ended.
     with (
         named_when_full(log),
-        log.open("a", encoding="utf-8") as stream,  # at whose end ranks write that were started by hand
+        log.open("a", encoding="utf-8") as stream,  # appending, as ranks that were started by hand do too
         tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
     ):
         said = f"in forks of process {os.getpid()}" if callable(command) else f"$ {' '.join(command)}"
@@ -72,7 +74,7 @@ def train(
         saves = bool(row.train.checkpoint_every)
         with (
             hand.called(row, folder, rendezvous, _own_variables(row, rendezvous), stream) as by_hand,
-            watcher.beside(node_folder, training_gpus(row.hardware), strangers, by_hand),
+            watcher.beside(node_folder, training_gpus(row.hardware), others, by_hand),
             meanwhile(stream) as called,
         ):
             return supervise(
@@ -83,9 +85,9 @@ def train(
 
 
 def show(row: Row, results: Path, repeat: int, rank: int) -> str:
-    """What node `rank` starts, with the variables that it sets, as a command for a shell.
+    """The shell command that node `rank` starts, with the variables that it sets.
 
-    What is known only when the nodes meet is in capitals.
+    Values that are known only when the nodes meet are in capitals.
     """
     hardware, folder = row.hardware, results / row.folder(repeat)
     address, port = addresses.endpoint(row.asked.endpoint or "HOST0")
@@ -99,7 +101,7 @@ def show(row: Row, results: Path, repeat: int, rank: int) -> str:
         return "# nothing: its ranks are started from node 0, by ssh"
     if row.launcher.by_hand:
         return "\n".join(hand.lines(hardware.processes, folder, rendezvous))
-    with tempfile.TemporaryDirectory() as elsewhere:  # some launchers are given a file
+    with tempfile.TemporaryDirectory() as elsewhere:  # for the files that some launchers need
         command = launchers.command(row.settings(), paths.TRAIN, Path(elsewhere), rendezvous)
     command = [word.replace(elsewhere, str(folder)) for word in command]
     given = {name: value for name, value in _variables(row, rendezvous).items() if os.environ.get(name) != value}
@@ -114,10 +116,10 @@ def _variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def _own_variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
-    """What a run sets of it. Launchers would set threads each in their own way."""
+    """The variables that a run sets itself, threads included, which each launcher would set in its own way."""
     threads = str(row.hardware.threads)
     environment = {
-        # Programs that frameworks call, as DeepSpeed does ninja: another one would compile anew what set-up compiled.
+        # For programs that frameworks call: with another `ninja`, DeepSpeed would compile again what set-up compiled.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": str(SCRIPTS),
         "PYTHONUNBUFFERED": "1",
@@ -127,12 +129,12 @@ def _own_variables(row: Row, rendezvous: Rendezvous) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    # What frameworks compile, in a folder of this environment: two that share one compile it anew for each other.
+    # What frameworks compile, in a folder of this environment: two that share a folder recompile for each other.
     compiled = os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     environment["TORCH_EXTENSIONS_DIR"] = compiled
-    # The GPUs that it trains on, and no others: what is read of a process's GPUs, energy among it, is then of those.
+    # Only the GPUs that it trains on, so that what is read of a process's GPUs, such as energy, is of these only.
     environment |= selection(training_gpus(row.hardware) or None)
     environment |= {"GLOO_SOCKET_IFNAME": rendezvous.interface, "NCCL_SOCKET_IFNAME": rendezvous.interface}
-    if not row.launcher.from_one_node:  # whose ranks find out by their number where they are
+    if not row.launcher.from_one_node:  # such a launcher's ranks find their node by their number
         environment[NODE] = str(rendezvous.node)
     return environment

@@ -1,4 +1,4 @@
-"""What nodes of a run say to each other: each writes one small file in the results folder, and reads the others'."""
+"""How the nodes of a run communicate: each writes one small file in the results folder, and reads the others' files."""
 
 import contextlib
 import os
@@ -12,16 +12,16 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import hash_file, hash_text, read_json, write_json
 
-BEAT = 1.0  # seconds between two writings of a node's file
-SILENCE = 30.0  # seconds without one after which a node is gone
-APART = 10.0  # seconds by which two nodes' clocks may differ: events are put in order by them
-# What a node's file says of where it is in a run.
+BEAT = 1.0  # seconds between two writes of a node's file
+SILENCE = 30.0  # seconds without a write, after which a node counts as gone
+CLOCK_TOLERANCE = 10.0  # seconds by which two nodes' clocks may differ, as they order the events
+# The phases of a run that a node's file reports.
 CALLING, READY, TRAINING, DONE, FAILED, OVER = "calling", "ready", "training", "done", "failed", "over"
-PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # and those that the row's strategy needs
+PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # besides those that the row's strategy needs
 
 
 class OwnStatus:
-    """What this node says: a file that it alone writes, and again at least every BEAT seconds."""
+    """This node's status: a file that only this node writes, at least every BEAT seconds."""
 
     def __init__(self, results: Path, node: int):
         self.file, self.node = paths.node_file(results, node), node
@@ -29,7 +29,7 @@ class OwnStatus:
         self.written = 0.0
 
     def say(self, **changes) -> None:
-        """Say this from now on, besides what was said before."""
+        """Add `changes` to the status, and write it."""
         self.content |= changes | {"beat": self.content.get("beat", 0) + 1}
         write_json(self.file, self.content)
         self.written = time.monotonic()
@@ -40,7 +40,7 @@ class OwnStatus:
 
 
 class PeerStatus:
-    """What another node says, and for how long it has not said anything new."""
+    """Another node's status, and the time since it last changed."""
 
     def __init__(self, results: Path, node: int):
         self.file, self.node = paths.node_file(results, node), node
@@ -48,9 +48,9 @@ class PeerStatus:
         self.heard = time.monotonic()
 
     def read(self) -> dict:
-        """What it says now; empty where it has not said anything yet."""
+        """The present status; empty if the node has not written any yet."""
         content = None
-        with contextlib.suppress(BadInput, OSError):  # a network's file system may show a file late, or in parts
+        with contextlib.suppress(BadInput, OSError):  # a network file system may show a file late or in part
             content = read_json(self.file) if self.file.is_file() else None
         if content and content != self.last:
             self.last, self.heard = content, time.monotonic()
@@ -67,7 +67,7 @@ class PeerStatus:
 
 
 def describe(row: Row, results: Path, at: str, interface: str) -> dict:
-    """What must be the same on all nodes, and who this one is."""
+    """What must be the same on all nodes, and the identity of this one."""
     packages = {name: registry.version(name) for name in PACKAGES}
     packages |= {need.package: need.installed for need in registry.needs(row.strategy)}
     files = {
@@ -100,21 +100,21 @@ def _hash(path: Path) -> str:
     return hash_text("".join(hash_file(file) for file in files if file.is_file()))[:12] if path.exists() else "missing"
 
 
-def difference(ours: dict, theirs: dict, name: str, apart: float) -> str:
-    """What is not the same on node 0 and on another, `name`, in one message; empty where nothing is.
+def difference(ours: dict, theirs: dict, name: str, ahead: float) -> str:
+    """The first difference between node 0 (`ours`) and the node `name` (`theirs`), as a message; empty if none.
 
-    `apart` is by how many seconds the other's clock is ahead.
+    ahead: by how many seconds the other node's clock is ahead.
     """
     for key in ("results folder", "Lockstep's code", "Python", "packages", "settings", "files"):
         for label, here, there in _unequal(key, ours[key], theirs.get(key)):
-            return f"{label} is {there} on {name}, and {here} on node 0 ({ours['host']}). Make them the same."
-    if abs(apart) > APART:
-        return f"the clock of {name} is {apart:+.0f} s from node 0's. Set both by one source, as NTP does."
+            return f"{label} is {there} on {name}, but {here} on node 0 ({ours['host']}). Make them the same."
+    if abs(ahead) > CLOCK_TOLERANCE:
+        return f"the clock of {name} differs from node 0's by {ahead:+.0f} s. Set both from one source, such as NTP."
     return ""
 
 
 def _unequal(label: str, here, there):
-    """Where two values differ, each inner key by itself: what it is, here and there."""
+    """The differences of two values, key by key: label, value here, value there."""
     if isinstance(here, dict) and isinstance(there, dict):
         for key in dict.fromkeys([*here, *there]):
             yield from _unequal(f"{label}: {key}", here.get(key), there.get(key))

@@ -1,9 +1,9 @@
-"""Starting a run's processes, watching that they go on, and ending every one of them.
+"""Starting a run's processes, watching that they make progress, and ending every one of them.
 
-Launchers can't be trusted with that: some wait for ever when a rank hangs, and killing one can leave its ranks alive.
-So the launcher's tree is started in a session of its own; whatever is orphaned in it falls to this process, the run's
-supervisor (it is their "child subreaper", prctl(2)), and every process asks the kernel to be killed when its parent
-dies. This process ends when the Snakemake that started it does (lifetime.py).
+Launchers can't be trusted with that: some wait forever when a rank hangs, and killing one can leave its ranks alive.
+So the launcher and its descendants are started in a session of their own. Those that are orphaned become children of
+this process, the run's supervisor (their "child subreaper", prctl(2)), and every process asks the kernel to be killed
+when its parent dies. This process ends when the Snakemake that started it does (lifetime.py).
 """
 
 import collections
@@ -30,17 +30,17 @@ from lockstep.run.progress import LAUNCHED, Progress
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 POLL_SECONDS = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM)
-# For a launcher to end the other ranks, after one has failed; torchrun and DeepSpeed's take up to 30.
+# The time that a launcher has to end the other ranks after one has failed; torchrun and DeepSpeed's take up to 30 s.
 LAUNCHER_SECONDS = 5
-STARTUP_SECONDS = 120  # the timeout is at least this until every rank has done a step: imports and loading take a while
-LOG_EVERY = 0.1  # of all steps: how often the log gets a line
+STARTUP_SECONDS = 120  # the least timeout before every rank has done a step, as imports and loading take time
+LOG_EVERY = 0.1  # the share of all steps after which the log gets a line
 
 
 def _die_with_parent_deaf() -> None:
-    """Call `die_with_parent`, and keep SIGTERM from this process and from those that it starts.
+    """Call `die_with_parent`, and block SIGTERM in this process and in those that it starts.
 
-    Slurm sends it to all processes of a job's step at once. Where the run's state is to be saved first, it is for the
-    supervisor alone.
+    Slurm sends SIGTERM to all processes of a job step at once. In a run that saves its state first, only the supervisor
+    must handle it.
     """
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -48,9 +48,9 @@ def _die_with_parent_deaf() -> None:
 
 @contextlib.contextmanager
 def signals_wait():
-    """SIGINT and SIGTERM wait until the block has ended, in which a process is started by `preexec_fn`.
+    """Defer SIGINT and SIGTERM until the block has ended; it starts a process with `preexec_fn`.
 
-    What a signal raises in the midst of such a fork is lost: Python ignores exceptions in calls of os.register_at_fork.
+    An exception that a signal raises during such a fork is lost: Python ignores those in os.register_at_fork calls.
     """
     came = []
     before = {number: signal.signal(number, lambda came_by, _: came.append(came_by)) for number in ENDING}
@@ -71,30 +71,30 @@ class Outcome:
 
 
 class Interrupted(Exception):
-    """A run is to end, though nothing is wrong with it: SIGTERM came, or who started it has ended."""
+    """A run must end although it has not failed: SIGTERM was received, or the process that started it has ended."""
 
 
 class Saved(Interrupted):
-    """A run has ended after SIGTERM came, and its state is saved."""
+    """A run has ended after SIGTERM, and its state is saved."""
 
 
 class StopRequest:
-    """What SIGTERM does while the block runs: of a run that saves its state it asks for that; a second one ends it.
+    """Handle SIGTERM while the block runs: the first asks a run that saves to save and stop; a second ends it at once.
 
-    The ranks must all end after the same step. They are a step apart at most, as each step's gradients are averaged, so
-    they are told of one that none can have begun. Of several nodes the first one says which (coordination.py), and the
-    others hear of it a little later.
+    All ranks must end after the same step. They are at most one step apart, because each step averages gradients, so
+    they are told a step that none can have begun yet. With several nodes, the first node chooses the step
+    (coordination.py), and the others learn of it a little later.
     """
 
-    AHEAD = 3  # steps
-    HEARD_AFTER = 5.0  # seconds, on all nodes
-    ONCE = 2.0  # seconds in which another signal is the same request: Slurm sends a job's step two
+    AHEAD = 3  # steps between the fastest rank and the last step
+    HEARD_AFTER = 5.0  # seconds after which all nodes know the step
+    ONCE = 2.0  # seconds in which a further signal is the same request: Slurm sends two to a job step
 
     def __init__(self, progress: Progress, saves: bool, node: int, nodes: int):
         self.progress, self.saves, self.node, self.nodes = progress, saves, node, nodes
-        self.asked = 0.0  # by SIGTERM: when, by perf_counter
-        self.step = 0  # after which the ranks are to end
-        self.seen = collections.deque(maxlen=10)  # moments, and the steps that were done then
+        self.asked = 0.0  # when SIGTERM was received, by perf_counter; 0 if it was not
+        self.step = 0  # the step after which the ranks are to end; 0: none
+        self.seen = collections.deque(maxlen=10)  # times, and the number of steps done by then
 
     def __enter__(self):
         self.previous = signal.signal(signal.SIGTERM, self._asked)
@@ -114,11 +114,11 @@ class StopRequest:
             self.soon()
 
     def note(self) -> None:
-        """Called again and again, to know how fast steps are done."""
+        """Called repeatedly, to know how fast steps are done."""
         self.seen.append((time.perf_counter(), int(self.progress.table[:, 2].max())))
 
     def soon(self) -> None:
-        """End after the first step that no rank can have begun when it hears of this."""
+        """End after the first step that no rank can have begun when it learns of this."""
         ahead = self.AHEAD
         if self.nodes > 1:
             (began, first), (ended, last) = self.seen[0], self.seen[-1]
@@ -145,10 +145,12 @@ def supervise(
 ) -> Outcome:
     """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
 
-    It may be a function, which a fork of this process then calls. It starts the `ranks` of one of the `nodes`.
-    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state is asked to by SIGTERM, and ends then. Output
-    goes to `log`, an open file; on a terminal a progress bar is shown on stderr. Whatever happens in here,
-    KeyboardInterrupt included, no process is left behind.
+    `command` may be a function, which a fork of this process then calls. It starts the `ranks` of one of the `nodes`.
+    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state does so at SIGTERM, and then ends. Output
+    goes to `log`, an open file; on a terminal, stderr shows a progress bar. Whatever happens in here, KeyboardInterrupt
+    included, no process is left behind.
+
+    Raises Saved if the run ended after SIGTERM with its state saved, and Interrupted if it had to end otherwise.
     """
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     progress = Progress(folder, node, ranks)
@@ -165,7 +167,7 @@ def supervise(
         finally:
             end_descendants()
             if process:
-                process.wait()  # before the orphans: else its exit code would be collected with theirs
+                process.wait()  # before the orphans, or its exit code would be collected with theirs
             reap_orphans()
 
 
@@ -225,12 +227,12 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
 
 
 def _failed_ranks(progress: Progress, folder: Path) -> list[int]:
-    """Ranks that have said why they failed."""
+    """The ranks that have written why they failed."""
     return [rank for rank in progress.table[:, 4].tolist() if paths.rank_error(folder, rank).exists()]
 
 
 def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
-    """Ranks that have begun, are gone, and left neither a result nor an error."""
+    """The ranks that have begun and ended, and left neither a result nor an error."""
     return [
         rank
         for pid, *_, rank in progress.table.tolist()
@@ -248,7 +250,7 @@ def _alive(pid: int) -> bool:
 
 
 def end_descendants() -> None:
-    """End every process below this one: SIGTERM, and SIGKILL for those that are still there after a grace."""
+    """End all descendants of this process: by SIGTERM, and after GRACE_SECONDS by SIGKILL."""
     deadline = time.perf_counter() + lifetime.GRACE_SECONDS
     signalled = set()
     while descendants := [child for child in psutil.Process().children(recursive=True) if _alive(child.pid)]:
@@ -266,7 +268,7 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 
 def reap_orphans() -> None:
-    """Collect the ended orphans that fell to this process, so that no zombie is left either."""
+    """Collect the ended orphans that became children of this process, so that no zombie is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

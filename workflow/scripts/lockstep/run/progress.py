@@ -1,4 +1,4 @@
-"""What a run's supervisor and its ranks tell each other: when the launcher started, how far each is, what it did."""
+"""How a run's supervisor and its ranks communicate: the launch time, each rank's progress, and its results."""
 
 import os
 import time
@@ -11,18 +11,18 @@ from lockstep import paths
 from lockstep.errors import printable
 from lockstep.files import atomic_file, write_json
 
-# Steps at the beginning of a run that do not count as steady: allocators, thread pools and buckets are being set up.
+# The first steps of a run, which do not count as steady: they set up allocators, thread pools and buckets.
 WARMUP_STEPS = 3
-# Environment variables: perf_counter at which the supervisor started the launcher; and the number of its node.
+# Environment variables: when the supervisor started the launcher (perf_counter), and the number of its node.
 LAUNCHED, NODE = "LOCKSTEP_LAUNCHED", "LOCKSTEP_NODE"
-VIEW = "LOCKSTEP_VIEW_DRAWN"  # set where Snakemake shows a view (lockstep/view/), to which jobs have nothing to add
+VIEW = "LOCKSTEP_VIEW_DRAWN"  # set if Snakemake shows a view (lockstep/view/), so that jobs print nothing besides it
 
 
 class Progress:
-    """How far each rank is, in memory that the supervisor shares: a rank writes a number, and no system call is made.
+    """Each rank's progress, in memory that it shares with the supervisor: ranks write numbers without a system call.
 
-    int64 [ranks on this node, 5]: process id, things done of any kind (so that standing still shows), steps done; for
-    the rank to read, after how many steps it is to save its state and end, 0 for never; and the rank.
+    int64 [ranks on this node, 5]: the process id; a count of anything done, which shows whether the rank hangs; the
+    steps done; the step after which the rank is to save its state and end (0: never), which the rank reads; the rank.
     """
 
     def __init__(self, folder: Path, node: int = 0, ranks: int | None = None):
@@ -34,7 +34,7 @@ class Progress:
             self.table[:, 4] = node * ranks + np.arange(ranks)
 
     def begin(self, rank: int) -> None:
-        """Note that this rank has begun. Ranks of a node are consecutive, but c10d numbers the nodes as they come."""
+        """Record that this rank has begun. A node's ranks are consecutive, but c10d numbers nodes as they arrive."""
         self.counters = self.table[rank % len(self.table)]
         self.counters[4] = rank
         self.counters[0] = os.getpid()
@@ -48,7 +48,7 @@ class Progress:
         self.counters[2] += 1
 
     def reached(self, step: int) -> None:
-        """So many steps are done, before this process began."""
+        """Record that `step` steps were done before this process began."""
         self.counters[2] = step
         self.alive()
 
@@ -62,19 +62,19 @@ class Progress:
 
 
 class RankFiles:
-    """What one rank writes for the supervisor: ranks/<rank>.json and .npz at the end, or <rank>.error.json."""
+    """What one rank writes for the supervisor: ranks/<rank>.json and .npz at its end, or <rank>.error.json."""
 
     def __init__(self, folder: Path, rank: int):
         self.folder, self.rank = folder, rank
         self.node = int(os.environ.get(NODE, 0))
-        self.replica, self.counts = rank, True  # as its strategy's `World` says
+        self.replica, self.counts = rank, True  # until its strategy's `World` sets them
         self.ids: list[np.ndarray] = []
         self.id_steps: list[int] = []
         self.events: list[dict] = []
-        self.gradient_norm: float | None = None  # of the first step, in a trial for the proof
+        self.gradient_norm: float | None = None  # that of the first step, in a trial of the proof
 
     def consume(self, step: int, ids: np.ndarray) -> None:
-        """Note that this rank trained samples `ids` in `step`: its ledger."""
+        """Record in the ledger that this rank trained the samples `ids` in `step`."""
         self.ids.append(ids)
         self.id_steps.append(step)
 
@@ -83,12 +83,12 @@ class RankFiles:
         self.events.append({"time": time.time(), "key": key, "value": value, "rank": self.rank})
 
     def ledger(self) -> tuple[np.ndarray, np.ndarray]:
-        """The step that each sample was trained in, and its id: int64 [n] each."""
+        """The step in which each sample was trained, and the sample's id: int64 [n] each."""
         steps = np.repeat(np.array(self.id_steps, dtype=np.int64), [len(ids) for ids in self.ids])
         return steps, np.concatenate([np.empty(0, dtype=np.int64), *self.ids])
 
     def take_over(self, steps: np.ndarray, ids: np.ndarray) -> None:
-        """Note what a rank of an interrupted run had noted: the ledger of what this one goes on from."""
+        """Add the ledger that a rank of the interrupted run had saved."""
         for step in np.unique(steps):
             self.consume(int(step), ids[steps == step])
 
@@ -105,7 +105,7 @@ class RankFiles:
             paths.rank_error(self.folder, self.rank),
             {
                 "time": time.time(),
-                "at": time.perf_counter(),  # which of several was first must not depend on a clock that is set
+                "at": time.perf_counter(),  # which error was first must not depend on a clock that may be set
                 "rank": self.rank,
                 "node": self.node,
                 "step": step,

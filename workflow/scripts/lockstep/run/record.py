@@ -1,4 +1,4 @@
-"""The record of a run: written by its schema, read again; and the events and errors of its ranks."""
+"""The record of a run, which is validated by its schema when written and read; and its ranks' events and errors."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def read_ranks(folder: Path, world_size: int) -> list[dict]:
 
 
 def read_errors(folder: Path) -> list[dict]:
-    """What ranks said when they failed, the first one first; of several nodes by their clocks, which may be set."""
+    """The errors of all ranks, the first one first. On several nodes the order is by their clocks, which may be off."""
     every = rank_error(folder, "*")
     errors = [read_json(file) for file in every.parent.glob(every.name)]
     several = len({error["node"] for error in errors}) > 1
@@ -28,14 +28,14 @@ def read_errors(folder: Path) -> list[dict]:
 
 
 def read_written(folder: Path) -> list[dict]:
-    """What those ranks wrote that came to their end, in order of their numbers."""
+    """The summaries of the ranks that have finished, in order of rank."""
     every = rank_summary(folder, "*")
     files = [file for file in every.parent.glob(every.name) if file.stem.isdecimal()]
     return [read_json(file) for file in sorted(files, key=lambda file: int(file.stem))]
 
 
 def window(ranks: list[dict]) -> list[float]:
-    """From when to when these ranks, all of one node, were timed: by its perf_counter, in seconds."""
+    """The period in which these ranks, all of one node, were timed: [begin, end] by perf_counter, in seconds."""
     windows = [rank["clock"]["window"] for rank in ranks]
     return [min(begin for begin, _ in windows), max(end for _, end in windows)]
 
@@ -45,7 +45,7 @@ def say_error(error: dict, steps: int) -> str:
 
 
 def first_error(log: Path) -> str:
-    """What the log of a run that never began names as its first error; empty where it names none."""
+    """The first error in the log of a run that never began, after a colon; empty if there is none."""
     text = log.read_text(encoding="utf-8", errors="replace")
     error = re.search(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception): \S.*)$", text, re.MULTILINE)
     return f": {error[1][:300]}" if error else ""
@@ -57,9 +57,9 @@ def write_events(path: Path, ranks: list[dict]) -> None:
 
 
 def read_run(folder: Path) -> dict | None:
-    """The record of the run in `folder`: of the last attempt, whether it succeeded or failed; None if there is none.
+    """The record of the last attempt at the run in `folder`, whether it succeeded or failed; None if there is none.
 
-    Raises BadInput where it is not a valid one.
+    Raises BadInput if it is not valid.
     """
     for name in (RECORD, FAILED):
         if (folder / name).is_file():
@@ -78,7 +78,7 @@ def _validator() -> Draft202012Validator:
 
 
 def invalid(record: dict) -> list[str]:
-    """What is wrong with a run's record, by its schema."""
+    """The violations of the schema in a run's record."""
     return [f"{error.json_path}: {error.message}" for error in _validator().iter_errors(record)]
 
 

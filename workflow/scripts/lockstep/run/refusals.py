@@ -1,4 +1,4 @@
-"""Why a row is not trained: what only this moment, this machine or the prepared data tells of it."""
+"""Reasons not to train a row that depend on this moment, this machine or the prepared data."""
 
 import math
 
@@ -8,10 +8,10 @@ from lockstep.errors import BadInput
 
 
 def refuse_to_start(row: Row) -> None:
-    """Raises BadInput where the row can't be trained, here or anywhere. Called once, before a run and its repeats.
+    """Raises BadInput if the row can't be trained, here or anywhere. Called once, before a run and its repeats.
 
-    What depends on this moment belongs here; on the settings alone, in `Row.refuse`; on packages, in `Row.unavailable`;
-    on what the machine has, in `hardware.resolve`, which the Snakefile and the report ask too.
+    Checks that depend on this moment belong here; on the settings alone, in `Row.refuse`; on packages, in
+    `Row.unavailable`; on the machine's devices, in `hardware.resolve`, which the Snakefile and the report call too.
     """
     row.refuse()
     refuse_less(row.asked, row.hardware)
@@ -20,23 +20,23 @@ def refuse_to_start(row: Row) -> None:
 
 
 def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
-    """Raises BadInput where DistributedDataParallel would wait for gradients that never come.
+    """Raises BadInput if DistributedDataParallel would wait for gradients that are never computed.
 
-    Not with LoRA, by which most parameters are none that it waits for.
+    This does not happen with LoRA, which freezes the model's own parameters.
     """
     waits = row.options.get("find_unused_parameters") is False and row.hardware.processes > 1
     if unused and waits and not row.train.lora:
         others = f" (and {len(unused) - 1} more)" if unused[1:] else ""
         raise BadInput(
-            f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, which {row.strategy} must be told of."
-            " Set find_unused_parameters: true in the row, or leave the parameter out of the model."
+            f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, but {row.strategy} would wait"
+            " for it. Set find_unused_parameters: true in the row, or leave the parameter out of the model."
         )
 
 
 def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
-    """Raises BadInput where one of the row's lora_targets names none of the model's layers.
+    """Raises BadInput if one of the row's lora_targets names none of the model's layers.
 
-    layers: of the model, by path, the smaller side of each one's matrix; empty where it is not known.
+    layers: the smaller side of each layer's matrix, by path; empty if the layers are not known.
     """
     named = set(row.train.lora_targets or [])
     if not (row.train.lora and layers and named) or "all-linear" in named:
@@ -51,9 +51,9 @@ def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
 
 
 def refuse_heads(row: Row, heads: dict[str, int]) -> None:
-    """Raises BadInput where the row's ranks can't divide the model's attention heads.
+    """Raises BadInput if the row's ranks can't divide the model's attention heads evenly.
 
-    heads: how many there are, by the names that the model's configuration has for them; empty where it has none.
+    heads: the numbers of heads, by their names in the model's configuration; empty if it has none.
     """
     parts, named = row.product("DIVIDES_HEADS")
     if parts == 1:
@@ -64,5 +64,5 @@ def refuse_heads(row: Row, heads: dict[str, int]) -> None:
         if number % parts:
             raise BadInput(
                 f"rows.{row.name}.{named}: {parts} ranks can't share the model's {number} heads ({name}) evenly. Take a"
-                f" number that divides {math.gcd(*heads.values())}."
+                f" divisor of {math.gcd(*heads.values())}."
             )

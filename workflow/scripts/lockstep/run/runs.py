@@ -1,4 +1,4 @@
-"""One run: a row trained once, from its settings to its record."""
+"""One run, which trains a row once: from its settings to its record."""
 
 import contextlib
 import datetime
@@ -39,25 +39,26 @@ from lockstep.run import (
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Outcome, Saved
 
-# What a run leaves in its folder. Taken away before it is run again: nothing of one may stand beside another's record.
+# What a run leaves in its folder. It is removed before the next run, so that no file stands beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
     *(paths.LIVE, paths.NODES, paths.HAND, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
     *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 
-LAST_WORDS = 30  # lines of each rank's log that stand in that of a run that failed
+LAST_WORDS = 30  # lines of each rank's log that the log of a failed run repeats
 
 
 def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | None = None) -> dict:
     """Train `row` once, in processes of its own, and return its record, which is written as record.json.
 
-    A run that is timed and was disturbed is repeated at once, `config.retries` times at most; the last attempt counts,
-    and its record tells of those before it. Later would be too late: the runs that it is compared with are made now.
-    It goes on from the latest state that is saved in its folder, or in that of another run, `resume`.
+    A timed run that was disturbed is repeated at once, at most `config.retries` times, because the runs that it is
+    compared with are made at this time. The last attempt counts, and its record describes the earlier ones.
+    A run continues from the latest state that is saved in its folder, or in the folder `resume` of another run.
 
-    Raises BadInput where it can't be started, as where another process runs in its folder; RunFailed, after
-    failed.json was written, where it did not succeed.
+    Raises BadInput if it can't be started, for example because another process runs in its folder. Raises RunFailed if
+    it failed, RunSaved if it was ended with its state saved, and RunStopped if it was ended otherwise; failed.json is
+    written before.
     """
     if repeat < 1:
         raise BadInput(f"--repeat {repeat}: repetitions are numbered from 1.")
@@ -67,14 +68,14 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refusals.refuse_to_start(row)
     refusals.refuse_unused_parameters(row, about.get("unused_parameters", []))
     refusals.refuse_lora_targets(row, about.get("lora_layers", {}))
-    if "heads" in about:  # data that earlier versions prepared do not say
+    if "heads" in about:  # data that an earlier version prepared lacks them
         refusals.refuse_heads(row, about["heads"])
     disturbed: list[dict] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
             finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
             reasons = finished["watch"]["disturbed"]
-            # One that was carried on is no measurement, however often it is repeated.
+            # A resumed run is no measurement, however often it is repeated.
             if not row.kind.measured or not reasons or finished["resumed"] or len(disturbed) == config.retries:
                 return finished
             attempt = {name: finished[name] for name in ("started", "wall_seconds")}
@@ -85,17 +86,17 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run, as it is settled before anything starts: what it trains, where, and from which state."""
+    """One attempt at a run, determined before anything starts: what it trains, where, and from which state."""
 
     row: Row
     results: Path
-    folder: Path  # of the run
+    folder: Path  # the run's
     plan: Plan
     settings: Settings
-    state: Path | None  # that it carries on from
+    state: Path | None  # the saved state from which it continues
     rendezvous: addresses.Rendezvous
-    lead: coordination.Lead | None  # of the other nodes, where there are any
-    notes: list[str]  # what a reader of the table must know
+    lead: coordination.Lead | None  # leads the other nodes, if there are any
+    notes: list[str]  # what readers of the table must know
 
 
 def _run(
@@ -110,7 +111,8 @@ def _run(
 ) -> dict:
     attempt = _settle(config, row, repeat, results, plan, resume, lead)
     folder, notes = attempt.folder, attempt.notes
-    write_json(folder / paths.SETTINGS, asdict(attempt.settings))  # first: what can't be written removes nothing
+    # This comes first, so that nothing is removed if it can't be written.
+    write_json(folder / paths.SETTINGS, asdict(attempt.settings))
     _clear(attempt)
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
@@ -141,7 +143,7 @@ def _settle(
     resume: Path | None,
     lead: coordination.Lead | None,
 ) -> Attempt:
-    """What an attempt trains. Raises BadInput where its ranks could not meet, or a state can't be gone on from."""
+    """The attempt. Raises BadInput if its ranks could not meet, or if `resume` has no state to continue from."""
     folder, data = results / row.folder(repeat), data_folder(results)
     rendezvous = lead.meet() if lead else addresses.alone(row)
     if launchers.meets_in_a_file(row.options):
@@ -157,8 +159,8 @@ def _settle(
     notes: list[str] = []
     if not paths.ready_file(results, config.data_key).is_file():
         notes.append(
-            f"{data} was prepared with another task, data, model or train.seed than this configuration's; to train by"
-            " this one, run prepare.py and plan.py with it"
+            f"{data} was prepared with another task, data, model or train.seed than this configuration's; to train with"
+            " this configuration, run prepare.py and plan.py with it"
         )
     state = saved.find(folder, settings, plan, notes.append)
     if resume and resume.resolve() != folder.resolve():
@@ -168,7 +170,7 @@ def _settle(
 
 
 def _clear(attempt: Attempt) -> None:
-    """Take away what an earlier run or attempt left in the folder; what a run that is carried on adds to stays."""
+    """Remove what an earlier run or attempt left in the folder, except what a resumed run adds to."""
     folder = attempt.folder
     for name in LEFT:
         path = folder / name
@@ -181,13 +183,13 @@ def _clear(attempt: Attempt) -> None:
         for name in (paths.TENSORBOARD, paths.SNAPSHOTS, paths.PICTURES):
             shutil.rmtree(folder / name, ignore_errors=True)
     remove_unfinished(folder)
-    for left in folder.glob(".*.tmp"):  # of files, where a supervisor was killed while it wrote
+    for left in folder.glob(".*.tmp"):  # left if a supervisor was killed while it wrote a file
         left.unlink(missing_ok=True)
     (folder / paths.RANKS).mkdir()
 
 
 def _about(attempt: Attempt, repeat: int, disturbed_before: list[dict]) -> dict:
-    """What a record says of a run however it ends."""
+    """The part of a run's record that does not depend on how the run ends."""
     row, settings = attempt.row, attempt.settings
     return {
         "row": row.name,
@@ -209,7 +211,7 @@ def _about(attempt: Attempt, repeat: int, disturbed_before: list[dict]) -> dict:
 
 @contextlib.contextmanager
 def _on_unchanged_data(attempt: Attempt):
-    """Raises RunFailed where prepared data was changed during the block, whatever else happened in it."""
+    """Raises RunFailed if prepared data was changed during the block, whatever else happened in it."""
     before = prepared.stamps(attempt.results)
     try:
         yield
@@ -220,10 +222,10 @@ def _on_unchanged_data(attempt: Attempt):
 
 
 def _failed(attempt: Attempt, about: dict, error: BaseException) -> Exception:
-    """Write failed.json, and return what is to be raised for a run that `error` ended."""
+    """Write failed.json, and return the exception to raise for a run that `error` ended."""
     folder, log = attempt.folder, attempt.folder / paths.LOG
     reason = str(error) or "interrupted"
-    remove_unfinished(folder)  # of which a full disk may have room for the reason
+    remove_unfinished(folder)  # which may free space for the reason on a full disk
     try:
         record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
         _add_last_words(folder, log)
@@ -239,22 +241,20 @@ def _failed(attempt: Attempt, about: dict, error: BaseException) -> Exception:
 
 
 def _before(row: Row, others: list[dict]) -> list[str]:
-    """What a reader must know of a run before it starts: its GPUs, which is also said at once, and its batch.
+    """Notes on a run that are known before it starts: on its GPUs, which are also printed, and on its batch.
 
-    `others` are processes on its GPUs.
-
-    A run beside others is not refused, no more than one on busy cores: they may end before it is timed. Where they do
-    not, the watcher says that it was disturbed.
+    others: other processes on its GPUs. A run beside them is not refused, just as on busy cores, because they may end
+    before it is timed. If they do not, the watcher reports that the run was disturbed.
     """
     notes = []
     if others:
-        notes.append(f"others were on its GPUs before it started: {', '.join(map(nvml.say, others))}")
+        notes.append(f"other processes were on its GPUs before it started: {', '.join(map(nvml.say, others))}")
     if row.hardware.device == "cuda" and (folder := nvml.mps_folder()):
         notes.append(
             f"NVIDIA's Multi-Process Service is on ({folder}): kernels of several processes share a GPU at one time"
         )
     if row.hardware.device == "cuda" and built_for_amd():
-        notes.append("its GPUs are AMD's: processes of others, clocks, utilisation and energy are not told of")
+        notes.append("its GPUs are AMD's: other processes on them, clocks, utilisation and energy are not recorded")
     for note in notes:
         print(f"warning: {row.name}: {note}", file=sys.stderr, flush=True)
     hardware = row.hardware
@@ -265,13 +265,13 @@ def _before(row: Row, others: list[dict]) -> list[str]:
         sharing = f"{row.replicas} {'devices' if row.ranks_per_replica == 1 else 'replicas'}"
         size = f"{row.train.device_batch} x {sharing} x {row.train.accumulation} micro-batches"
         theirs = row.shared.train.global_batch
-        beside = "" if row.train.global_batch == theirs else f", where the table's is {theirs}"
+        beside = "" if row.train.global_batch == theirs else f", but the table's is {theirs}"
         notes.append(f"its global batch is {row.train.global_batch}: {size}{beside}")
     return notes
 
 
 def profile(config: Config, row: Row, results: Path) -> str:
-    """Take a few of the row's steps apart in a run of their own, which leaves profile.json, and say what was found."""
+    """Profile a few of the row's steps in a run of their own, which writes profile.json, and return what was found."""
     profiled = config.profiled(row)
     folder = results / profiled.folder(1)
     with lifetime.hold(folder):
@@ -281,15 +281,16 @@ def profile(config: Config, row: Row, results: Path) -> str:
             shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
         measured = read_json(folder / paths.PROFILE)
     whole = sum(measured["seconds"].values())
-    # As shares: how long a step takes is for the timed runs to say.
+    # As shares, because only the timed runs tell how long a step takes.
     parts = ", ".join(f"{name} {100 * seconds / whole:.0f}" for name, seconds in measured["seconds"].items())
-    return f"{row.name}: a step's time by what it goes to, in %: {parts}"
+    return f"{row.name}: a step's time by phase, in %: {parts}"
 
 
 def _train(attempt: Attempt, others: list[int]) -> dict:
-    """Start the ranks, wait for them, and return what they left; `others` are processes that were on the GPUs before.
+    """Start the ranks, wait for them, and return their part of the record.
 
-    Raises RunFailed where they did not succeed or trained other work, and OtherWork where that is the reason.
+    others: the ids of processes that were on the GPUs before. Raises RunFailed if the ranks failed, and its subclass
+    OtherWork if they trained anything but the plan.
     """
     row, folder, plan, lead = attempt.row, attempt.folder, attempt.plan, attempt.lead
     command = launchers.command(row.settings(), paths.TRAIN, folder, attempt.rendezvous)
@@ -317,7 +318,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     weights = read_json(data_file(attempt.results))["weights"]
     if any(rank["hashes"]["weights"] != weights for rank in ranks):
         file = data_folder(attempt.results) / paths.WEIGHTS
-        raise RunFailed(f"a rank started from other weights than those in {file}")
+        raise RunFailed(f"a rank started from weights that differ from those in {file}")
     record.write_events(folder / paths.EVENTS, ranks)
     summary = summing.summarise(ranks, plan, attempt.results)
     summary["departed"] = summing.departed(row, ledger, plan, ranks)
@@ -325,7 +326,9 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
         raise OtherWork(summary["departed"][0])
     summary["notes"] += summary["departed"]
     if any(status["watch"] is None for status in statuses):
-        summary["notes"].append("nothing watched the other machines: its launcher starts their ranks from the first")
+        summary["notes"].append(
+            "the other machines were not watched, because its launcher starts their ranks from the first one"
+        )
     watch = _judged(attempt, ranks, statuses)
     if summary["resumed"]:
         steps = " and ".join(str(step) for step in summary["resumed"])
@@ -335,9 +338,9 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
 
 
 def _require_success(attempt: Attempt, outcome: Outcome) -> list[dict]:
-    """What the other nodes say of their ranks. Raises RunFailed, or OtherWork, with the first reason why a run failed.
+    """The reports of the other nodes. Raises RunFailed, or OtherWork, with the first reason if the run failed.
 
-    Some launchers fail, or abort, after all is done: what the ranks have written says how the run went.
+    Some launchers fail or abort after all work is done, so what the ranks have written decides.
     """
     row, folder, lead = attempt.row, attempt.folder, attempt.lead
 
@@ -363,7 +366,7 @@ def _require_success(attempt: Attempt, outcome: Outcome) -> list[dict]:
 
 
 def _checked_ledger(attempt: Attempt) -> dict:
-    """What all ranks trained, which is written too. Raises OtherWork where it is not the plan, and must be."""
+    """Gather the ledger of all ranks, and write it. Raises OtherWork if it must be the plan and is not."""
     row, folder, processes = attempt.row, attempt.folder, attempt.row.hardware.processes
     ledger = gather_ledger(folder, processes)
     times = times_trained(row.strategy, row.options, processes) if row.kind.forgives else 1
@@ -375,7 +378,7 @@ def _checked_ledger(attempt: Attempt) -> dict:
 
 
 def _judged(attempt: Attempt, ranks: list[dict], statuses: list[dict]) -> dict:
-    """What the watchers of all nodes saw, and why the run was disturbed where it was."""
+    """What the watchers of all nodes saw, and why the run was disturbed, if it was."""
     window = record.window([rank for rank in ranks if rank["node"] == 0])
     busy = busy_cores(asdict(attempt.row.hardware))
     watch = watcher.judge(watcher.read(attempt.folder), window, cpu_cores(), busy)
@@ -387,7 +390,7 @@ def _judged(attempt: Attempt, ranks: list[dict], statuses: list[dict]) -> dict:
 
 @contextlib.contextmanager
 def _training_log(folder: Path, settings: Settings, plan: Plan, log):
-    """Tell of the run every `train.log_every` steps while the block runs, by the function that is given to it."""
+    """Log the run every `train.log_every` steps, whenever the block calls the function that it gets."""
     if not settings.train.log_every:
         yield lambda: None
         return
@@ -395,7 +398,7 @@ def _training_log(folder: Path, settings: Settings, plan: Plan, log):
     def say(line: str) -> None:
         log.write(f"{line}\n")
         log.flush()
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+        with contextlib.suppress(BrokenPipeError):  # the reader is gone
             tqdm.write(f"{settings.row}: {line}")
 
     watched = training_log.Log(folder, settings, plan, say)
@@ -407,9 +410,9 @@ def _training_log(folder: Path, settings: Settings, plan: Plan, log):
 
 
 def _add_last_words(folder: Path, log: Path) -> None:
-    """Add to the run's log what ranks other than the main one said last, the one that failed first at its end.
+    """Append to the run's log the last lines of the other ranks' logs; those of the rank that failed first come last.
 
-    It is the end of that log which the report shows.
+    The report shows the end of the run's log.
     """
     failed = [error["rank"] for error in record.read_errors(folder)]
     files = {int(file.stem): file for file in (folder / paths.RANKS).glob(paths.rank_log(folder, "*").name)}
@@ -418,4 +421,4 @@ def _add_last_words(folder: Path, log: Path) -> None:
         for rank in order:
             lines = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
             if lines:
-                stream.write("\n".join([f"the last of {files[rank]}:", *lines, ""]))
+                stream.write("\n".join([f"the last lines of {files[rank]}:", *lines, ""]))

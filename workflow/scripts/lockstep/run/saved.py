@@ -1,6 +1,6 @@
-"""The states that a run saves on its way, as its supervisor sees them: which of them it can go on from, and why not.
+"""The saved states of a run, as its supervisor sees them: from which one the run can continue, and why not from others.
 
-What they hold, and how they are written and read, is rank/resumption.py's.
+rank/resumption.py defines their content, and writes and reads them.
 """
 
 import datetime
@@ -20,13 +20,14 @@ from lockstep.files import hash_arrays, hash_text, read_json, verify
 from lockstep.model.schedule import lr_factor
 from lockstep.run import lifetime
 
-# What may change, besides what decides nothing, between a state and the run that goes on from it. How long a run is,
-# and its schedule, may; the steps and learning rates up to the state may not, and are compared by themselves.
+# Settings that may differ between a state and the run that continues from it, besides those that do not affect results.
+# The length of a run and its schedule may differ; the steps and learning rates up to the state may not, and are
+# compared by themselves.
 MAY_CHANGE = {"train": [name for name, about in keys(Train).items() if about.may_change]}
 
 
 def describe(settings: Settings, plan: Plan, step: int) -> dict:
-    """What a state after `step` steps was made of, as its manifest.json says it."""
+    """What a state after `step` steps depends on, for its manifest.json."""
     data = read_json(Path(settings.data) / paths.ABOUT_DATA)
     factor = lr_factor(settings.train, plan.steps, plan.epochs)
     rates = [factor(number) for number in range(step)]
@@ -49,11 +50,11 @@ def _asked(settings: Settings) -> dict:
 
 
 def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = False) -> Path | None:
-    """The latest state in a run's `folder` that is whole, and that this run can go on from; None if there is none.
+    """The latest complete state in a run's `folder` from which this run can continue; None if there is none.
 
-    `say` is told, in a sentence, of each that is there and is not taken. One made on other hardware, as by another
-    number of processes, is taken only with `anywhere`. States are whole when every file is as it was
-    written; one of the plan's last step is a finished run's, from which only a longer one goes on.
+    `say` is called with a sentence about each state that can't be used. A state from other hardware, such as another
+    number of processes, is used only with `anywhere`. A state is complete if every file is as it was written. A state
+    after the plan's last step belongs to a finished run; only a longer run continues from it.
     """
     for state in paths.saved_states(folder):
         try:
@@ -65,16 +66,16 @@ def find(folder: Path, settings: Settings, plan: Plan, say, anywhere: bool = Fal
         if manifest["step"] >= plan.steps:
             continue
         if why := difference(manifest, now, anywhere):
-            say(f"{state} is not gone on from: {why}")
+            say(f"{state} is not used: {why}")
             continue
         return state
     return None
 
 
 def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
-    """The latest state of another run, on whatever hardware, that this one can go on from.
+    """The latest state of another run, on any hardware, from which this run can continue.
 
-    Raises BadInput where `run` is not a folder of a run, is at work, or has none.
+    Raises BadInput if `run` is not a folder of a run, is running, or has no such state.
     """
     paths.must_be_run(run)
     lifetime.refuse_held([run])
@@ -84,14 +85,14 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
         return state
     if not reasons:
         there = paths.saved_states(run)
-        reasons = ["it is at its end; raise train.epochs" if there else "none is there; set train.checkpoint_every"]
-    raise BadInput(f"--resume {run}: there is no state to go on from: {'; '.join(reasons)}.")
+        reasons = ["the run is finished; raise train.epochs" if there else "it has none; set train.checkpoint_every"]
+    raise BadInput(f"--resume {run}: there is no state to continue from: {'; '.join(reasons)}.")
 
 
 def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
-    """Why the state of one manifest is not on the way of a run that another one describes; empty if it is.
+    """Why the run that `now` describes can't continue from the state of `manifest`; empty if it can.
 
-    With `anywhere`, the hardware may be another, and how many ranks hold a replica.
+    With `anywhere`, the hardware and the number of ranks per replica may differ.
     """
     asked, asked_now = (_of_any_layout(about["asked"]) if anywhere else about["asked"] for about in (manifest, now))
     for name, *values in differing(asked, asked_now):
@@ -100,24 +101,24 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
     if manifest["data"] != now["data"]:
         return "data or initial weights have changed since"
     if manifest["plan"] != now["plan"]:
-        return f"the plan's first {manifest['step']} steps are others now"
+        return f"the plan's first {manifest['step']} steps have changed since"
     if manifest["rates"] != now["rates"]:
         return (
-            f"the learning rates of its {manifest['step']} steps would be others now, as the schedule is by the number"
-            " of all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
+            f"the learning rates of its {manifest['step']} steps would differ now, because the schedule depends on the"
+            " number of all steps; with schedule: constant, and warmup 0 or a number of steps, a run can be made longer"
         )
     return ""
 
 
 def _of_any_layout(asked: dict) -> dict:
-    """Settings without the hardware, and without what says how ranks are laid out."""
+    """Settings without the hardware, and without the options that determine the layout of ranks."""
     layout = {key for literal in registry.PRODUCTS for key in registry.literals(asked["strategy"])[literal]}
     options = {key: value for key, value in asked["options"].items() if key not in layout}
     return asked | {"hardware": None, "options": options}
 
 
 def remove(folder: Path, but: Path | None = None) -> None:
-    """Remove a run's states, whole and half-written, but one."""
+    """Remove a run's states, complete or not, except `but`."""
     for state in (folder / paths.SAVED).glob("*"):
         if state != but:
             shutil.rmtree(state, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether what lies in a results folder was made with the settings, and from the data, that its row has now."""
+"""Whether results were made with the settings and the data that their row has now."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,20 +11,20 @@ from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.paths import RECORD, SETTINGS, data_file, plan_summary_file
 
-LISTED = 4  # settings in a reason, at most
+LISTED = 4  # how many settings a reason lists at most
 
 
 def run(config: Config, row: Row, record: dict, results: Path) -> str:
-    """Why the record of one of the row's runs is not of the row as it is now; empty if it is."""
+    """Why the record of a run does not match its row as it is now; empty if it does."""
     return _listed(
         differences(record["asked"], _now(config, row)) + _data(config, row, record.get("hashes", {}), results)
     )
 
 
 def folder(config: Config, row: Row, results: Path) -> str:
-    """Why the row's first repetition, proof or profile is not of the row as it is now; empty if it is.
+    """Why the row's first repetition, proof or profile does not match the row as it is now; empty if it does.
 
-    By its settings.json.
+    The comparison is by its settings.json.
     """
     files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
     settings, ended = map(_read, files)
@@ -32,33 +32,34 @@ def folder(config: Config, row: Row, results: Path) -> str:
 
 
 def written(config: Config, record: dict) -> str:
-    """Why a record is not of the row as the configuration has it, on any machine; empty if it is.
+    """Why a record does not match its row in the configuration, on any machine; empty if it does.
 
-    `auto` and `all` may differ between machines.
+    The values of settings that are `auto` or `all` may differ between machines.
     """
     row = config.repetition(config.rows[record["row"]], record["repeat"])
     asked, train = asdict(row.asked), asdict(row.train)
-    # One device has one process, and a record's folder is named by those.
+    # A device has one process, and a record's folder is named by the number of processes.
     by_machine = {"hardware": ["processes", *(key for key, value in asked.items() if value in ("auto", "all"))]}
     now = deciding({"strategy": row.strategy, "options": row.options, "train": train, "hardware": asked})
     if row.train.device_batch and record["asked"]["train"].get("device_batch"):
-        # The global batch is by the number of devices, and so by the machine.
+        # The global batch depends on the number of devices, and so on the machine.
         by_machine["train"] = ["global_batch"]
         now["train"]["device_batch"] = row.train.device_batch
     return _listed(differences(record["asked"], without(now, by_machine) | {"dropout": config.model.dropout}))
 
 
 def differences(recorded: dict, now: dict) -> list[str]:
-    """What differs of the settings that both have, as in `train.epochs 3, now 30`."""
+    """The differences between settings that both have, such as `train.epochs 3, now 30`."""
     return [
         f"{name} {_word(before)}, now {_word(after)}"
         for name, before, after in differing(recorded, now)
-        if ABSENT not in (before, after) and name != "plan"  # which is named by settings that stand here themselves
+        if ABSENT not in (before, after)
+        and name != "plan"  # the plan is named by settings that are compared themselves
     ]
 
 
 def _read(file: Path) -> dict:
-    """What a file says; nothing where it is missing or damaged, which is told elsewhere."""
+    """The content of a file; empty if it is missing or damaged, which is reported elsewhere."""
     try:
         return read_object(file, ()) if file.is_file() else {}
     except BadInput:
@@ -70,7 +71,7 @@ def _now(config: Config, row: Row) -> dict:
 
 
 def _data(config: Config, row: Row, hashes: dict, results: Path) -> list[str]:
-    """How the data that is there is not what the configuration asks for, or what a run with these hashes trained on."""
+    """How the present data differs from what the configuration asks for, and from that of a run with `hashes`."""
     about = read_json(data_file(results))
     differing = differences(about.get("asked", {}), config.data_settings)
     plan = plan_summary_file(results, row.plan_name)

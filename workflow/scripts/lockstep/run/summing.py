@@ -1,4 +1,4 @@
-"""What the files of a run's ranks come to, in its record: the slowest rank's time, everybody's memory and energy."""
+"""How the files of a run's ranks are combined in its record: the slowest rank's time, the total memory and energy."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def summarise(ranks: list[dict], plan: Plan, results: Path) -> dict:
 
 
 def departed(row: Row, ledger: dict, plan: Plan, ranks: list[dict]) -> list[str]:
-    """In what a run departed from its plan and its schedule, where it may depart from either, or steps the latter."""
+    """How a run departed from its plan, if it may, and from the schedule of the learning rate; empty if it did not."""
     factor = lr_factor(row.train, plan.steps, plan.epochs)
     asked = [row.train.learning_rate * factor(step) for step in range(plan.steps)]
     said = [departures(ledger, plan) if row.may_depart else "", *(other_rates(asked, rank["rates"]) for rank in ranks)]
@@ -66,7 +66,7 @@ def departed(row: Row, ledger: dict, plan: Plan, ranks: list[dict]) -> list[str]
 
 
 def _evaluation(dev: list[dict], seconds: float) -> dict | None:
-    """How long all evaluations on the dev split took, and how many samples a second they had; None without any."""
+    """The seconds of all evaluations on the dev split, and their samples per second; None if there were none."""
     samples = sum(scores["support"] for scores in dev)
     if not samples or not seconds:
         return None
@@ -74,7 +74,7 @@ def _evaluation(dev: list[dict], seconds: float) -> dict | None:
 
 
 def _total(ranks: list[dict]) -> dict:
-    """Each kind of memory of each rank, and of all together, in MiB; None where the device has no such kind."""
+    """Each kind of memory per rank and in total, in MiB; None if the device has no such kind."""
     totals = {}
     for kind in ranks[0]:
         values = [round(rank[kind], 1) for rank in ranks if rank[kind] is not None]
@@ -83,7 +83,7 @@ def _total(ranks: list[dict]) -> dict:
 
 
 def _by_gpu(ranks: list[dict], kind: str) -> list[float]:
-    """What all ranks together had on each GPU of each node, of what each had on each of its own."""
+    """The memory of all ranks together on each GPU of each node, in MiB."""
     sums = []
     for number in sorted({rank["node"] for rank in ranks}):
         theirs = [rank[kind] for rank in ranks if rank["node"] == number]
@@ -92,7 +92,7 @@ def _by_gpu(ranks: list[dict], kind: str) -> list[float]:
 
 
 def foreign_gpus(ranks: list[dict]) -> list[str]:
-    """Which ranks used another GPU than their own; `memory_by_gpu` is what each had on each GPU, in MiB."""
+    """The ranks that used a GPU other than their own; `memory_by_gpu` is each rank's memory on each GPU, in MiB."""
     return [
         f"rank {rank} had {used:.1f} MiB on GPU {number}, which is not its own: it did not choose its device in time,"
         " or read a checkpoint onto the GPU that it was saved from"
@@ -103,7 +103,7 @@ def foreign_gpus(ranks: list[dict]) -> list[str]:
 
 
 def _joules(machines: list[dict]) -> dict:
-    """The energy of each kind of device, over all machines; None where one of them does not tell."""
+    """The energy of each kind of device over all machines; None if one of them does not count it."""
     return {
         f"{kind}_joules": None if any(machine[kind] is None for machine in machines) else sum(m[kind] for m in machines)
         for kind in ("gpu", "cpu")

@@ -1,6 +1,6 @@
-"""Programs that show a run's figures while it trains: TensorBoard and MLflow, each where `train.log_to` names it.
+"""Programs that show a run's figures while it trains: TensorBoard and MLflow, if `train.log_to` names them.
 
-They are written to by a thread, as a server may be slow; one that fails is told of, and the run goes on without it.
+A thread writes to them, because a server may be slow. If one fails, that is reported, and the run continues without it.
 """
 
 import os
@@ -14,11 +14,11 @@ from lockstep.errors import brief
 
 
 class Trackers:
-    """All trackers of `train.log_to`, used as one. `say` is told where one fails."""
+    """All trackers of `train.log_to`, used as one. `say` is called with a warning if one fails."""
 
     def __init__(self, folder: Path, settings: Settings, say: Callable[[str], None]):
         self.say, self.open = say, {}
-        self.thread = ThreadPoolExecutor(max_workers=1)  # which starts with the first thing to do
+        self.thread = ThreadPoolExecutor(max_workers=1)  # the thread starts with the first task
         for name in settings.train.log_to:
             self.thread.submit(self._start, name, folder, settings)
 
@@ -32,8 +32,8 @@ class Trackers:
     def _start(self, name: str, folder: Path, settings: Settings) -> None:
         try:
             self.open[name] = {"tensorboard": TensorBoard, "mlflow": MLflow}[name](folder, settings)
-        except Exception as error:  # whatever a library and its server come upon
-            self.say(f"warning: {name} gets nothing of this run: {brief(error)}")
+        except Exception as error:  # a library and its server may fail in any way
+            self.say(f"warning: {name} records nothing of this run: {brief(error)}")
 
     def _each(self, do: Callable) -> None:
         for name, tracker in list(self.open.items()):
@@ -41,11 +41,11 @@ class Trackers:
                 do(tracker)
             except Exception as error:
                 del self.open[name]
-                self.say(f"warning: {name} gets no more of this run: {brief(error)}")
+                self.say(f"warning: {name} records no more of this run: {brief(error)}")
 
 
 class TensorBoard:
-    """Event files in the run's folder: `tensorboard --logdir results/runs` shows all rows beside each other."""
+    """Event files in the run's folder; `tensorboard --logdir results/runs` shows all rows side by side."""
 
     def __init__(self, folder: Path, settings: Settings):
         from tensorboardX import SummaryWriter
@@ -62,10 +62,10 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment `lockstep` (or MLFLOW_EXPERIMENT_NAME) where MLFLOW_TRACKING_URI says."""
+    """A run of the experiment `lockstep` (or MLFLOW_EXPERIMENT_NAME) on the server of MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path, settings: Settings):
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # else a server that is gone takes minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # otherwise a server that is down costs minutes
         import mlflow
 
         self.client = mlflow.MlflowClient()

@@ -1,7 +1,7 @@
-"""What a person watches while a run trains: a line every `train.log_every` steps, and the same for TensorBoard, MLflow.
+"""The log of a run while it trains: a line every `train.log_every` steps, also for TensorBoard and MLflow.
 
-Rank 0 notes them in memory that it shares with its supervisor (rank/losses.py), without a system call; all that
-takes time, the supervisor does.
+Rank 0 writes the numbers into memory that it shares with its supervisor (rank/losses.py), without a system call; the
+supervisor does everything that takes time.
 """
 
 import math
@@ -20,10 +20,10 @@ from lockstep.run.trackers import Trackers
 
 
 class Notes:
-    """Steps done, seconds trained, learning rate, loss and its terms, as rank 0 noted them: float64 [n, 4 + terms].
+    """Steps done, seconds trained, learning rate, loss and its terms, as rank 0 writes them: float64 [n, 4 + terms].
 
     The first row says where the run began, and has no loss. Rows that are not written yet have -1 steps. The rate is
-    noted where it may not be the schedule's, and else no number.
+    NaN unless it may differ from the schedule's.
     """
 
     def __init__(self, folder: Path, rows: int | None = None, terms: int = 0):
@@ -34,13 +34,13 @@ class Notes:
         self.count = 0
 
     def write(self, step: int, seconds: float, losses: np.ndarray | float, rate: float = math.nan) -> None:
-        """losses: that of the step and those of its terms, [1 + terms]; or one number for all."""
+        """losses: the step's loss and its terms, [1 + terms]; or one number for all of them."""
         self.table[self.count, 1:3], self.table[self.count, 3:] = (seconds, rate), losses
-        self.table[self.count, 0] = step  # last: it says that the row is there
+        self.table[self.count, 0] = step  # last, because it marks the row as written
         self.count += 1
 
     def new(self) -> list[tuple[int, float, float, list[float]]]:
-        """The rows that were not read before: step, seconds, learning rate, and the loss with its terms behind it."""
+        """The rows that were not read before: step, seconds, learning rate, and the loss followed by its terms."""
         rows = []
         while self.count < len(self.table) and self.table[self.count, 0] >= 0:
             step, seconds, rate, *losses = self.table[self.count].tolist()
@@ -50,14 +50,14 @@ class Notes:
 
 
 class Log:
-    """Reads the notes of a run while it trains, and says them to `say` and to its trackers."""
+    """Reads the notes of a run while it trains, and passes them on to `say` and to the trackers."""
 
     def __init__(self, folder: Path, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.plan, self.train, self.say = plan, settings.train, say
         self.factor = lr_factor(settings.train, plan.steps, plan.epochs)
         self.terms = registry.task_literals(settings.task)["TERMS"]
         self.notes = Notes(folder, plan.steps // settings.train.log_every + 2, len(self.terms))
-        self.began = self.before = None  # the first row, and the latest
+        self.began = self.before = None  # the first row, and the previous one
         self.trackers = Trackers(folder, settings, say)
 
     def update(self) -> None:
@@ -68,7 +68,7 @@ class Log:
             self.began = self.began or row
 
     def finish(self, dev: list[dict]) -> None:
-        """The run has ended, however it did; `dev`: the scores on the dev split, by step."""
+        """Called after the run's end, however it ended; `dev`: the scores on the dev split, by step."""
         self.update()
         for scores in dev:
             figures = {f"dev/{name}": value for name, value in scores.items() if name not in ("step", "support")}

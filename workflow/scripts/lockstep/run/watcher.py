@@ -1,10 +1,11 @@
-"""Watching, from a process of low priority beside a timed run, whether anything else uses the machine.
+"""A process of low priority beside a timed run, which watches whether anything else uses the machine.
 
-    python -m lockstep.run.watcher FOLDER GPUS STRANGERS BY_HAND   (started by `beside`, with lists in JSON)
+    python -m lockstep.run.watcher FOLDER GPUS OTHERS BY_HAND   (started by `beside`, with lists in JSON)
 
-It samples the process that started it, those that run ranks by hand, and GPUs, until it is ended. Each second's sample
-is a line of watch.jsonl: what processes other than the run's used of the CPUs, which of them are on the run's GPUs, and
-how busy, fast, hot and full those are. `judge` then says whether a run was disturbed.
+It samples the process that started it, the processes that run ranks by hand, and GPUs, until it is ended. Each second
+it writes a line to watch.jsonl: how much of the CPUs processes other than the run's used, which of them are on the
+run's GPUs, and the utilisation, clock, temperature and memory of those GPUs. `judge` then decides whether a run was
+disturbed.
 """
 
 import contextlib
@@ -23,22 +24,23 @@ from lockstep.errors import no_room
 from lockstep.paths import SCRIPTS, WATCH
 
 INTERVAL = 1.0  # seconds
-LAST_SAMPLE = 10.0  # seconds for it, on a machine so busy that a process of low priority gets nothing
-# What others may take of the cores that a run keeps busy (hardware.busy_cores). Of the other cores they may take all.
+LAST_SAMPLE = 10.0  # seconds to wait for the last sample, on a machine too busy for a process of low priority
+# The share of the cores that a run keeps busy (hardware.busy_cores) that others may use; they may use all other cores.
 OTHERS_ALLOWED = 0.02
 
 
 @contextlib.contextmanager
-def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_hand: list[int] = ()):
-    """Watch while the block runs, on these GPUs (by the numbers of nvidia-smi), where these processes already were.
+def beside(folder: Path, gpus: list[int] = (), others: list[int] = (), by_hand: list[int] = ()):
+    """Watch these GPUs (by nvidia-smi's numbers) and the CPUs while the block runs.
 
-    by_hand: processes of the run that somebody else started, and not this one.
+    others: the ids of other processes that were already on the GPUs.
+    by_hand: the ids of processes of the run that were started by somebody else, not by this process.
     """
     from lockstep.run import lifetime
     from lockstep.run.processes import signals_wait
 
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, strangers, by_hand))]
+    command = [sys.executable, "-m", "lockstep.run.watcher", str(folder), *map(json.dumps, (gpus, others, by_hand))]
     process = None
     try:
         with signals_wait():
@@ -48,22 +50,22 @@ def beside(folder: Path, gpus: list[int] = (), strangers: list[int] = (), by_han
         yield
     finally:
         if process:
-            process.terminate()  # it writes what it has of the last second, and ends
+            process.terminate()  # it writes the sample of the last second, and ends
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_SAMPLE)
             process.kill()
             process.wait()
 
 
-def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: list[int]) -> None:
-    # It waits for SIGTERM rather than handle it: a handler may come while the main thread holds the lock of the event
-    # that it would set, and both wait for ever.
+def main(folder: Path, numbers: list[int], known_others: list[int], by_hand: list[int]) -> None:
+    # It waits for SIGTERM rather than handling it: a handler might run while the main thread holds the lock of the
+    # event that the handler sets, and both would wait forever.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its parent, which then ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for its parent, which then ends it
     os.nice(19)
     own = _there([os.getppid(), *by_hand])
-    gpus, strangers = nvml.gpus(numbers), Strangers(own, known_strangers)
-    used = dict.fromkeys(own, 0.0)  # by each, up to its end
+    gpus, others = nvml.gpus(numbers), OtherProcesses(own, known_others)
+    used = dict.fromkeys(own, 0.0)  # the CPU seconds of each, until its end
     before = _now(used)
     ended = None
     with (folder / WATCH).open("w", encoding="utf-8") as stream:
@@ -81,29 +83,29 @@ def main(folder: Path, numbers: list[int], known_strangers: list[int], by_hand: 
                 "cpu_mhz": _cpu_mhz(),
                 "cpu_celsius": _cpu_celsius(),
                 "gpus": [nvml.state(number, handle) for number, handle in gpus.items()],
-                "others_on_gpus": strangers.on(gpus),
+                "others_on_gpus": others.on(gpus),
             }
             try:
                 print(json.dumps(sample), file=stream, flush=True)
             except OSError as error:
                 if no_room(error):
-                    os._exit(1)  # the run will say so; what is in the stream can't be written when it is closed either
+                    os._exit(1)  # the run reports that; closing the stream would fail too
                 raise
             before = now
 
 
 def _now(used: dict[psutil.Process, float]) -> tuple[float, float, float]:
-    """The time, and the CPU seconds that anything on this machine, and that the run has used up to now.
+    """The time, the CPU seconds used by the whole machine until now, and those used by the run.
 
-    To walk through the run's processes takes this one, of low priority, up to half a second on a busy machine. So it
-    is done first: the time and what all have used are of one moment.
+    On a busy machine this process, of low priority, needs up to half a second to go through the run's processes. So
+    that comes first, and the time and the machine's total are of one moment.
     """
     run = _sum_used(used)
     return time.perf_counter(), _busy(), run
 
 
 def _busy() -> float:
-    """CPU seconds that anything used on this machine since it started, those stolen by a hypervisor included."""
+    """The CPU seconds that were used on this machine since it started, including those stolen by a hypervisor."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
@@ -113,7 +115,7 @@ def _there(pids: list[int]) -> list[psutil.Process]:
 
 
 def _below(roots: list[psutil.Process]) -> list[psutil.Process]:
-    """Processes, and all that they have started."""
+    """Processes, and all their descendants."""
     found = list(roots)
     for root in roots:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,14 +124,14 @@ def _below(roots: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def _sum_used(used: dict[psutil.Process, float]) -> float:
-    """CPU seconds that some processes and all below them used; `used` remembers those of each that has ended."""
+    """The CPU seconds of processes and their descendants; `used` keeps those of each process that has ended."""
     for root, before in used.items():
         used[root] = max(before, _used_by(root))
     return sum(used.values())
 
 
 def _used_by(root: psutil.Process) -> float:
-    """CPU seconds that a process and all below it used, those below that have ended included; 0 once it has itself."""
+    """The CPU seconds of a process and its descendants, including ended ones; 0 after its own end."""
     total = 0.0
     for process in _below([root]):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,45 +150,45 @@ def _cpu_celsius() -> float | None:
     return max(temperatures) if temperatures else None
 
 
-class Strangers:
-    """Tells the processes of others on a run's GPUs from the run's own.
+class OtherProcesses:
+    """Distinguishes other processes on a run's GPUs from the run's own.
 
-    `known_strangers` were there before the run began. Of those who came later, the run's own are below one of
-    `own`; where the driver has other process ids than this program (a container's are not the host's), none here
-    has that id, and nothing is claimed of it.
+    `known_others` were there before the run began. Of later ones, the run's own are `own` and their descendants. The
+    driver may use other process ids than this program, as in a container; then no process here has such an id, and it
+    counts neither way.
     """
 
-    def __init__(self, own: list[psutil.Process], known_strangers: list[int]):
-        self.own, self.known_strangers, self.ours = own, set(known_strangers), set()
+    def __init__(self, own: list[psutil.Process], known_others: list[int]):
+        self.own, self.known_others, self.ours = own, set(known_others), set()
 
     def on(self, gpus: dict) -> list[dict]:
-        """The strangers that are on the GPUs now, as nvml.processes has them."""
+        """The other processes that are on the GPUs now, as nvml.processes describes them."""
         there = nvml.processes(gpus)
         if not there:
             return []
-        # Those that have ended are kept in mind: the driver may list a process for a moment longer.
+        # Ended processes are remembered, because the driver may list a process for a moment longer.
         self.ours |= {process.pid for process in _below(self.own)}
-        return [process for process in there if self._is_stranger(process["pid"])]
+        return [process for process in there if self._is_other(process["pid"])]
 
-    def _is_stranger(self, pid: int) -> bool:
-        return pid in self.known_strangers or (pid not in self.ours and psutil.pid_exists(pid))
+    def _is_other(self, pid: int) -> bool:
+        return pid in self.known_others or (pid not in self.ours and psutil.pid_exists(pid))
 
 
 def read(folder: Path) -> list[dict]:
-    """The samples in a run's folder; a last line that was cut off is left out."""
+    """The samples in a run's folder, without a last line that was cut off."""
     file = folder / WATCH
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
     return [json.loads(line) for line in lines]
 
 
 def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> dict:
-    """What the samples say of the time between the two moments of `window` (perf_counter, seconds).
+    """What the samples say about the period `window`, [begin, end] (perf_counter, seconds).
 
-    The run keeps `busy` of the machine's `cores` busy (hardware.busy_cores): others that fit beside it take nothing
-    away. `disturbed` lists why the run's times can't be trusted; empty if they can.
+    The run keeps `busy` of the machine's `cores` busy (hardware.busy_cores); other processes may use the rest without
+    disturbing it. `disturbed` lists why the run's times can't be trusted; it is empty if they can.
     """
     inside = [sample for sample in samples if sample["end"] > window[0] and sample["begin"] < window[1]]
-    # A sample counts by how much of it lies inside.
+    # A sample is weighted by the seconds of it that lie inside.
     weights = [min(sample["end"], window[1]) - max(sample["begin"], window[0]) for sample in inside]
     others = sum(w * sample["others_cores"] for w, sample in zip(weights, inside, strict=True)) / (sum(weights) or 1)
     wanted = min(busy, cores)
@@ -194,8 +196,8 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     reasons = []
     if taken > OTHERS_ALLOWED * wanted:
         reasons.append(f"other processes took {taken:.2f} of the {wanted} CPU cores that it keeps busy")
-    if strangers := _strangers(inside):
-        reasons.append(f"others were on its GPUs: {', '.join(strangers)}")
+    if processes := _other_processes(inside):
+        reasons.append(f"other processes were on its GPUs: {', '.join(processes)}")
     gpus = _by_gpu(inside, weights)
     reasons += [f"GPU {gpu['gpu']} was throttled ({', '.join(gpu['throttled'])})" for gpu in gpus if gpu["throttled"]]
     return {
@@ -210,8 +212,8 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     }
 
 
-def _strangers(samples: list[dict]) -> list[str]:
-    """Each process of somebody else on each of the GPUs, once, as it was seen first."""
+def _other_processes(samples: list[dict]) -> list[str]:
+    """Each other process on each of the GPUs, once, as it was first seen."""
     seen = {}
     for process in (process for sample in samples for process in sample.get("others_on_gpus", ())):
         seen.setdefault((process["gpu"], process["pid"]), nvml.say(process))
@@ -219,7 +221,7 @@ def _strangers(samples: list[dict]) -> list[str]:
 
 
 def _by_gpu(samples: list[dict], weights: list[float]) -> list[dict]:
-    """What was seen of each GPU: means over time, by the samples' weights, and the ends of what varies."""
+    """What was measured on each GPU: weighted means over time, and ranges of what varies."""
     seen: dict[int, list[tuple[float, dict]]] = {}
     for weight, sample in zip(weights, samples, strict=True):
         for gpu in sample["gpus"]:

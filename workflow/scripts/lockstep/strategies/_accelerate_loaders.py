@@ -80,7 +80,7 @@ class Training:
         """This rank's batch of the step after `done` others: its ids, int64 [n], and its tensors."""
         if self.batches is None:
             self.batches = self._after(done)
-        return _apart(next(self.batches))
+        return _ids_and_inputs(next(self.batches))
 
     def _after(self, done: int) -> Iterator[dict]:
         for epoch in range(len(self.sampler.bounds) - 1):
@@ -109,7 +109,7 @@ def evaluation(accelerator, samples, size: int) -> Iterator[tuple[np.ndarray, di
     ids = np.concatenate(batches)
     widths = np.concatenate([np.full(len(batch), samples.lengths[batch].max()) for batch in batches])
     loader = prepared(accelerator, samples, ids, widths, InOrder([len(ids)]), size, drop_last=False)
-    yield from map(_apart, _quietly(loader))
+    yield from map(_ids_and_inputs, _quietly(loader))
 
 
 def _quietly(loader) -> Iterator[dict]:
@@ -121,6 +121,6 @@ def _quietly(loader) -> Iterator[dict]:
     yield from batches
 
 
-def _apart(batch: dict) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+def _ids_and_inputs(batch: dict) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     ids = batch.pop("ids")
     return (ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids), batch

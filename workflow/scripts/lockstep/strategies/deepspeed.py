@@ -23,7 +23,7 @@ from lockstep import paths
 from lockstep.config import deepspeed_file, precisions
 from lockstep.config.hardware import World
 from lockstep.errors import RunFailed
-from lockstep.model import lean
+from lockstep.model import importing
 from lockstep.strategies import ddp
 from lockstep.strategies._deepspeed import (
     forget_gradients,
@@ -43,7 +43,7 @@ class Strategy(ddp.Strategy):
         if self.hardware.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
         # Here, because it chooses its accelerator while it is imported; without what it takes for tuning alone.
-        with lean.hidden("mlflow"):
+        with importing.hidden("mlflow"):
             import deepspeed
         self.deepspeed = deepspeed
         if self.hardware.device == "cpu":

@@ -54,7 +54,7 @@ class Strategy(ddp.Strategy):
         apart = done - self.options["local_after"]
         settings = self.replay.training.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
-        if settings.kind.taken_apart:  # nothing of it is kept, and one average more would count as every eighth step's
+        if settings.kind.profiled:  # nothing of it is kept, and one average more would count as every eighth step's
             used = False
         return apart > 0 and (used or apart % self.options["every"] == 0)
 

@@ -1,9 +1,9 @@
-"""published_fabric: fabric whose model is made anew on its device, as the last rung of the published ladder has it.
+"""published_fabric: fabric whose model is made anew on its device, as the last level of the published ladder has it.
 
 Fabric's `init_module` saves a copy of the weights in the host's memory; what it makes has new weights, not those that
 were loaded before.
 
-Advantages: none; it shows why the fastest and smallest rung of that ladder is no gain.
+Advantages: none; it shows why the fastest and smallest level of that ladder is no gain.
 Limits: nothing of a pretrained model is left.
 On a CPU: the same.
 """

@@ -63,7 +63,7 @@ class Strategy(fsdp.Strategy):
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
         share_inputs(body, plan, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
-            draw_apart(body, plan, self.world.rank % self.options["tensor"])
+            draw_differently(body, plan, self.world.rank % self.options["tensor"])
         if self.options["shard"]:
             for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
                 fully_shard(module, mesh=self.mesh["replicate"])
@@ -188,7 +188,7 @@ def share_inputs(body, plan, mesh):
             module.register_forward_pre_hook(as_one, with_kwargs=True)
 
 
-def draw_apart(body, plan, part):
+def draw_differently(body, plan, part):
     """Have ranks drop other units where they compute other parts, and the same ones where all compute the same.
 
     Between the layers that are divided by columns and the one by rows behind them each rank has heads of its own: with

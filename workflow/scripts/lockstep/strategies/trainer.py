@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import trainer_arguments
-from lockstep.model import lean, lora, models, own
+from lockstep.model import importing, lora, models, own
 from lockstep.strategies import ddp
 
-with lean.imports(), lean.hidden("datasets"):  # which Trainer asks only whether its data is one of theirs
+# Trainer uses `datasets` only to ask whether its data is one of that package's data sets.
+with importing.without_unused(), importing.hidden("datasets"):
     import transformers
     from transformers import Trainer
 
@@ -56,7 +57,7 @@ class Strategy(ddp.Strategy):
         """Those of the user's that Trainer is handed."""
         return trainer_arguments.given(self.options.get("arguments", {}))
 
-    @lean.hidden("deepspeed")  # which takes a second to import, only to ask whether the model is one of its
+    @importing.hidden("deepspeed")  # which takes a second to import, only to ask whether the model is one of its
     def train(self, replay):
         self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
@@ -88,11 +89,15 @@ class Strategy(ddp.Strategy):
     def save(self, folder):
         if lora.is_in(self.module):  # which a model of transformers' does not know of
             if self.world.rank == 0:
-                save_file(own.apart(self.module.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+                save_file(
+                    own.separate_copies(self.module.state_dict()),
+                    folder / "model.safetensors",
+                    metadata={"format": "pt"},
+                )
         elif isinstance(self.module, transformers.PreTrainedModel):
             self.trainer.save_model(str(folder))
         elif self.world.rank == 0:  # of others save_model hands on the state as it is, and fails where weights are tied
-            self.trainer._save(str(folder), own.apart(self.module.state_dict()))
+            self.trainer._save(str(folder), own.separate_copies(self.module.state_dict()))
 
     @staticmethod
     def to_state_dict(folder):

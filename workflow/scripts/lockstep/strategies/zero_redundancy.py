@@ -10,14 +10,14 @@ On a CPU: works through gloo; what it saves is the machine's own memory, what it
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from lockstep.model.optimizer import rewrapped
+from lockstep.model.optimizer import wrap_optimizer
 from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
-        self.optimizer = rewrapped(self.optimizer, ZeroRedundancyOptimizer)
+        self.optimizer = wrap_optimizer(self.optimizer, ZeroRedundancyOptimizer)
 
     def save_state(self, folder):
         self.optimizer.consolidate_state_dict(to=0)

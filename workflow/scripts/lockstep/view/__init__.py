@@ -1,1 +1,1 @@
-"""What people see while Snakemake works: in a terminal one live view, elsewhere a line for each finished run."""
+"""What people see while Snakemake works: a live view in a terminal, and elsewhere a line for each finished run."""

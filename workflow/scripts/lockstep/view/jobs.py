@@ -1,4 +1,4 @@
-"""What every view knows: which jobs run, how long those of their kind take, and what runs have left behind."""
+"""What every view knows: the jobs that run, how long jobs of each kind take, and the results of runs."""
 
 import contextlib
 import json
@@ -22,15 +22,15 @@ from lockstep.files import read_json
 from lockstep.run import staleness
 from lockstep.run.progress import Progress
 
-LINES = 12  # of a failed job's log
-PREPARED_LINES = 30  # of what prepare says
-# How the rules begin whose runs say themselves why they failed, and where their log is.
+LINES = 12  # how many lines of a failed job's log are shown
+PREPARED_LINES = 30  # how many lines of prepare's log are shown
+# The beginnings of the rules whose runs report themselves why they failed, and where their log is.
 SAY_WHY = ("train_", "profile_")
-# How it says at the end that a job has failed, which is told with the job.
+# Snakemake's last messages after a failure, which the view has reported with the job.
 OVER = ("Exiting because a job execution failed", "At least one job did not complete successfully")
-# What is kept of a run's record.
+# The keys of a run's record that are kept.
 OF_A_RECORD = ("asked", "hashes", "status", "watch", "clock")
-# How those remarks of Snakemake's begin that say nothing of this benchmark.
+# The beginnings of Snakemake's remarks that say nothing about this benchmark.
 USUAL = ("Building DAG", "Using shell", "Provided ", "Rules claiming", "Config file", "Assuming ", "Singularity")
 
 
@@ -40,12 +40,12 @@ class Job:
     message: str
     logs: list[str]
     began: float = field(default_factory=lambda: time.monotonic())
-    before: int | None = None  # when the file of its progress was written by then: what an earlier run left
+    before: int | None = None  # the time of an earlier run's progress file, when the job began
 
 
 @dataclass
 class Kind:
-    """How long jobs of a kind take: seconds in which at least one of them ran, over how many have ended."""
+    """How long jobs of a kind take: the seconds in which at least one ran, divided by the number that have ended."""
 
     running: int = 0
     ended: int = 0
@@ -65,37 +65,37 @@ class Kind:
 
     @property
     def cost(self) -> float | None:
-        """Seconds for each; None before one has ended."""
+        """Seconds per job; None before any has ended."""
         running = time.monotonic() - self.since if self.running else 0
         return (self.seconds + running) / self.ended if self.ended else None
 
 
 class Follower(LogHandlerBase):
-    """Follows Snakemake's jobs by what it logs. A view says how it shows that, in the methods that come first."""
+    """Follows Snakemake's jobs through its log events. A view overrides the methods that come first."""
 
-    # The Snakefile says both, once the configuration is checked.
+    # The Snakefile sets both, when the configuration is checked.
     config: Config | None = None  # what is trained
-    local = True  # whether jobs run on this machine, so that what they print is seen here
+    local = True  # whether jobs run on this machine, so that their output appears here
 
     def say(self, text: str) -> None:
-        """Show a text, which may have several lines."""
+        """Show a text of one or more lines."""
         raise NotImplementedError
 
     def planned(self) -> None:
-        """It is known which jobs there are."""
+        """Called when the jobs are known."""
 
     def began_job(self, job: Job) -> None:
-        """A job has begun."""
+        """Called when a job has begun."""
 
     def ended_job(self, job: Job) -> None:
-        """A job has ended well."""
+        """Called when a job has succeeded."""
 
     def over(self) -> None:
-        """All jobs have ended, and some have failed; what follows, the report, has the terminal."""
+        """Called when all jobs have ended and some have failed; the report that follows needs the terminal."""
 
     def interrupted(self) -> None:
-        """Somebody pressed Ctrl-C, and what runs is being ended."""
-        self.say("interrupted: what runs is ended, then comes the report over what there is")
+        """Called after Ctrl-C, while the running jobs are being ended."""
+        self.say("interrupted: running jobs are ended, then follows the report on the results so far")
 
     writes_to_stream = True
     writes_to_file = False
@@ -109,13 +109,13 @@ class Follower(LogHandlerBase):
         self.left: Counter[str] = Counter()  # jobs that have not ended, by rule
         self.kinds: dict[str, Kind] = {}
         self.done = self.total = 0
-        self.ending = False  # as somebody asked for, by Ctrl-C
-        self.failed = False  # a job has
+        self.ending = False  # after Ctrl-C
+        self.failed = False  # whether a job has failed
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._take(record)
-        except Exception:  # a view that can't be drawn must not end what it shows
+        except Exception:  # a view that can't be drawn must not end the benchmark
             self.handleError(record)
 
     def _take(self, record: logging.LogRecord) -> None:
@@ -151,13 +151,13 @@ class Follower(LogHandlerBase):
             self.remark(record)
 
     def remark(self, record: logging.LogRecord) -> None:
-        """Snakemake has something to say besides."""
+        """Show another message of Snakemake's."""
         self.say(self.format(record))
 
     def _worth_saying(self, record: logging.LogRecord, event: LogEvent | None) -> bool:
-        """Once there are jobs, the view says what Snakemake does, but for where its log is, and what went wrong.
+        """Whether to show a message of Snakemake's. Once there are jobs, these are only warnings and errors.
 
-        That a job's command failed is told with the job.
+        After a failure it is also where Snakemake's log is. A failed command is reported with its job instead.
         """
         remark = str(record.msg)
         if record.levelno >= logging.WARNING:
@@ -174,13 +174,13 @@ class Follower(LogHandlerBase):
         return job
 
     def _tell_preparation(self, job: Job) -> None:
-        """What the data was taken for: its labels with their counts, and what is to be known of it."""
+        """Show how the data was understood: its labels with their counts, and notes on it."""
         for log in map(Path, job.logs):
             for line in last_lines(log, PREPARED_LINES):
                 self.say(line)
 
     def _tell_failure(self, job: Job) -> None:
-        """Why a job failed: a run's own reason, where it has left one, else the end of its log."""
+        """Show why a job failed: the reason that a run has written, otherwise the end of its log."""
         self.say(f"failed: {job.message}; {self.how_far()}")
         for log in map(Path, job.logs):
             if reason := (read(log.with_name(paths.FAILED)) or {}).get("reason"):
@@ -190,15 +190,15 @@ class Follower(LogHandlerBase):
             else:
                 for line in last_lines(log):
                     self.say(f"    {line}")
-            self.say(f"    all of it: {log}")
+            self.say(f"    the whole log: {log}")
 
     def running(self) -> list[Job]:
         return list(self.jobs.values())
 
     def how_far(self) -> str:
-        """How many jobs are done, and how long the others may take."""
+        """The number of finished jobs, and an estimate of the time left."""
         seconds = self.seconds_left()
-        left = "time left not known yet" if seconds is None else f"about {format_duration(seconds)} left"
+        left = "time left unknown" if seconds is None else f"about {format_duration(seconds)} left"
         return f"{self.done} of {self.total} jobs, {left}"
 
     def seconds_left(self) -> float | None:
@@ -209,17 +209,17 @@ class Follower(LogHandlerBase):
                 costs[kind(job.rule)] = (time.monotonic() - job.began) * planned / done
         taken = [cost for name, cost in costs.items() if name.startswith("train_")]
         if not costs or (not taken and any(n > 0 and trained(rule)[0] for rule, n in list(self.left.items()))):
-            return None  # trainings are most of it
+            return None  # most of the time goes to trainings, and none has ended yet
         others = [cost for name, cost in costs.items() if not name.startswith("train_")]
-        # A kind of which none has ended yet takes what its like do.
+        # A kind of job without a finished one is assumed to take the mean of trainings, or of other jobs.
         usual = {True: statistics.fmean(taken or others), False: statistics.fmean(others or taken)}
         left = {rule: n for rule, n in list(self.left.items()) if n > 0}
         seconds = sum(n * costs.get(kind(rule), usual[rule.startswith("train_")]) for rule, n in left.items())
-        unnamed = self.total - self.done - sum(left.values())  # those that a checkpoint added
+        unnamed = self.total - self.done - sum(left.values())  # jobs that a checkpoint of Snakemake's has added
         return max(seconds + max(unnamed, 0) * usual[False] - self._under_way(costs), 0)
 
     def _under_way(self, costs: dict[str, float]) -> float:
-        """Seconds of work that the running jobs have done, as far as they are of a known kind."""
+        """The seconds that running jobs of a known kind have worked, at most their kind's cost each."""
         return sum(
             min(time.monotonic() - job.began, costs[kind(job.rule)])
             for job in self.running()
@@ -227,7 +227,7 @@ class Follower(LogHandlerBase):
         )
 
     def steps(self, job: Job) -> tuple[int, int]:
-        """How many steps a training's slowest rank has done, and how many are planned; 0 where that is not known."""
+        """The steps that a training's slowest rank has done, and those planned; 0 and 0 if unknown."""
         if not (asked := self._asked(job)) or self._progress_written(job) == job.before:
             return 0, 0
         row, repeat = asked
@@ -237,7 +237,7 @@ class Follower(LogHandlerBase):
         return 0, 0
 
     def _progress_written(self, job: Job) -> int | None:
-        """When the file of a training's progress was written; None where there is none."""
+        """When a training's progress file was last written; None if there is none."""
         if asked := self._asked(job):
             row, repeat = asked
             with contextlib.suppress(OSError):
@@ -245,14 +245,14 @@ class Follower(LogHandlerBase):
         return None
 
     def _asked(self, job: Job) -> tuple[Row, int] | None:
-        """The row that a job trains, as its repetition does, and which one that is; None where it trains none."""
+        """The row that a job trains, in its repetition, and the repetition's number; None if it trains none."""
         name, repeat = trained(job.rule)
         if self.config is None or name not in self.config.rows:
             return None
         return self.config.repetition(self.config.rows[name], repeat), repeat
 
     def verdict(self, row: str) -> str:
-        """Whether a row is proven to train the same model; empty where that is not known of the row as it is now."""
+        """The proof's verdict on a row; empty if it is unknown for the row as it is now."""
         trial = self.config.trial(self.config.rows[row])
         verdict = read(self.config.results / trial.folder(1) / paths.VERDICT)
         if not verdict or not self._current(lambda results: staleness.folder(self.config, trial, results)):
@@ -260,7 +260,7 @@ class Follower(LogHandlerBase):
         return verdict["proof"].replace("-", " ")
 
     def run(self, name: str, repeat: int) -> dict | None:
-        """What a view needs of a run; None where it has left no record, or one of other settings than its row's."""
+        """What a view needs of a run's record; None if there is none, or if the row's settings have changed since."""
         row = self.config.repetition(self.config.rows[name], repeat)
         folder = self.config.results / row.folder(repeat)
         for file in (folder / paths.RECORD, folder / paths.FAILED):
@@ -279,7 +279,7 @@ class Follower(LogHandlerBase):
         return staleness.run(self.config, row, record, results)
 
     def _current(self, why_not: Callable[[Path], str]) -> bool:
-        """Whether results are of the settings and the data that hold now; none are where the data is not there."""
+        """Whether results match the present settings and data; False if there is no data."""
         try:
             return not why_not(self.config.results)
         except (BadInput, KeyError):
@@ -287,14 +287,14 @@ class Follower(LogHandlerBase):
 
 
 def kind(rule: str) -> str:
-    """What a job is like in how long it takes: a row's repetitions, all proofs, all tests."""
+    """The kind of a job, whose jobs take similar times: a row's repetitions, all proofs, or the rule itself."""
     if rule.startswith("train_"):
         return rule.rpartition("_")[0]
     return "prove" if rule.startswith("prove_") else rule
 
 
 def trained(rule: str) -> tuple[str, int]:
-    """The row and the repetition that a rule trains; no row where it trains none."""
+    """The row and the repetition that a rule trains; an empty row if it trains none."""
     if not rule.startswith("train_"):
         return "", 0
     row, _, repeat = rule.removeprefix("train_").rpartition("_")
@@ -324,11 +324,11 @@ def read(file: Path) -> dict | None:
 
 @cache
 def _planned(about: Path) -> int:
-    """The steps of a plan, which stays what it is once a row trains it."""
+    """The number of steps of a plan; cached, because a plan does not change while rows train it."""
     return json.loads(about.read_text(encoding="utf-8"))["steps"]
 
 
 @cache
 def _record(file: Path, changed: int) -> dict:
-    """`changed`: when the file was written, after which another one would be another run's."""
+    """The kept keys of a record. `changed` is when the file was written, so that a new run's record is read anew."""
     return {name: value for name, value in (read(file) or {}).items() if name in OF_A_RECORD}

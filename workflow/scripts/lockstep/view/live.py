@@ -1,4 +1,4 @@
-"""In a terminal: one live view of what runs now, how far all is, and the table as it fills."""
+"""The live view in a terminal: the running jobs, the overall progress, and the table as it fills."""
 
 import atexit
 import logging
@@ -21,27 +21,29 @@ from lockstep.config.row import Row
 from lockstep.errors import printable, wrapped
 from lockstep.view.jobs import Follower, Job, format_duration, trained
 
-SECONDS = 2  # between two drawings; one takes some milliseconds, which a timed run does not get
+SECONDS = 2  # between two drawings; each takes some milliseconds from a timed run
 BAR = 16  # characters
-# The table's columns, and from which width of the terminal on each is shown.
+# The table's columns, each with the least width of the terminal at which it is shown.
 COLUMNS = {"row": 0, "bar": 80, "seconds": 0, "runs": 0, "same model?": 50, "note": 0}
-BAD = ("failed", "error", "unequal")  # how what is red begins
+BAD = ("failed", "error", "unequal")  # the beginnings of texts that are shown in red
 SIDE = {"seconds": "right"}
-# How the rules begin beside which the view is drawn; the others print what they have to say, and have the terminal.
+# The beginnings of rules beside which the view is drawn; jobs of other rules print to the terminal themselves.
 SILENT = ("prepare", "plan", "peak", "prove_", "train_", "profile_", "evaluate")
 
 
 class LogHandler(Follower):
-    """Draws the view from what Snakemake logs, and from the records of runs."""
+    """Draws the view from Snakemake's log events and the records of runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The terminal itself: what others write to stderr is to come out above the view.
+        # The terminal itself, because what others write to stderr is shown above the view.
         self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"))
         self.table: list[dict] = []
         self.live: Live | None = None
-        self.drawn: tuple[int, list[int]] | None = None  # for how wide a terminal, and the width of each line
-        # Before any job begins, since what a job begins with it keeps.
+        self.drawn: tuple[int, list[int]] | None = (
+            None  # the terminal's width at the last drawing, and the width of each line
+        )
+        # Before any job begins, because a job inherits stderr.
         self.stderr = Stderr(self.say)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -50,14 +52,14 @@ class LogHandler(Follower):
 
     def close(self) -> None:
         if self.live:
-            self.live.transient = False  # where no report follows, what it drew last stays
+            self.live.transient = False  # if no report follows, the last drawing stays
         self._stop()
         self.stderr.give_back()
         super().close()
 
     def remark(self, record: logging.LogRecord) -> None:
         super().remark(record)
-        if record.levelno >= logging.ERROR:  # what follows has the terminal
+        if record.levelno >= logging.ERROR:  # what follows needs the terminal
             self._stop()
 
     def over(self) -> None:
@@ -74,7 +76,7 @@ class LogHandler(Follower):
             self._start()
 
     def _printing(self) -> bool:
-        """Whether a job runs that has the terminal, perhaps beside others."""
+        """Whether a job is running that prints to the terminal itself."""
         return any(not job.rule.startswith(SILENT) for job in self.running())
 
     def _end(self, number: int) -> Job | None:
@@ -104,7 +106,7 @@ class LogHandler(Follower):
 
     def say(self, text: str) -> None:
         if self.live:
-            self.live.refresh()  # as wide as the terminal is by now: what is said stands above it
+            self.live.refresh()  # to the terminal's present width, as the text appears above the view
         for line in text.splitlines():
             if line.strip() and line != "None":
                 style = "red" if line.startswith(BAD) else ""
@@ -126,9 +128,9 @@ class LogHandler(Follower):
         return drawing
 
     def _follow_resizing(self, drawing: Group) -> None:
-        """Tell rich how many lines the last drawing takes in a terminal that is narrower by now.
+        """Tell rich how many lines the last drawing takes if the terminal has become narrower since.
 
-        Most terminals fold what does not fit any more, and rich would erase as many lines as it wrote.
+        Most terminals wrap lines that no longer fit, but rich erases only as many lines as it wrote.
         """
         width = self.console.width
         if self.drawn and self.live and self.drawn[0] != width:
@@ -142,7 +144,7 @@ class LogHandler(Follower):
         return f", step {done} of {planned}" if done else ""
 
     def rows_now(self) -> list[dict]:
-        """What the table says of each row that is trained here, the fastest first; then those without a time."""
+        """The table's content for each row that is trained: the fastest first, those without a time last."""
         if self.config is None:
             return []
         rows = [self._row(row) for row in self.config.rows.values()]
@@ -161,7 +163,7 @@ class LogHandler(Follower):
             return None
         done = [run for run in runs if run["status"] == "ok"]
         good = [run for run in done if not run["disturbed"]]
-        # Disturbed ones where there are no others, as the report has it.
+        # Disturbed runs count if there are no others, as in the report.
         seconds = [run["seconds"] for run in good or done]
         middle = statistics.median(seconds) if seconds else None
         notes = Counter(
@@ -204,7 +206,7 @@ class LogHandler(Follower):
 
 
 class Stderr:
-    """stderr of this process, and so of what it starts, while there is a view: its lines are handed to `say`."""
+    """Replaces stderr of this process and of those that it starts while there is a view; passes each line to `say`."""
 
     def __init__(self, say) -> None:
         sys.stderr.flush()
@@ -230,4 +232,4 @@ class Stderr:
         os.close(self.kept)
         self.kept = None
         atexit.unregister(self.give_back)
-        self.reader.join(timeout=1)  # for ever, if a process that was started still held the pipe
+        self.reader.join(timeout=1)  # without a timeout it would wait forever if a started process still held the pipe

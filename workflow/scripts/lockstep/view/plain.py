@@ -1,4 +1,4 @@
-"""In a log or a pipe: a line for each finished run, with the time left. What failed shows the end of its log."""
+"""The view for a log or a pipe: a line for each finished run, with the time left; the end of a failed job's log."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ class LogHandler(Follower):
 
     def planned(self) -> None:
         self.say(
-            f"{self.total} jobs; a line follows for each finished run, and Snakemake's own words are in .snakemake/log"
+            f"{self.total} jobs; a line follows for each finished run; Snakemake's own output is in .snakemake/log"
         )
 
     def ended_job(self, job: Job) -> None:
@@ -26,7 +26,7 @@ class LogHandler(Follower):
             self.say(f"{job.message}{' ' if job.message.endswith('?') else ': '}{outcome}; {self.how_far()}")
 
     def _outcome(self, job: Job) -> str:
-        """What a job came to; empty where it was no run."""
+        """The outcome of a job; empty if it was not a run."""
         name, _, row = job.rule.partition("_")
         if name == "train" and (run := self.run(*jobs.trained(job.rule))):
             return "; ".join([f"{run['seconds']:.2f} s", *(f"disturbed: {reason}" for reason in run["disturbed"])])

@@ -1,4 +1,4 @@
-"""Import transformers without the optional packages that it imports if they are installed, and training never uses."""
+"""Import transformers without optional packages that it would import if they are installed, but training never uses."""
 
 import contextlib
 import importlib
@@ -20,7 +20,7 @@ def hidden(*packages: str):
 
 
 @contextlib.contextmanager
-def imports():
+def without_unused():
     """Make the packages in UNUSED look uninstalled within the block, and scipy while transformers is imported.
 
     transformers uses scipy only for losses of object detection, and importing scipy is a tenth of a start. transformers

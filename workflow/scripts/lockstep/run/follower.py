@@ -1,4 +1,4 @@
-"""The nodes that do not lead (coordination.py): they wait for node 0's call, train their share, and end as it says."""
+"""The nodes other than node 0 (coordination.py): they wait for its call, train their share, and end when it says so."""
 
 import contextlib
 import time
@@ -19,12 +19,12 @@ from lockstep.run.progress import Progress
 
 
 def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None:
-    """Serve node 0 as node `rank`: in one run of the row that is `wanted`, or in every one, until this is ended.
+    """Take part in node 0's runs as node `rank`: in one run of the row `wanted`, or without it in all, until ended.
 
-    Raises what node 0 ends with: BadInput, RunFailed or RunSaved.
+    Raises the error with which node 0 ends the run: BadInput, RunFailed or RunSaved.
     """
     own = paths.nodes_folder(results) / str(rank)
-    with lifetime.hold(own):  # two nodes of one number would both take its place
+    with lifetime.hold(own):  # so that no two nodes have the same number
         own_status, lead = peers.OwnStatus(results, rank), peers.PeerStatus(results, 0)
         answered: list[str] = []
         while True:
@@ -37,7 +37,7 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
                 _answer(own_status, row, results, called)
                 _take_part(own_status, lead, row, results, rank)
             ended = _await_end(own_status, lead, called["call"])
-            if ended is None:  # it calls again: the run was disturbed, and is repeated
+            if ended is None:  # node 0 calls again: the run was disturbed, and is repeated
                 continue
             if wanted:
                 _end(ended)
@@ -48,7 +48,7 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
 def _await_call(
     lead: peers.PeerStatus, own_status: peers.OwnStatus, answered: list[str], patience: float | None
 ) -> dict:
-    """A call that was not answered yet, of a node 0 that is there: its file changes. Raises BadInput without one."""
+    """Wait for a call that is not answered yet, from a node 0 whose file is changing. Raises BadInput without one."""
     first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
     while True:
         call = lead.read()
@@ -64,7 +64,7 @@ def _await_call(
 
 
 def _row(config: Config, run: dict) -> Row | None:
-    """The row of a call, as this node's configuration has it; None where it has none of that name."""
+    """The row of a call, by this node's configuration; None if it has no row of that name."""
     if run["row"] not in config.rows:
         return None
     row = config.rows[run["row"]]
@@ -73,15 +73,15 @@ def _row(config: Config, run: dict) -> Row | None:
 
 def _refuse(own_status: peers.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
     names = wanted.name if wanted else ", ".join(config.rows)
-    why = f"node {rank} was started for {names}, and node 0 for {called['run']['row']}. Name the same row on both."
+    why = f"node {rank} was started for {names}, but node 0 for {called['run']['row']}. Name the same row on both."
     if rank >= called["run"]["nodes"]:
-        why = f"node {rank} is one more than node 0 knows of: hardware.nodes is {called['run']['nodes']} there."
+        why = f"node {rank} is beyond the number of nodes: on node 0, hardware.nodes is {called['run']['nodes']}."
     own_status.content = {}
     own_status.say(phase=peers.FAILED, call=called["call"], reason=why, about={"time": time.time()})
 
 
 def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) -> None:
-    """Say what this node knows of itself, and whether it reaches node 0."""
+    """Report the state of this node, and whether it reaches node 0."""
     reason, at, interface = "", "", ""
     try:
         refuse_less(row.asked, row.hardware)
@@ -96,7 +96,7 @@ def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) 
 
 
 def _take_part(own_status: peers.OwnStatus, lead: peers.PeerStatus, row: Row, results: Path, rank: int) -> None:
-    """Wait for the start, and train this node's share; what came of it is said, for node 0 to write down."""
+    """Wait for the start, train this node's share, and report the outcome to node 0."""
     if own_status.content["phase"] == peers.FAILED:
         return
     call = own_status.content["call"]
@@ -125,7 +125,7 @@ def _take_part(own_status: peers.OwnStatus, lead: peers.PeerStatus, row: Row, re
         watch = _train(own_status, lead, row, results, folder, rendezvous)
         own_status.say(phase=peers.DONE, watch=watch)
     except Saved:
-        own_status.say(phase=peers.DONE, watch=None)  # node 0 has stopped after the same step, and says so
+        own_status.say(phase=peers.DONE, watch=None)  # node 0 has stopped after the same step, and reports it
     except (BadInput, Interrupted, RunFailed) as error:
         own_status.say(phase=peers.FAILED, reason=str(error))
     except BaseException as error:
@@ -134,11 +134,11 @@ def _take_part(own_status: peers.OwnStatus, lead: peers.PeerStatus, row: Row, re
 
 
 def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: addresses.Rendezvous) -> dict:
-    """Train this node's ranks, and say what else used this machine meanwhile."""
+    """Train this node's ranks; returns what the watcher saw of this machine meanwhile."""
     own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
     command = launchers.command(row.settings(), paths.TRAIN, folder, rendezvous)
-    strangers = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
+    others = [process["pid"] for process in nvml.processes(nvml.gpus(training_gpus(row.hardware)))]
 
     @contextlib.contextmanager
     def listening(log):
@@ -146,7 +146,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
             own_status.beat()
             status = lead.read()
             if lead.silent:
-                raise Interrupted(f"node 0 has not been heard of for {peers.SILENCE:g} s")
+                raise Interrupted(f"node 0 has not been heard from for {peers.SILENCE:g} s")
             if status["call"] != rendezvous.name or status["phase"] == peers.OVER:
                 raise Interrupted(f"node 0 ended the run: {status.get('reason', '')}")
             if status.get("stop_after"):
@@ -157,7 +157,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
         yield listen
 
     with lifetime.hold(own_folder):
-        outcome = node.train(row, folder, command, rendezvous, plan.steps, strangers, listening)
+        outcome = node.train(row, folder, command, rendezvous, plan.steps, others, listening)
     if outcome.reason:
         raise RunFailed(outcome.reason)
     if errors := record.read_errors(folder):
@@ -170,7 +170,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
 
 
 def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -> dict | None:
-    """What node 0 ends the run with; None where it calls once more."""
+    """Wait for node 0's report on how the run ended; None if it calls again."""
     while True:
         status = lead.read()
         if status["call"] != call:
@@ -178,7 +178,7 @@ def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -
         if status["phase"] == peers.OVER:
             return status
         if lead.silent:
-            return {"code": 1, "reason": f"node 0 has not been heard of for {peers.SILENCE:g} s"}
+            return {"code": 1, "reason": f"node 0 has not been heard from for {peers.SILENCE:g} s"}
         own_status.beat()
         time.sleep(coordination.POLL)
 

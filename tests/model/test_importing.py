@@ -17,8 +17,8 @@ def imported(program: str) -> set[str]:
 
 
 MODEL = """
-from lockstep.model import lean
-with lean.imports():
+from lockstep.model import importing
+with importing.without_unused():
     from transformers import BertForSequenceClassification
 """
 

@@ -1,4 +1,4 @@
-"""To take home: of each row what one would write in a script of one's own, what starts it, and the file beside it."""
+"""What a reader needs to train as a row does in a script of their own: code, command and configuration files."""
 
 import shlex
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ OWN_FILES = (paths.ACCELERATE, paths.DEEPSPEED)
 
 
 @dataclass(frozen=True)
-class TakeHome:
-    """What a reader can take along of a row: a whole script, a diff against single, and files of the run's folder.
+class OwnScript:
+    """For one row: a whole script, the strategy's diff against single, and configuration files of the run.
 
-    script: empty where there is none for the strategy. files: by name.
+    script: empty if the strategy has none. files: the contents, by file name.
     """
 
     row: str
@@ -28,19 +28,19 @@ class TakeHome:
     files: dict[str, str]
 
 
-def gather(summary: Summary, rows: list[dict], results: Path) -> list[TakeHome]:
-    """What can be taken along of all finished rows, in the order of `rows`; their runs lie in `results`."""
+def gather(summary: Summary, rows: list[dict], results: Path) -> list[OwnScript]:
+    """One entry for each finished row, in the order of `rows`; their runs are in `results`."""
     finished = {row["row"] for row in summary.finished_rows}
     return [_of(row, good_runs(summary.runs[row["row"]])[0], results) for row in rows if row["row"] in finished]
 
 
-def _of(row: dict, run: dict, results: Path) -> TakeHome:
+def _of(row: dict, run: dict, results: Path) -> OwnScript:
     strategy = row["strategy"]
-    there = registry.path(strategy).is_file()  # results may be of a strategy that is gone
+    there = registry.path(strategy).is_file()  # the results may be of a strategy that was removed
     lines = difference(strategy) if there and strategy != "single" else ""
     folder = results / paths.RUNS / paths.run_name(row["row"], row["world_size"], run["repeat"])
     files = {name: (folder / name).read_text(encoding="utf-8") for name in OWN_FILES if (folder / name).is_file()}
     own = registry.own_scripts().get(strategy)
     script = own.read_text(encoding="utf-8") if own else ""
     command = shlex.join(word.removeprefix(f"{paths.PROJECT}/") for word in run["command"])
-    return TakeHome(row["row"], strategy, without_folders(command), script, lines, files)
+    return OwnScript(row["row"], strategy, without_folders(command), script, lines, files)
