@@ -238,7 +238,7 @@ def test_a_row_overrides_and_keeps_the_rest():
             "{strategy: trainer, precision: fp16}",
             "rows.x: precision: fp16, device: cpu: on a CPU Trainer silently trains in fp32",
         ),
-        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
+        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: a rank that has"),
         ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
         (
             "{strategy: ddp, global_batch: 1}",
