@@ -46,7 +46,7 @@ def section(name: str) -> str:
             for need in needs
         )
         parts.append(f"Needs {', '.join(needed)}.\n")
-    parts.append(f"Started, with two processes on a CPU, by\n\n    {command(name)}\n")
+    parts.append(f"With two processes on a CPU, it is started by\n\n    {command(name)}\n")
     parts += [options(literals["OPTIONS"]), refusals(literals)]
     if name != "single":
         parts += [f"```diff\n{difference(name)}```\n", inherited(name)]

@@ -132,7 +132,7 @@ LOSSY = [
 REFUSED = [
     (
         {"join": [True], "static_graph": [True]},
-        "a rank that has no batch left changes the graph; set one of them to false",
+        "a rank that has no batch left changes the graph; set join or static_graph to false",
     ),
     (
         {"static_graph": [True], "accumulation": {"minimum": 2}},

@@ -297,7 +297,10 @@ REFUSED = [
         {"native_precision": [True], "precision": ["bf16"], "stage": [0]},
         "at stage 0 DeepSpeed keeps the trained weights in bf16 only; use stage 1 to 3",
     ),
-    ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already; set it to false"),
+    (
+        {"offload_optimizer": [True], "device": ["cpu"]},
+        "the optimizer is on the CPU already; set offload_optimizer to false",
+    ),
     (
         {"lora": {"minimum": 1}, "native_precision": [True], "precision": ["bf16", "fp16"]},
         "the engine would round the frozen weights, too; set native_precision to false, as autocast leaves them"
