@@ -1,8 +1,8 @@
-"""Builds the guide as a site, in English and Chinese: make site
+"""Build the guide as a site, in English and Chinese: make site
 
-The pages lie where GitHub shows them: README.md, config/ and docs/. MkDocs wants them in a folder of their own, so
-copies are put into one, at the same places, with what only a site needs: drawings stand in the page, where they take
-its colours, and each file of the project that a page links to is a page too.
+The pages are where GitHub shows them: README.md, config/ and docs/. MkDocs needs them in a folder of their own, so this
+program copies them there, under the same paths, and adds what only a site needs. Drawings become part of their page,
+where they take its colours, and each file of the project that a page links to becomes a page, too.
 """
 
 import os
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Each page, and where its copy belongs, relative to the folder of the copies."""
+    """Each page with the path of its copy, relative to the folder of the copies."""
     for page, place in READMES.items():
         yield PROJECT / page, place
     for page in sorted((PROJECT / "docs").rglob("*.md")):
@@ -42,7 +42,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def gather(folder: Path) -> None:
-    """Fill the folder that MkDocs reads."""
+    """Copy all pages and pictures into the folder that MkDocs reads."""
     places = {page: folder / place for page, place in pages()}
     for page, copy in places.items():
         text = page.read_text(encoding="utf-8")
@@ -56,17 +56,17 @@ def gather(folder: Path) -> None:
 
 
 def drawn(file: Path, label: str) -> str:
-    """A drawing as a part of the page, under a name for those who do not see it. Its own style is for GitHub."""
+    """A drawing as part of the page, with a label for those who can't see it, and without the style for GitHub."""
     text = re.sub(r"<style>.*?</style>\n?", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
     named = text.strip().replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return f'<div class="drawn" tabindex="0">\n{named}\n</div>'
 
 
 def linked(match: re.Match, page: Path, places: dict[Path, Path], folder: Path) -> str:
-    """A link as the site has it: to a page as it stands, to another file of the project to a page that shows that file.
+    """A link as it is on the site: unchanged if it leads to a page; else it leads to a page that shows the linked file.
 
-    Folders have no page, and the other language is one click away in the site's header: these links become plain text.
-    What leads nowhere stays as it is, for MkDocs to refuse.
+    Links to folders, which have no page, and to the other language, which the site's header has, become plain text. A
+    link that leads nowhere stays as it is, so that MkDocs refuses it.
     """
     label, target = match[1], (page.parent / match[2]).resolve()
     if target.is_dir() or {page.name, target.name} == {"README.md", "README.zh-CN.md"}:

@@ -1,4 +1,4 @@
-"""Writes what each column of summary.csv and runs.csv is, in docs/guide/recipes.md and in Chinese: make docs"""
+"""Write the meaning of each column of summary.csv and runs.csv into docs/guide/recipes.md, and in Chinese: make docs"""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ GUIDE = Path(__file__).parent / "guide"
 
 
 def table(language: str) -> str:
-    """All columns, by their names in the files."""
+    """The table of all columns, by their names in the files."""
     lines = [HEADS[language], "|---|---|---|---|---|"]
     for column in columns.COLUMNS:
         each_run = column.key in paper.ABOUT_RUN or column in columns.MEASURED
@@ -44,7 +44,7 @@ def _line(*cells: str) -> str:
 
 
 def written(language: str) -> str:
-    """The page as it is to be."""
+    """The text of the page with the new table."""
     text = (GUIDE / PAGES[language]).read_text(encoding="utf-8")
     return TABLE.sub(lambda _: table(language), text, count=1)
 

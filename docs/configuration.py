@@ -1,4 +1,4 @@
-"""Writes the table of all keys in config/README.md, as the sections declare them (lockstep/config/sections.py).
+"""Write the table of all keys into config/README.md, from their declarations (lockstep/config/sections.py).
 
 make docs
 """
@@ -15,7 +15,7 @@ OF_ROWS = "the published comparison's nine rows, `all_threads`, `fabric` and `fs
 
 
 def table() -> str:
-    """All keys, as section.key, each with its default and what it means."""
+    """The table of all keys, as section.key, each with its default and its meaning."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, (default, description) in dotted(schema.of_configuration()["properties"]).items():
         shown = OF_ROWS if key == "rows" else f"`{json.dumps(default, ensure_ascii=False)}`"

@@ -2,8 +2,9 @@
 
     python docs/picture_report.py [RESULTS]
 
-Of a quiet `make bench`; `make pictures` makes this and docs/terminal.md. Needs Chromium. The words are kept beside the
-picture, so that a test can tell when the product does not say them any more (tests/test_pictures.py).
+The report should be that of a quiet `make bench`. `make pictures` runs this program and docs/record_terminal.py. It
+needs Chromium. The words are kept beside the picture, so that a test can tell when the product does not say them any
+more (tests/test_pictures.py).
 """
 
 import hashlib
@@ -32,7 +33,7 @@ def main() -> None:
         picture = page.screenshot(path=DOCS / "report.png")
         words = [line for line in page.evaluate(SHOWN) if line]
         browser.close()
-    # What is a name or a measurement of this machine, and no word of the product.
+    # Names of rows and of this machine's parts, which are not words of the product.
     environment = summary["environment"]
     names = [*(row["row"] for row in summary["rows"]), environment["cpu"], *environment["gpus"]]
     head = [f"sha256 of report.png: {hashlib.sha256(picture).hexdigest()}", f"names: {', '.join(dict.fromkeys(names))}"]

@@ -2,8 +2,8 @@
 
     python docs/record_terminal.py
 
-A small benchmark of four rows, in a clone of its own: one fails, and one is disturbed by a program that takes the cores
-while it trains. Once in a terminal of 80 columns, and once in one of 140.
+A small benchmark of four rows runs in a clone of its own. One row fails, and one is disturbed by a program that takes
+the cores while it trains. This is recorded twice, in a terminal of 80 columns and in one of 140.
 """
 
 import os
@@ -59,7 +59,7 @@ def block(screen: str) -> str:
 
 
 def recorded(columns: int) -> tuple[str, str]:
-    """A screen of the second block, once that run is disturbed, and the one after the benchmark's end."""
+    """Two screens: one of the second block, after its run was disturbed, and one after the end of the benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "lockstep"
         subprocess.run(["git", "clone", "--quiet", PROJECT, clone], check=True)
@@ -101,7 +101,7 @@ def end(processes: list[subprocess.Popen]) -> None:
 
 
 def screen(session: str, whole: bool = False) -> str:
-    """The text in the terminal; the `whole` of it with what has scrolled away."""
+    """The text in the terminal; if `whole`, with the lines that have scrolled away."""
     capture = ["tmux", "capture-pane", "-p", "-J", "-t", session, *(["-S", "-"] if whole else [])]
     text = subprocess.run(capture, capture_output=True, text=True, check=True).stdout
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")

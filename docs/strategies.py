@@ -1,4 +1,4 @@
-"""Writes docs/strategies.md from the code: what each strategy is, how it is started, and how it differs from single.
+"""Write docs/strategies.md from the code: what each strategy is, how it is started, and how it differs from single.
 
 make docs
 """
@@ -18,14 +18,15 @@ INTRODUCTION = """# The strategies
 
 <!-- Written by `make docs` from the strategies' files. A test fails while it is not what they say. -->
 
-Each strategy is one file in [`workflow/scripts/lockstep/strategies`](../workflow/scripts/lockstep/strategies). All
-train the same plan; they differ only in what stands here. The differences below are of the methods that a file changes:
-`-` as `single` does it, `+` as it is done here. What a method is for stands in `single.py`.
+Each strategy is one file in [`workflow/scripts/lockstep/strategies`](../workflow/scripts/lockstep/strategies). All of
+them train the same plan, and this page shows everything in which they differ. The diffs show the methods that a file
+changes: lines with `-` are those of `single`, lines with `+` those of the strategy. `single.py` says what each method
+is for.
 
-How to add one: [adding-a-strategy.md](adding-a-strategy.md). What may stand in a row besides the options below:
+[adding-a-strategy.md](adding-a-strategy.md) tells how to add one. Besides the options below, a row may set the keys in
 [config/README.md](../config/README.md).
 """
-# What a reader would see of a run of two processes on a CPU. Ports and paths differ from run to run.
+# A run of two processes on a CPU, as a reader would see it. Ports and paths differ from run to run.
 ROW = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
 
 
@@ -45,7 +46,7 @@ def section(name: str) -> str:
             for need in needs
         )
         parts.append(f"Needs {', '.join(needed)}.\n")
-    parts.append(f"Started, with two processes on a CPU, by\n\n    {command(name)}\n")
+    parts.append(f"With two processes on a CPU, it is started by\n\n    {command(name)}\n")
     parts += [options(literals["OPTIONS"]), refusals(literals)]
     if name != "single":
         parts += [f"```diff\n{difference(name)}```\n", inherited(name)]
@@ -54,7 +55,7 @@ def section(name: str) -> str:
 
 def command(name: str) -> str:
     row = reading.parse(ROW | {"rows": {name: {"strategy": name}}}).rows[name]
-    with tempfile.TemporaryDirectory() as folder:  # where some launchers are given a file
+    with tempfile.TemporaryDirectory() as folder:  # some launchers are given a file in it
         words = launchers.command(row.settings(), Path("workflow/scripts/train.py"), Path(folder), Rendezvous("PORT"))
     text = " ".join(words).replace(folder, str(paths.RESULTS / row.folder(1)))
     return without_folders(text)
@@ -88,7 +89,7 @@ def refusals(literals: dict) -> str:
 
 
 def _pair(key: str, allowed: list | dict) -> str:
-    """A setting that a row may not have beside another: one of a list, or what a JSON schema says."""
+    """A setting that a row may not have together with another: the first of a list, or what a JSON schema says."""
     if isinstance(allowed, list):
         return f"{key}: {allowed[0]}".lower()
     return f"{key}: {allowed['minimum']} or more" if "minimum" in allowed else key

@@ -56,7 +56,7 @@ HARMFUL = {
     "published_ddp_amp": f"{CLEARED}; {CLIPPED}; {BATCH}",
     "published_trainer": BATCH,
     "published_deepspeed": "every rank trains the whole of each batch",
-    "made_anew": "the model is made anew, with other weights than all rows begin with",
+    "made_anew": "the model is made anew, with other weights than those with which all rows begin",
     "published_horovod": BATCH,
 }
 

@@ -175,7 +175,7 @@ def test_strings_from_the_command_line_get_the_right_type():
         ),
         (
             {"rows": {"x": {"strategy": "dataparallel", "nodes": 2}}},
-            "rows.x: nodes: 2, but it can only be 1. nn.DataParallel is one process, and can't span machines.",
+            "rows.x: nodes: 2, but it can only be 1. nn.DataParallel is one process, which can't span machines.",
         ),
         (
             {"rows": {"x": {"strategy": "ddp_amp", "precision": "fp32"}}},
@@ -232,13 +232,13 @@ def test_a_row_overrides_and_keeps_the_rest():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: sharded gradients have no gradient scaler"),
-        ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: Fabric silently trains in bf16"),
+        ("{strategy: fsdp, precision: fp16}", "rows.x: precision: fp16: there is no gradient scaler for sharded"),
+        ("{strategy: fabric, precision: fp16}", "rows.x: precision: fp16, device: cpu: on a CPU Fabric trains in bf16"),
         (
             "{strategy: trainer, precision: fp16}",
-            "rows.x: precision: fp16, device: cpu: Trainer silently trains in fp32",
+            "rows.x: precision: fp16, device: cpu: on a CPU Trainer silently trains in fp32",
         ),
-        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: ranks that have"),
+        ("{strategy: ddp, join: true, static_graph: true}", "rows.x: join: True, static_graph: True: a rank that has"),
         ("{strategy: deepspeed, offload_optimizer: true}", "rows.x: offload_optimizer: True, device: cpu"),
         (
             "{strategy: ddp, global_batch: 1}",
@@ -423,7 +423,7 @@ def test_a_strategy_without_its_package_is_unavailable_with_what_mends_it(monkey
 def test_a_lossy_row_says_why():
     rows = {"x": {"strategy": "ddp", "hook": "fp16"}, "y": {"strategy": "ddp"}}
     x, y = reading.parse(CPU | {"rows": rows}).rows.values()
-    assert x.lossy == "gradients are compressed on their way (hook: fp16)"
+    assert x.lossy == "gradients are compressed before they are sent (hook: fp16)"
     assert y.lossy == ""
 
 
@@ -495,7 +495,7 @@ def test_where_the_table_trains_updates_its_rows_are_closed():
 @pytest.mark.parametrize("strategy", registry.names())
 def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divide_layers(monkeypatch, strategy):
     row = reading.parse(CPU | {"rows": {"x": {"strategy": strategy, "lora": 8}}}).rows["x"]
-    divided = {"tp": "its layers are divided, and peft's updates", "pp": "its stages are parts of the plain model"}
+    divided = {"tp": "it divides layers, but would not divide peft's", "pp": "its stages are parts of the plain model"}
     if strategy in divided:
         with pytest.raises(BadInput, match=f"lora: 8: {divided[strategy]}"):
             row.refuse()
@@ -519,7 +519,7 @@ def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divi
         ({"lora": 4, "lora_targets": []}, "lora_targets: [] should be non-empty"),
         (
             {"strategy": "deepspeed", "lora": 4, "precision": "bf16", "native_precision": True},
-            "rows.x: lora: 4, native_precision: True, precision: bf16: the engine would round the weights that stay",
+            "rows.x: lora: 4, native_precision: True, precision: bf16: the engine would round the frozen weights",
         ),
     ],
 )

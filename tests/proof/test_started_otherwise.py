@@ -128,10 +128,10 @@ def test_the_checkpoint_of_a_framework_is_read_as_anybodys(place, row):
     ("said", "reason"),
     [
         # The file does not set it, which means fp32.
-        ({"mixed_precision": None}, "mixed_precision: the row needs bf16, and Accelerate has no, by"),
+        ({"mixed_precision": None}, "mixed_precision: the row needs bf16, but Accelerate has no, set by"),
         (
             {"dynamo_config": {"dynamo_backend": "EAGER"}},
-            "dynamo_backend: the row needs NO, and Accelerate has EAGER, by",
+            "dynamo_backend: the row needs NO, but Accelerate has EAGER, set by",
         ),
     ],
 )

@@ -141,14 +141,14 @@ def row(**options):
     [
         (
             {"own_loaders": True, "global_batch": 31},
-            "31 samples can't be shared evenly by 2 devices: Accelerate's loaders give all ranks as many",
+            "31 samples can't be shared evenly by 2 devices: Accelerate's loaders give every rank the same",
         ),
         (
             {"own_loaders": True, "accumulation": 3},
             "own_loaders: True, accumulation: 3: a step is one batch of Accelerate's loader",
         ),
-        ({"drop_last": False}, "drop_last: False, own_loaders: False: this is of Accelerate's loaders"),
-        ({"dispatch_batches": True}, "this is of Accelerate's loaders; set own_loaders: true"),
+        ({"drop_last": False}, "drop_last: False, own_loaders: False: this is a setting of Accelerate's loaders"),
+        ({"dispatch_batches": True}, "this is a setting of Accelerate's loaders; set own_loaders: true"),
         ({"step_scheduler_with_optimizer": False}, "set prepared_scheduler: true"),
     ],
 )

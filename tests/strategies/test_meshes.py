@@ -379,10 +379,10 @@ def test_which_heads_can_be_shared(heads, says):
         ),
         (
             {"strategy": "zero_redundancy", "optimizer": "muon"},
-            "optimizer: muon: ZeroRedundancyOptimizer makes its own",
+            "optimizer: muon: ZeroRedundancyOptimizer makes an optimizer of a single kind",
         ),
-        ({"strategy": "deepspeed", "optimizer": "muon"}, "optimizer: muon: its engine puts matrices end to end"),
-        ({"strategy": "horovod", "optimizer": "muon"}, "optimizer: muon: Horovod makes its own, of one kind"),
+        ({"strategy": "deepspeed", "optimizer": "muon"}, "optimizer: muon: DeepSpeed's engine joins matrices end"),
+        ({"strategy": "horovod", "optimizer": "muon"}, "optimizer: muon: Horovod makes an optimizer of its own"),
         (
             {"strategy": "pp", "stages": 2},
             "stages: 2: 2 ranks hold one replica of the model together, but there are 3 ranks.",
@@ -393,7 +393,7 @@ def test_which_heads_can_be_shared(heads, says):
         ),
         (
             {"strategy": "pp", "stages": 3, "optimizer": "muon"},
-            "optimizer: muon: which layer makes the outputs is known",
+            "optimizer: muon: Muon leaves out the layer that makes the outputs",
         ),
         ({"strategy": "pp", "stages": 3, "precision": "fp16"}, "precision: fp16: the loss is scaled on the last stage"),
         ({"strategy": "tp", "tensor": 3, "precision": "fp16"}, "precision: fp16"),
@@ -416,7 +416,7 @@ def test_a_trial_has_ranks_for_all_groups(groups, processes, trial):
 
 
 def test_a_model_that_it_can_t_divide_is_named():
-    with pytest.raises(RunFailed, match="how to divide the layers of Linear: transformers has no plan of it"):
+    with pytest.raises(RunFailed, match="how to divide the layers of Linear: transformers has no plan for it"):
         tp.plan_of(torch.nn.Linear(2, 2))
 
 

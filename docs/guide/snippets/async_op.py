@@ -11,7 +11,7 @@ if rank == 1:
 gradient = torch.tensor([1.0 + rank])
 work = dist.all_reduce(gradient, async_op=True)  # returns at once
 done = work.is_completed()
-# Meanwhile, of anything but `gradient`.
+# Meanwhile, compute with anything but `gradient`.
 other = torch.ones(100, 100) @ torch.ones(100, 100)
 work.wait()
 if rank == 0:

@@ -22,5 +22,5 @@ if rank == 0:
         print(str(error).partition("\n")[0].partition("]: ")[2], flush=True)
     file.unlink()
 else:
-    while file.exists():  # rank 1 works on; one that had ended would be a closed connection to rank 0
+    while file.exists():  # rank 1 works on; if it had ended, rank 0 would see a closed connection
         time.sleep(0.1)

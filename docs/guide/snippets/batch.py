@@ -3,7 +3,7 @@ import os
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-# What a script calls its batch size, and batches for each optimizer step.
+# What a script calls its batch size, and the number of batches per optimizer step.
 BATCH_SIZE, ACCUMULATION = 6, 2
 
 dist.init_process_group("gloo")

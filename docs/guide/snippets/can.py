@@ -1,6 +1,6 @@
-"""What each backend can do on this machine, tried by two processes: python can.py
+"""Try what each backend can do on this machine, with two processes: python can.py
 
-Each trial has processes of its own, since one that can't be may raise, wait for ever, or end its process.
+Each trial has processes of its own, because a backend that can't do it may raise, wait for ever, or end its process.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-SECONDS = 30  # after which a trial counts as one that waits for ever
+SECONDS = 30  # a trial that takes longer counts as one that waits for ever
 AVAILABLE = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "ucc": dist.is_ucc_available()}
 
 
@@ -86,7 +86,7 @@ TRIALS += (all_gather, reduce_scatter, all_to_all, barrier)
 
 def work(rank, trial, backend, device, port, answers):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries say of it
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides the messages of libraries
     try:
         if device == "cuda":
             torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -102,7 +102,7 @@ def tried(trial, backend, device):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("fork")  # nothing of CUDA has begun in this process
+    context = mp.get_context("fork")  # safe, because CUDA has not been initialised in this process
     answers = context.Queue()
     ranks = [context.Process(target=work, args=(rank, trial, backend, device, port, answers)) for rank in range(2)]
     for rank in ranks:

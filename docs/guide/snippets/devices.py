@@ -4,7 +4,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 rank, gpus = dist.get_rank(), torch.cuda.device_count()
-# With four GPUs each of two ranks has two of its own; with one, and on a CPU, both share what there is.
+# On four GPUs each of two ranks has two of its own; on fewer, and on a CPU, they share what there is.
 first = torch.device("cuda", 2 * rank % gpus) if gpus else torch.device("cpu")
 second = torch.device("cuda", (2 * rank + 1) % gpus) if gpus else torch.device("cpu")
 
@@ -18,7 +18,7 @@ class Halves(torch.nn.Module):
         return self.two(self.one(inputs.to(first)).to(second))
 
 
-# No device_ids, as the model's layers say where they are.
+# No device_ids: the model's layers are on their devices already.
 model = DistributedDataParallel(Halves())
 model(torch.full((2, 4), 1.0 + rank)).sum().backward()
 norm = torch.stack([parameter.grad.norm().cpu() for parameter in model.parameters()]).norm()

@@ -4,7 +4,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-# Every rank makes every group, in the same order, also those that it is not in.
+# Every rank makes every group, in the same order, even those that it does not belong to.
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 mine, other = pairs[rank // 2], pairs[1 - rank // 2]
 

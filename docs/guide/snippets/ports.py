@@ -11,7 +11,7 @@ open_ports = {
     for connection in psutil.Process().net_connections("tcp")
     if connection.status == psutil.CONN_LISTEN
 }
-# At that one rank 0, or its torchrun, listens.
+# Rank 0, or its torchrun, listens at that one.
 others = open_ports - {int(os.environ["MASTER_PORT"])}
 within = all(first <= port <= last for port in others)
 print(f"rank {dist.get_rank()} listens at {len(others)} more port, one of the system's: {within}", flush=True)

@@ -6,11 +6,11 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 loss = torch.tensor([1.0 + rank])  # 1 on rank 0, 2 on rank 1
 
 largest = loss.clone()  # a collective overwrites what it is given
-# Also SUM, which is the default, MIN, PRODUCT.
+# SUM is the default; there are also MIN and PRODUCT.
 dist.all_reduce(largest, op=dist.ReduceOp.MAX)
 
 total = loss.clone()
-# Only rank 0 may use it: what others then hold is not defined.
+# Only rank 0 may use the result: what the others then hold is not defined.
 dist.reduce(total, dst=0)
 
 everyone = [torch.zeros(1) for _ in range(ranks)] if rank == 0 else None

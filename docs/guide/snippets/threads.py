@@ -23,7 +23,7 @@ def shortest(run):
 
 
 def in_threads(work):
-    # As DataParallel starts one for each GPU, in each step.
+    # DataParallel starts one thread for each GPU, in each step.
     threads = [Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()

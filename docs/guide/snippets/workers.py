@@ -2,7 +2,7 @@ import numpy as np
 import psutil
 from torch.utils.data import DataLoader, Dataset
 
-ROWS, READ = 2_000_000, 100_000  # numbers in the data, and of them in a sample
+ROWS, READ = 2_000_000, 100_000  # numbers in the data, and in each sample
 
 
 class Numbers(Dataset):
@@ -13,10 +13,10 @@ class Numbers(Dataset):
         return ROWS // READ
 
     def __getitem__(self, number):
-        # All that a worker does is to look at each.
+        # A worker only looks at each number.
         for row in self.rows[number * READ : (number + 1) * READ]:
             _ = row
-        # MiB that are this process's alone.
+        # MiB that belong to this process alone.
         return psutil.Process().memory_full_info().uss / 2**20
 
 

@@ -1,1 +1,1 @@
-"""How a model is trained: one file for each strategy, in which stands what differs from `single`."""
+"""How a model is trained: one file per strategy, which holds only what differs from `single`."""

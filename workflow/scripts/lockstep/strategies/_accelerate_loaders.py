@@ -1,7 +1,7 @@
-"""Accelerate's own data loaders over the plan's order and over a split; used by accelerate.py.
+"""Accelerate's own data loaders, over the plan's order of samples and over a split; used by accelerate.py.
 
-A DataLoader hands out places in an order of samples, and Accelerate decides which rank gets which: as a loop would have
-it whose loaders went through `accelerator.prepare`. What each rank was handed goes with each batch, as `ids`.
+A DataLoader yields positions in an order of samples, and Accelerate decides which rank gets which of them, as in any
+loop whose loaders went through `accelerator.prepare`. Each batch carries the samples that a rank was given, as `ids`.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from lockstep.data.plan import Plan
 
 
 class InOrder(Sampler):
-    """Places in an order of samples, one epoch's after the other's; `ends`: where in the order each epoch ends."""
+    """Positions in an order of samples, one epoch after another; `ends` says where in the order each epoch ends."""
 
     def __init__(self, ends: list[int]):
         self.bounds, self.epoch = [0, *ends], 0
 
-    def set_epoch(self, epoch: int) -> None:  # which Accelerate calls too
+    def set_epoch(self, epoch: int) -> None:  # Accelerate calls it too
         self.epoch = epoch
 
     def __iter__(self):
@@ -30,18 +30,18 @@ class InOrder(Sampler):
 
 
 def prepared(accelerator, samples, ids: np.ndarray, widths: np.ndarray, sampler: Sampler, size: int, drop_last: bool):
-    """A loader of `samples` (tasks/_task.py) in the order `ids`, as Accelerate shares it out.
+    """A loader of `samples` (tasks/_task.py) in the order `ids`, divided among ranks by Accelerate.
 
     Args:
-        ids, widths: int64 [n], the samples in order, and how wide the batch of each is padded.
-        size: samples of all ranks together in each batch; Accelerate is told the number that it goes by.
-        drop_last: whether samples are left out that do not fill a batch.
+        ids, widths: int64 [n], the samples in order, and the width to which the batch of each is padded.
+        size: samples in a batch of all ranks together; Accelerate is told the number that it expects.
+        drop_last: whether samples that do not fill a batch are left out.
     """
 
     def collate(places: list[int]) -> dict:
         arrays = samples.batch(ids[places], int(widths[places].max()))
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        # As an array they stay on the host, and no GPU is waited for to tell them; what is broadcast must be tensors.
+        # As an array, ids stay on the host, so no GPU delays reading them. Dispatched batches can hold tensors only.
         return tensors | {"ids": torch.from_numpy(ids[places]) if accelerator.dispatch_batches else ids[places]}
 
     one = size if accelerator.split_batches else size // accelerator.num_processes
@@ -50,7 +50,7 @@ def prepared(accelerator, samples, ids: np.ndarray, widths: np.ndarray, sampler:
 
 
 class Training:
-    """The batches of a plan as Accelerate hands them to this rank, one a step."""
+    """The batches of a plan as Accelerate gives them to this rank, one per step."""
 
     def __init__(self, accelerator, samples, plan: Plan, drop_last: bool):
         self.accelerator, self.size, self.drop_last = accelerator, int(plan.starts[1]), drop_last
@@ -60,9 +60,10 @@ class Training:
         self.batches: Iterator[dict] | None = None
 
     def _order(self, plan: Plan, samples) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """The plan's samples, with their batches' widths, and where each epoch ends.
+        """The plan's samples, the widths of their batches, and where each epoch ends.
 
-        Unless `drop_last`, each whole epoch has at its end those that the plan leaves out, as they do not fill a batch.
+        Unless `drop_last` is set, each whole epoch ends with the samples that the plan leaves out because they do not
+        fill a batch.
         """
         ids, widths, ends = [], [], []
         firsts = np.flatnonzero(np.diff(plan.epochs, prepend=-1))
@@ -77,7 +78,7 @@ class Training:
         return np.concatenate(ids), np.concatenate(widths), ends
 
     def next(self, done: int) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
-        """This rank's batch of the step after `done` others: its ids, int64 [n], and its tensors."""
+        """This rank's batch for the step that follows `done` steps: its ids, int64 [n], and its tensors."""
         if self.batches is None:
             self.batches = self._after(done)
         return _ids_and_inputs(next(self.batches))
@@ -95,7 +96,7 @@ class Training:
             done = 0
 
     def _skipped(self, steps: int):
-        """The loader without its first steps, by Accelerate's own function, which counts what the first rank reads."""
+        """The loader without its first steps. Accelerate's own function skips them; it counts what rank 0 reads."""
         if not steps:
             return self.loader
         dispatched = self.accelerator.dispatch_batches and not self.accelerator.split_batches
@@ -104,7 +105,7 @@ class Training:
 
 
 def evaluation(accelerator, samples, size: int) -> Iterator[tuple[np.ndarray, dict[str, torch.Tensor]]]:
-    """A split in batches of `size`, of texts of like length, as Accelerate shares them out: ids and tensors."""
+    """A split in batches of `size` samples of similar length, divided among ranks by Accelerate: ids and tensors."""
     batches = samples.batches(size)
     ids = np.concatenate(batches)
     widths = np.concatenate([np.full(len(batch), samples.lengths[batch].max()) for batch in batches])
@@ -113,7 +114,10 @@ def evaluation(accelerator, samples, size: int) -> Iterator[tuple[np.ndarray, di
 
 
 def _quietly(loader) -> Iterator[dict]:
-    """A loader's batches. It draws a seed for its workers as it begins, which no other row does: that is taken back."""
+    """A loader's batches, with the random state restored after the first of them.
+
+    A loader draws a seed for its workers when iteration begins, which no other row does.
+    """
     random, batches = torch.get_rng_state(), iter(loader)
     first = next(batches)
     torch.set_rng_state(random)

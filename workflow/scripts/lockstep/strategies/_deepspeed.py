@@ -1,4 +1,4 @@
-"""What deepspeed's file needs of DeepSpeed besides training: ways around its faults, and reading its checkpoints."""
+"""What deepspeed.py needs besides training: ways around DeepSpeed's faults, and reading its checkpoints."""
 
 import argparse
 import contextlib
@@ -12,14 +12,15 @@ SWITCH = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 def load_collectives(deepspeed) -> list[str]:
-    """Load DeepSpeed's collectives through shared memory, which it compiles when first used; without: gloo's alone.
+    """Load DeepSpeed's collectives through shared memory, which are compiled on first use; if that fails, use gloo's.
 
-    They are an acceleration only, and DeepSpeed asks that table whether to take them. Returns notes for the report.
+    They only make communication faster. DeepSpeed looks into `__compatible_ops__` to see whether it may use them.
+    Returns notes for the report.
     """
     builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
     try:
         builder.load()
-    except Exception:  # without compiler, headers or room on the disk; each says it in its own way
+    except Exception:  # no compiler, no headers or no space on the disk: each raises another exception
         deepspeed.ops.__compatible_ops__[builder.NAME] = False
         return [
             "DeepSpeed's collectives through shared memory could not be compiled, so gloo's were used instead"
@@ -29,10 +30,10 @@ def load_collectives(deepspeed) -> list[str]:
 
 
 def scale_as_native_fp16(engine) -> None:
-    """Give ZeRO the loss scaling that it has for `native_precision`, by the rules of PyTorch's GradScaler.
+    """Give ZeRO the loss scaler that it has for `native_precision`, with the rules of PyTorch's GradScaler.
 
-    With `torch_autocast` DeepSpeed 0.19.8 takes a GradScaler itself, but it clips gradients that are still multiplied
-    by the scale, and leaves the scale as it was after a step that overflowed: all later ones do too.
+    With `torch_autocast` DeepSpeed 0.19.8 uses a GradScaler itself. But it clips gradients while they are still
+    multiplied by the scale, and it does not lower the scale after a step that overflowed, so all later steps overflow.
     """
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
@@ -50,12 +51,12 @@ def scale_as_native_fp16(engine) -> None:
 
 
 def forget_gradients(engine) -> None:
-    """Drop what the last backward pass has left, as the engine itself does after a step that overflowed."""
+    """Drop the gradients of the last backward pass, as the engine itself does after a step that overflowed."""
     zero, stage = engine.optimizer, engine.zero_optimization_stage()
     if stage == 3:
         zero._overflow_clean_up(None)
     elif stage:
-        zero.micro_step_id = -1  # as before the first
+        zero.micro_step_id = -1  # as before the first micro-batch
         zero.zero_grad(set_to_none=True)
         zero._release_preflattened_grad_buffers()
         if engine.zero_cpu_offload():
@@ -64,13 +65,13 @@ def forget_gradients(engine) -> None:
             zero.averaged_gradients[number] = zero.all_grad_tensors[number] = None
     else:
         engine.zero_grad()
-        zero.zero_grad()  # of bf16 throughout it has gradients of its own
+        zero.zero_grad()  # for a model that is bf16 throughout, the optimizer has gradients of its own
 
 
 def pickle_plainly() -> None:
-    """Let checkpoints be read that Python 3.11.0 to 3.11.3 write.
+    """Make checkpoints readable that Python 3.11.0 to 3.11.3 writes.
 
-    They pickle an enum's member as a call of getattr, which is not let in when it is read.
+    Those versions pickle an enum's member as a call of getattr, which is refused when the checkpoint is read.
     """
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
@@ -84,13 +85,13 @@ def make_universal(state: Path, universal: Path) -> None:
     arguments = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
     folders = {"input_folder": str(state), "output_folder": str(universal)}
     universal.mkdir(parents=True)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # bars of progress
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # progress bars
         ds_to_universal.main(argparse.Namespace(**arguments, **folders, inject_missing_state=True))
 
 
 @contextlib.contextmanager
 def values_only():
-    """Let nothing run that stands in a checkpoint's pickle: DeepSpeed asks PyTorch to, whose own switch forbids it."""
+    """Run no code from a checkpoint's pickle. DeepSpeed asks PyTorch to allow it; PyTorch's own switch forbids it."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "1"
     try:
@@ -103,7 +104,7 @@ def values_only():
 
 
 def its_classes() -> list[type]:
-    """The classes of DeepSpeed's own that stand in its checkpoints. None of them does more than hold values."""
+    """DeepSpeed's own classes that occur in its checkpoints. None of them does more than hold values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

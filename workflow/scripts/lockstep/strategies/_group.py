@@ -1,6 +1,7 @@
-"""What strategies share whose processes form a process group of PyTorch's: they join it, gather through it, leave it.
+"""What all strategies share whose processes form a PyTorch process group: joining it, gathering through it, leaving it.
 
-One process alone is a group too, unless a strategy says otherwise (`joins_group`): then all is as in `single`.
+A single process forms a group too, unless a strategy says otherwise (`joins_group`). Without a group everything is as
+in `single`.
 """
 
 import os
@@ -13,7 +14,7 @@ from lockstep.config.hardware import Hardware, World
 from lockstep.model import batch_norm
 from lockstep.strategies import single
 
-CONNECTING = 2**22  # numbers: as many as a bucket of gradients may have, by which NCCL chooses its way
+CONNECTING = 2**22  # numbers, as many as a bucket of gradients may hold: NCCL chooses its algorithm by the size
 
 
 class Strategy(single.Strategy):
@@ -34,14 +35,14 @@ class Strategy(single.Strategy):
     def synchronised(self, model):
         if not self.options.get("sync_batchnorm") or not self.joins_group():
             return model
-        if self.world.device.type == "cuda" and self.ranks_per_replica == 1:  # it would count each sample for each rank
+        if self.world.device.type == "cuda" and self.ranks_per_replica == 1:  # else it counts samples once per rank
             return batch_norm.synchronised(model, torch.nn.SyncBatchNorm.convert_sync_batchnorm)
         return batch_norm.synchronised(model, batch_norm.shared(self.sum_over_replicas))
 
     def sum_over_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of all replicas' tensors, on each rank; gradients are summed likewise.
+        """The sum of all replicas' tensors, on each rank; the backward pass sums gradients in the same way.
 
-        Ranks that hold a replica together have the same one, which enters as often as there are such ranks.
+        Ranks that hold a replica together have equal tensors, and the sum over ranks counts each of them.
         """
         return sum_over_ranks(tensor) / self.ranks_per_replica
 
@@ -64,7 +65,7 @@ class Strategy(single.Strategy):
 def take_device(hardware: Hardware, local_rank: int) -> torch.device:
     """Make this rank's device the current one, and return it.
 
-    Frameworks take LOCAL_RANK for the number of their GPU, so it becomes that.
+    Frameworks read LOCAL_RANK as the number of their GPU, so it is set to that number.
     """
     if hardware.device != "cuda":
         return torch.device(hardware.device)
@@ -75,14 +76,14 @@ def take_device(hardware: Hardware, local_rank: int) -> torch.device:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of all ranks' tensors, on each; gradients are summed likewise."""
+    """The sum of all ranks' tensors, on each rank; the backward pass sums gradients in the same way."""
     from torch.distributed.nn.functional import all_reduce
 
     return all_reduce(tensor)
 
 
 def average(gradients: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Put in place of each gradient its mean over a group of ranks, by one all-reduce."""
+    """Replace each gradient by its mean over a group of ranks, by a single all-reduce for all of them."""
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)

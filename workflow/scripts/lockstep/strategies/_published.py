@@ -1,6 +1,7 @@
-"""What the scripts behind the published table do in each step, each flaw an option that can be taken away.
+"""What the scripts behind the published table do in each step. Each flaw is an option that can be switched off.
 
-The strategies published_* mix it into their honest siblings; what else was wrong with one stands in its own file.
+The strategies published_* combine this class with the correct strategy of the same name. A flaw of one script only is
+in that strategy's own file.
 """
 
 import functools
@@ -22,11 +23,11 @@ class Strategy(single.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
         if self.options["keep_gradients"]:
-            self.optimizer.zero_grad = lambda *_, **__: None  # never called, in effect
+            self.optimizer.zero_grad = lambda *_, **__: None  # as if it were never called
 
     def train(self, replay):
         if self.options["tokenise_late"]:
-            texts_and_tokenizer(self.data)  # before anything is timed
+            texts_and_tokenizer(self.data)  # loaded before the clock starts
         super().train(replay)
 
     def collate(self):
@@ -48,18 +49,18 @@ class Strategy(single.Strategy):
         self.options = asked
 
     def told(self, loss: torch.Tensor) -> float:
-        """The loss that is printed: the mean over all ranks, for which they and the host wait."""
+        """The loss that is printed: the mean over all ranks, for which all ranks and the host wait."""
         return self.all_gather(loss).mean().item()
 
 
 @functools.cache
 def texts_and_tokenizer(data: Path) -> tuple:
-    """The texts of the training split, and what tokenises them: once in each process, also of workers."""
+    """The texts of the training split and their tokenizer, loaded once per process, worker processes included."""
     return table(split_folder(data, "train")).column("text"), models.tokenizer(data / TOKENIZER)
 
 
 def tokenised(data: Path, samples, ids, width):
-    """What a batch of the plan holds, made of the texts themselves, as a data loader's collate function does."""
+    """The contents of a batch of the plan, made from the texts themselves, as a data loader's collate function does."""
     texts, tokenizer = texts_and_tokenizer(data)
     padded = {"padding": "max_length", "truncation": True, "max_length": width, "return_tensors": "np"}
     made = tokenizer(texts.take(ids).to_pylist(), **padded)
@@ -70,7 +71,7 @@ OPTIONS = {
     "tokenise_late": {
         "type": "boolean",
         "default": True,
-        "description": "texts are tokenised when their batch is made, in each epoch anew",
+        "description": "texts are tokenised when their batch is made, again in every epoch",
     },
     "print_loss": {
         "type": "boolean",
@@ -85,7 +86,7 @@ OPTIONS = {
     "keep_gradients": {
         "type": "boolean",
         "default": False,
-        "description": "gradients are never cleared, so that each step adds to those of all before it",
+        "description": "gradients are never cleared, so each step adds to the gradients of all earlier steps",
     },
 }
 DIVISION = "published"
@@ -95,6 +96,6 @@ OTHER_MODEL = [
 REFUSED = [
     (
         {"tokenise_late": [True], "task": ["image-classification", "image-segmentation", "language-modelling"]},
-        "there are no texts to tokenise; take tokenise_late: false",
+        "this task has no texts to tokenise; set tokenise_late: false",
     ),
 ]

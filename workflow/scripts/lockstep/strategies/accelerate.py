@@ -1,19 +1,21 @@
 """accelerate: Hugging Face Accelerate over DistributedDataParallel, started by `accelerate launch` or torchrun.
 
-Each rank is fed its own share of the plan. With `own_loaders` a DataLoader over the plan's order is prepared and shared
-out by Accelerate, and the dev split is gathered by `gather_for_metrics`; with `prepared_scheduler` the learning rate is
-stepped by Accelerate too. Each rank then notes which samples it was handed, and at which rate each step was taken, and
-a row for which these are not the plan's and the schedule's is told as another model.
+By default each rank is given its own share of the plan. With `own_loaders` Accelerate prepares a DataLoader over the
+plan's order and divides its batches among the ranks, and `gather_for_metrics` gathers the results on the dev split.
+With `prepared_scheduler` Accelerate steps the learning rate's schedule, too. Each rank then records which samples it
+was given and the learning rate of each step; a row whose samples are not the plan's, or whose rates are not the
+schedule's, is reported as another model.
 
-Accelerate steps a prepared scheduler once for each process, as its loaders take one batch for each: a schedule that was
-made for the steps that there really are decays so many times too early. `split_batches` and
-`step_scheduler_with_optimizer: false` prevent it. Where a loader keeps the samples that do not fill a batch
-(`drop_last: false`), each epoch has a step more than the plan's, which samples of the epoch's beginning fill up.
+Accelerate steps a prepared scheduler once per process, because its loaders use up one batch per process in each step. A
+schedule that was made for the real number of steps then decays too early, by a factor of the number of processes.
+`split_batches` and `step_scheduler_with_optimizer: false` prevent that. Where a loader keeps the samples that do not
+fill a batch (`drop_last: false`), each epoch has one step more than the plan, and Accelerate fills its batch up with
+samples from the beginning of the epoch.
 
-Advantages: a plain loop becomes a distributed one by a few lines; a configuration file chooses how.
-Limits: what a run does depends on that file and on the environment; and see above.
-On a CPU: as ddp; `accelerate launch --cpu` would start one process only, so the launcher is told of GPUs and the
-Accelerator of the CPU.
+Advantages: a few lines turn a plain loop into a distributed one; a configuration file chooses how it runs.
+Limits: what a run does depends on that file and on the environment; for schedules and loaders, see above.
+On a CPU: as ddp. `accelerate launch --cpu` would start one process only, so the launcher is told that there are GPUs,
+and the Accelerator that there is a CPU.
 """
 
 import contextlib
@@ -65,14 +67,14 @@ class Strategy(ddp.Strategy):
         return self.world
 
     def _check(self, precision):
-        """Hold what the environment and a file of the user's own have made of the Accelerator against the row."""
+        """Raise RunFailed if the environment or the user's configuration file gave Accelerator settings of its own."""
         accelerator = self.accelerator
         wanted = {
             "num_processes": self.processes,
             "mixed_precision": precision,
             "distributed_type": "MULTI_CPU" if self.hardware.device == "cpu" else "MULTI_GPU",
             "dynamo_backend": "NO",
-            "gradient_accumulation_steps": 1,  # by which backward would divide the loss
+            "gradient_accumulation_steps": 1,  # backward would divide the loss by it
         }
         live = {
             "num_processes": accelerator.num_processes,
@@ -84,7 +86,7 @@ class Strategy(ddp.Strategy):
         for key, value in wanted.items():
             if live[key] != value:
                 source = self.options["config_file"] or "the environment"
-                raise RunFailed(f"{key}: the row needs {value}, and Accelerate has {live[key]}, by {source}")
+                raise RunFailed(f"{key}: the row needs {value}, but Accelerate has {live[key]}, set by {source}")
 
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
@@ -141,7 +143,7 @@ class Strategy(ddp.Strategy):
         self.optimizer.zero_grad()
 
     def live(self):
-        wrapped = isinstance(self.model, DistributedDataParallel)  # one GPU alone is not
+        wrapped = isinstance(self.model, DistributedDataParallel)  # on a single GPU it is not
         loaders = self.accelerator.dataloader_config
         own = {
             "split_batches": loaders.split_batches,
@@ -165,57 +167,65 @@ OPTIONS = {
     "launcher": {
         "enum": ["accelerate", "torchrun", "launch", "hand"],
         "default": "accelerate",
-        "description": "accelerate launch with a configuration file of its own; torchrun; the deprecated"
+        "description": "accelerate launch, with a configuration file written for the run; torchrun; the deprecated"
         " torch.distributed.launch; or hand, as in ddp",
     },
     "config_file": {
         "type": ["string", "null"],
         "default": None,
-        "description": "a configuration file of yours for accelerate launch, as `accelerate config` writes them; where"
-        " it contradicts the row, the row is refused. The port is the row's",
+        "description": "your own configuration file for accelerate launch, as `accelerate config` writes it. A row that"
+        " it contradicts is refused. The port is always the row's",
     },
     "own_loaders": {
         "type": "boolean",
         "default": False,
         "description": "take batches from a DataLoader over the plan's order that Accelerate has prepared, and gather"
-        " the dev split by gather_for_metrics; even_batches stays on, without which ranks would wait for each other",
+        " results on the dev split by gather_for_metrics. even_batches stays on: without it ranks that have batches"
+        " left would wait for those that have none",
     },
     "split_batches": {
         "type": "boolean",
         "default": False,
-        "description": "a loader's batches are of all ranks together, and split; else each is one rank's. A prepared"
-        " scheduler is then stepped once a step",
+        "description": "a loader's batch is the global batch, which Accelerate splits among the ranks, and a prepared"
+        " scheduler is stepped once per step; if false, a loader's batch is one rank's",
     },
     "dispatch_batches": {
         "type": "boolean",
         "default": False,
-        "description": "rank 0 reads all batches, and sends the others theirs; with own_loaders",
+        "description": "rank 0 reads all batches and sends the other ranks theirs; needs own_loaders",
     },
     "drop_last": {
         "type": "boolean",
         "default": True,
-        "description": "leave out the samples at an epoch's end that do not fill a batch, as the plan does; else"
-        " Accelerate fills it up; with own_loaders",
+        "description": "leave out the samples at an epoch's end that do not fill a batch, as the plan does; if false,"
+        " Accelerate fills the batch up. false needs own_loaders",
     },
     "prepared_scheduler": {
         "type": "boolean",
         "default": False,
-        "description": "have Accelerate step the learning rate's schedule, which it does once for each process",
+        "description": "let Accelerate step the learning rate's schedule, which it does once per process",
     },
     "step_scheduler_with_optimizer": {
         "type": "boolean",
         "default": True,
-        "description": "Accelerate's own; false steps a prepared scheduler once, whatever the number of processes",
+        "description": "Accelerate's setting of that name; if false, a prepared scheduler is stepped once per step,"
+        " whatever the number of processes",
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 there; take precision: bf16"),
-    ({"dispatch_batches": [True], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
-    ({"drop_last": [False], "own_loaders": [False]}, "this is of Accelerate's loaders; set own_loaders: true"),
+    ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 on a CPU; use precision: bf16"),
+    (
+        {"dispatch_batches": [True], "own_loaders": [False]},
+        "this is a setting of Accelerate's loaders; set own_loaders: true",
+    ),
+    (
+        {"drop_last": [False], "own_loaders": [False]},
+        "this is a setting of Accelerate's loaders; set own_loaders: true",
+    ),
     (
         {"step_scheduler_with_optimizer": [False], "prepared_scheduler": [False]},
-        "this is of a scheduler that Accelerate steps; set prepared_scheduler: true",
+        "this is a setting of a scheduler that Accelerate steps; set prepared_scheduler: true",
     ),
     (
         {"own_loaders": [True], "accumulation": {"minimum": 2}},
@@ -223,11 +233,12 @@ REFUSED = [
     ),
     (
         {"own_loaders": [True], "workers": {"minimum": 1}},
-        "Accelerate's loader makes the batches, in the rank itself; set workers to 0, or own_loaders to false",
+        "Accelerate's loader makes the batches in the rank itself, without worker processes; set workers to 0, or"
+        " own_loaders to false",
     ),
 ]
 EQUAL_SHARES = [
-    ({"own_loaders": [True]}, "Accelerate's loaders give all ranks as many samples"),
+    ({"own_loaders": [True]}, "Accelerate's loaders give every rank the same number of samples"),
 ]
 OTHER_MODEL = [
     (
@@ -236,6 +247,6 @@ OTHER_MODEL = [
     ),
     (
         {"own_loaders": [True], "drop_last": [False]},
-        "Accelerate fills up the last batch of an epoch with samples of its beginning",
+        "Accelerate fills up the last batch of an epoch with samples from its beginning",
     ),
 ]

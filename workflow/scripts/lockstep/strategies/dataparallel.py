@@ -1,10 +1,10 @@
 """dataparallel: nn.DataParallel, one process that scatters each batch over all GPUs and gathers what they compute.
 
 Advantages: one line around the model; no launcher, no process group.
-Limits: one Python process for all GPUs, whose weights it copies to the others in each step; one machine only. PyTorch
-advises DistributedDataParallel instead.
-On a CPU: without a GPU, nn.DataParallel passes the batch on to the model (torch/nn/parallel/data_parallel.py): this is
-single with a wrapper, and the report says so.
+Limits: one Python process drives all GPUs, and copies the weights from the first to the others in each step; one
+machine only. PyTorch recommends DistributedDataParallel instead.
+On a CPU: without a GPU, nn.DataParallel only calls the model (torch/nn/parallel/data_parallel.py), so this is single
+with a wrapper; the report says so.
 """
 
 import torch
@@ -13,7 +13,7 @@ from lockstep.strategies import single
 
 ONE_DEVICE_ON = ("cpu",)
 ONE_PROCESS_ON = ("cpu", "cuda")
-PREFIX = "module.model."  # of what it saves
+PREFIX = "module.model."  # of the names of the weights that it saves
 
 
 class Strategy(single.Strategy):
@@ -22,14 +22,14 @@ class Strategy(single.Strategy):
         devices = list(range(self.hardware.devices)) if on_gpus else None
         output = self.options["output_device"] if on_gpus else None
         self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices, output)
-        for number in self.others():  # else all would drop the same units: torch.manual_seed seeds every GPU alike
+        for number in self.others():  # torch.manual_seed seeds every GPU alike, so all would drop the same units
             with torch.cuda.device(number):
                 torch.cuda.manual_seed(torch.initial_seed() + number)
         if not on_gpus:
-            self.notes.append("nn.DataParallel passes through on a CPU: this is single with a wrapper")
+            self.notes.append("without a GPU nn.DataParallel only calls the model: this is single with a wrapper")
 
     def inputs(self, arrays):
-        """Labels lie where the outputs are gathered, and the loss is computed there."""
+        """The batch on this rank's device, but its labels on the GPU that gathers outputs and computes the loss."""
         tensors = super().inputs(arrays)
         if self.world.device.type == "cuda" and self.options["output_device"]:
             output = torch.device("cuda", self.options["output_device"])
@@ -38,7 +38,7 @@ class Strategy(single.Strategy):
         return tensors
 
     def others(self) -> list[int]:
-        """The devices that it trains on besides this process's own."""
+        """The numbers of the GPUs that it trains on besides the first."""
         return self.model.device_ids[1:]
 
     def save_state(self, folder):
@@ -67,14 +67,14 @@ OPTIONS = {
         "type": "integer",
         "const": 1,
         "default": 1,
-        "description": "nn.DataParallel is one process, and can't span machines.",
+        "description": "nn.DataParallel is one process, which can't span machines.",
     },
     "output_device": {
         "type": "integer",
         "minimum": 0,
         "default": 0,
-        "description": "on which of the row's GPUs, from 0, outputs are gathered and the loss is computed, which takes"
-        " memory. Parameters and their gradients stay on the first",
+        "description": "the row's GPU, counted from 0, on which outputs are gathered and the loss is computed, which"
+        " takes memory there. Parameters and their gradients stay on the first GPU",
     },
 }
 
@@ -82,8 +82,8 @@ OPTIONS = {
 class Replica(torch.nn.Module):
     """The model as each GPU's thread runs it.
 
-    Autocast holds for one thread. nn.DataParallel turns it on in the others, but in fp16, whatever is asked for
-    (torch/nn/parallel/parallel_apply.py).
+    Autocast holds for one thread only. nn.DataParallel switches it on in the other threads, but always in fp16,
+    whatever precision is asked for (torch/nn/parallel/parallel_apply.py).
     """
 
     def __init__(self, model, autocast):

@@ -1,13 +1,13 @@
-"""ddp: DistributedDataParallel, one process per device; gradients are averaged while backward still runs.
+"""ddp: DistributedDataParallel, one process per device; gradients are averaged while the backward pass still runs.
 
-Each process holds the whole model; gradients travel in buckets, each as soon as it is full (Li et al. 2020,
-arXiv:2006.15704). Started by torchrun, by its deprecated predecessor torch.distributed.launch (`launcher: launch`), or
-by you: with `launcher: hand` a run prints a line for each rank, of a command and the four variables that `env://` goes
-by.
+Each process holds the whole model. Gradients travel in buckets, each sent as soon as it is full (Li et al. 2020,
+arXiv:2006.15704). The processes are started by torchrun, by its deprecated predecessor torch.distributed.launch
+(`launcher: launch`), or by you: with `launcher: hand` a run prints a command for each rank, with the four environment
+variables that `env://` reads.
 
-Advantages: the standard; little code, hardly any overhead, and communication hides behind the backward pass.
+Advantages: the standard; little code, hardly any overhead, and communication is hidden behind the backward pass.
 Limits: model, gradients and optimizer state must fit on each device.
-On a CPU: gloo in place of NCCL; it takes cycles from the cores that compute, so little of it can be hidden.
+On a CPU: gloo takes the place of NCCL. It needs cycles of the cores that compute, so little of it can be hidden.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ HOOKS = {
 class Strategy(_group.Strategy):
     def __init__(self, settings):
         super().__init__(settings)
-        # What a strategy that extends this one does not take over (INHERITS) is as it is by default.
+        # An option that a strategy extending this one does not inherit (INHERITS) has its default.
         self.options = {name: option["default"] for name, option in OPTIONS.items()} | self.options
 
     @property
     def rehearses_average(self):
-        return self.options["static_graph"]  # which DDP learns from the first gradients that it averages
+        return self.options["static_graph"]  # DDP learns the graph from the first gradients that it averages
 
     def wrap(self):
         self.model = DistributedDataParallel(
@@ -48,7 +48,7 @@ class Strategy(_group.Strategy):
         if self.options["hook"] != "none":
             state, rank = None, self.options["powersgd_rank"]
             if self.options["hook"] == "powersgd":
-                # Its first 1000 steps are not compressed by default; 2 is the least it takes.
+                # By default PowerSGD does not compress its first 1000 steps; 2 is the least that it accepts.
                 state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
             self.model.register_comm_hook(state, HOOKS[self.options["hook"]])
 
@@ -72,14 +72,14 @@ OPTIONS = {
     "launcher": {
         "enum": ["torchrun", "launch", "hand"],
         "default": "torchrun",
-        "description": "torchrun; the deprecated torch.distributed.launch; or hand: the run prints a line for each"
-        " rank, and waits until you have started them in terminals of your own",
+        "description": "torchrun; the deprecated torch.distributed.launch; or hand: the run prints a command for each"
+        " rank, and waits until you have started them all in terminals of your own",
     },
     "rendezvous": {
         "enum": ["static", "c10d"],
         "default": "static",
-        "description": "how torchrun's agents on several machines find each other: by fixed numbers, or through c10d's"
-        " store, which numbers them as they come",
+        "description": "how torchrun's agents on several machines find each other: with `static` each machine has a"
+        " fixed number; with `c10d` a store numbers them in the order in which they arrive",
     },
     "gradient_as_bucket_view": {
         "type": "boolean",
@@ -100,12 +100,12 @@ OPTIONS = {
     "find_unused_parameters": {
         "type": "boolean",
         "default": False,
-        "description": "look in every step for parameters that have no gradient; needed only where some have none",
+        "description": "look for parameters without a gradient in every step; needed only where there are some",
     },
     "hook": {
         "enum": ["none", "fp16", "bf16", "powersgd"],
         "default": "none",
-        "description": "compress gradients on their way (torch.distributed.algorithms.ddp_comm_hooks)",
+        "description": "compress gradients before they are sent (torch.distributed.algorithms.ddp_comm_hooks)",
     },
     "powersgd_rank": {
         "type": "integer",
@@ -116,8 +116,8 @@ OPTIONS = {
     "join": {
         "type": "boolean",
         "default": False,
-        "description": "let ranks that run out of batches answer the others; the plan gives all the same number, so"
-        " here it shows what that readiness costs",
+        "description": "let a rank that has run out of batches take part in the others' collectives. The plan gives all"
+        " ranks the same number of batches, so here the option only shows what it costs",
     },
     "sync_batchnorm": {
         "type": "boolean",
@@ -127,24 +127,27 @@ OPTIONS = {
     },
 }
 LOSSY = [
-    ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed on their way"),
+    ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),
 ]
 REFUSED = [
-    ({"join": [True], "static_graph": [True]}, "ranks that have no batch left change the graph"),
+    (
+        {"join": [True], "static_graph": [True]},
+        "a rank that has no batch left changes the graph; set join or static_graph to false",
+    ),
     (
         {"static_graph": [True], "accumulation": {"minimum": 2}},
-        "DistributedDataParallel does not see the first backward pass, on which its static graph is based; set"
-        " static_graph to false, or accumulation to 1",
+        "with accumulation DistributedDataParallel does not see the first backward pass, on which its static graph is"
+        " based; set static_graph to false, or accumulation to 1",
     ),
     (
         {"hook": ["powersgd"], "checkpoint_every": {"minimum": 1}},
-        "what powersgd keeps from step to step can't be saved; take another hook, or set checkpoint_every to 0",
+        "what powersgd carries over from step to step can't be saved; use another hook, or set checkpoint_every to 0",
     ),
 ]
 
 
 def live_options(model: DistributedDataParallel) -> dict:
-    """The options that a wrapped model has."""
+    """The options that are in effect on a wrapped model."""
     hooks = {function: name for name, function in HOOKS.items()}
     return {
         "bucket_mb": model.bucket_bytes_cap / 2**20,

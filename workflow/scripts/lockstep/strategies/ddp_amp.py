@@ -1,14 +1,14 @@
 """ddp_amp: ddp_spawn in automatic mixed precision: autocast around the forward pass, a GradScaler around the rest.
 
-float16 loses gradients below 6e-8; the scaler multiplies the loss so that they stay above, divides the gradients
-again before the update, and skips an update whose gradients overflowed (Micikevicius et al. 2018, arXiv:1710.03740,
-section 3.2). bfloat16 has float32's range and would need no scaler; it is kept here so that the row does the same on
-every device.
+float16 loses gradients below 6e-8. The scaler multiplies the loss so that gradients stay above that, divides them again
+before the update, and skips an update whose gradients overflowed (Micikevicius et al. 2018, arXiv:1710.03740, section
+3.2). bfloat16 has float32's range and would need no scaler; it is kept here so that the row does the same on every
+device.
 
-Advantages: tensor cores on GPUs, half the memory for activations.
-Limits: not the same numbers as float32; fp16 may skip updates.
-On a CPU: bf16, as fp16 autocast is 10 to 17 times slower than float32 there; faster than float32 only where the CPU has
-bf16 instructions.
+Advantages: tensor cores on GPUs, and half the memory for activations.
+Limits: not the same numbers as float32; with fp16 some updates may be skipped.
+On a CPU: bf16, because fp16 autocast is 10 to 17 times slower than float32 there. bf16 is faster than float32 only
+where the CPU has bf16 instructions.
 """
 
 import torch

@@ -1,10 +1,10 @@
-"""ddp_spawn: DistributedDataParallel whose launcher is torch.multiprocessing.spawn, a function of Python's.
+"""ddp_spawn: DistributedDataParallel whose processes are started by a Python function, torch.multiprocessing.spawn.
 
 The processes find each other through a shared file, or through a TCP port of the first machine (`rendezvous: tcp`).
 
-Advantages: starts from plain Python, as in a notebook or a larger program.
-Limits: on each machine the program must be told which ranks are its own; every process imports the program anew; no
-restart, and threads must be set by hand.
+Advantages: starts from plain Python, for example within a larger program.
+Limits: on each machine the program must be told which ranks are its own; every process imports the program again; no
+failed process is restarted, and the number of threads must be set by hand.
 On a CPU: as ddp.
 """
 
@@ -34,13 +34,13 @@ OPTIONS = {
     "rendezvous": {
         "enum": ["file", "tcp"],
         "default": "file",
-        "description": "how the processes find each other: file:// or tcp://",
+        "description": "how the processes find each other: through a shared file (file://) or a TCP port (tcp://)",
     },
 }
 
 
 def process(local_rank: int, script: str, folder: str, address: str, first: int, world_size: int) -> None:
-    """One rank: the same script that other launchers start. `first` is the first rank on this machine."""
+    """Run one rank: the same script that other launchers start. `first` is the first rank on this machine."""
     os.environ |= {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
     os.environ["RENDEZVOUS"] = address
     sys.argv = [script, folder]
@@ -48,7 +48,10 @@ def process(local_rank: int, script: str, folder: str, address: str, first: int,
 
 
 def start_resource_tracker() -> None:
-    """Start what multiprocessing would start by itself: then it lets SIGTERM through, which may be blocked here."""
+    """Start multiprocessing's resource tracker, and keep the signal mask as it is.
+
+    multiprocessing would start the tracker by itself; that unblocks SIGTERM, which may be blocked here on purpose.
+    """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,12 +1,14 @@
-"""deepspeed: DeepSpeed's engine with ZeRO: optimizer state (stage 1), gradients (2) and parameters (3) are sharded.
+"""deepspeed: DeepSpeed's engine with ZeRO, which shards optimizer state (stage 1), gradients (2) and parameters (3).
 
-Rajbhandari et al. 2020, arXiv:1910.02054. Started by DeepSpeed's own launcher, or by torchrun. Reduced precision is
-`torch_autocast`, as in the other rows; with `native_precision` the engine casts the whole model instead.
+Each stage also shards what the stages before it shard (Rajbhandari et al. 2020, arXiv:1910.02054). DeepSpeed's own
+launcher starts the processes, or torchrun. Reduced precision is `torch_autocast`, as in the other rows; with
+`native_precision` the engine casts the whole model instead.
 
-Advantages: models far larger than one device's memory; offloading; stages by a number in the configuration.
+Advantages: models far larger than one device's memory; offloading; the stage is one number in the configuration.
 Limits: the engine owns precision, clipping, accumulation and the backward pass, with defaults of its own (it clips at
-1.0 unless told otherwise); checkpoints must be put together again.
-On a CPU: all stages work through gloo and agree with ddp to rounding; slower than it, so a test of function.
+1.0 unless told otherwise); the shards of a checkpoint must be put together again.
+On a CPU: all stages work through gloo and agree with ddp up to rounding. They are slower than ddp, so this shows that
+they work, not what they are worth.
 """
 
 import contextlib
@@ -42,7 +44,7 @@ class Strategy(ddp.Strategy):
     def start(self):
         if self.hardware.device == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
-        # Here, because it chooses its accelerator while it is imported; without what it takes for tuning alone.
+        # Imported here because DeepSpeed chooses its accelerator on import; without mlflow, which only tuning needs.
         with importing.hidden("mlflow"):
             import deepspeed
         self.deepspeed = deepspeed
@@ -53,8 +55,8 @@ class Strategy(ddp.Strategy):
         deepspeed.init_distributed(
             self.hardware.backend, verbose=False, timeout=timedelta(seconds=self.hardware.timeout)
         )
-        # On a CPU its ranks share buffers of 66 MiB each, which outlive the run unless their names are taken away. Once
-        # every rank has opened them all, they need none.
+        # On a CPU the ranks share buffers of 66 MiB each, which outlive the run unless their files are removed. Once
+        # every rank has opened all of them, no rank needs the files' names any more.
         dist.barrier()
         place = "{}_{MASTER_ADDR}_{MASTER_PORT}_{}".format(os.getuid(), dist.get_rank(), **os.environ)
         Path(f"/dev/shm/deepspeed_allreduce_buffer_{place}").unlink(missing_ok=True)
@@ -63,18 +65,18 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
-        self.scaler = torch.amp.GradScaler(enabled=False)  # the engine brings its own
+        self.scaler = torch.amp.GradScaler(enabled=False)  # the engine has its own
         zero = {"stage": self.options["stage"]}
         if self.options["offload_optimizer"]:
             zero["offload_optimizer"] = {"device": "cpu"}
         settings = {
-            "train_micro_batch_size_per_gpu": 1,  # shares may be unequal; the engine only multiplies with it
+            "train_micro_batch_size_per_gpu": 1,  # shares may be unequal, and the engine only multiplies by it
             "gradient_accumulation_steps": self.accumulation,
-            "gradient_clipping": self.clip,  # 0 is off; left out it would be 1
+            "gradient_clipping": self.clip,  # 0 switches clipping off; the default would be 1
             "zero_optimization": zero,
-            # Offloaded too, the optimizer stays PyTorch's fused one, which every row has; else DeepSpeed refuses it.
+            # Without this, DeepSpeed refuses to offload PyTorch's fused optimizer, which every row has.
             "zero_force_ds_cpu_optimizer": False,
-            "zero_allow_untested_optimizer": True,  # SGD is none that DeepSpeed has tested; the proof tests it
+            "zero_allow_untested_optimizer": True,  # DeepSpeed has not tested SGD; the proof tests it
         }
         if (precision := precisions.of(self.precision)).autocast:
             if self.options["native_precision"]:
@@ -92,12 +94,12 @@ class Strategy(ddp.Strategy):
             given = {"optimizer": own}
         self.files[paths.DEEPSPEED] = settings
         self.model, *_ = self.deepspeed.initialize(model=model, config=settings, dist_init_required=False, **given)
-        self.optimizer = self.model.basic_optimizer  # in use inside ZeRO's own, whose type no schedule accepts
+        self.optimizer = self.model.basic_optimizer  # the one inside ZeRO's own, whose type no schedule accepts
         if precision.scaled and self.options["stage"] and not self.options["native_precision"]:
             scale_as_native_fp16(self.model)
 
     def algorithm(self, optimizer):
-        as_adamw = getattr(optimizer, "adam_w_mode", None)  # of DeepSpeed's FusedAdam and DeepSpeedCPUAdam
+        as_adamw = getattr(optimizer, "adam_w_mode", None)  # DeepSpeed's FusedAdam and DeepSpeedCPUAdam have it
         return super().algorithm(optimizer) if as_adamw is None else "adamw" if as_adamw else "adam"
 
     def loss_scale(self):
@@ -111,10 +113,10 @@ class Strategy(ddp.Strategy):
             self.model.optimizer.loss_scale = scale
 
     def autocast(self):
-        return contextlib.nullcontext()  # the engine brings its own
+        return contextlib.nullcontext()  # the engine has its own
 
     def averaging(self, last):
-        return contextlib.nullcontext()  # the engine averages at what `backward` tells it is the boundary
+        return contextlib.nullcontext()  # `backward` tells the engine after which micro-batch to average
 
     def backward(self, loss, last):
         # The engine divides by the number of micro-batches; our losses are parts of the global batch's mean already.
@@ -151,11 +153,11 @@ class Strategy(ddp.Strategy):
     def state_dict(self):
         if self.options["stage"] == 0:
             return super().state_dict()
-        state = self.module.state_dict()  # at stage 3 with empty parameters, but with all that belongs in it
+        state = self.module.state_dict()  # at stage 3 its parameters are empty, but every name is in it
         return state | {name: self._whole(weight) for name, weight in self.module.named_parameters()}
 
     def _whole(self, weight):
-        """A parameter from all ranks, as it is trained; one that is not trained has no other copy than the model's."""
+        """A whole parameter, gathered from all ranks. A trained one is in fp32; a frozen one is in the model only."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         if weight.requires_grad:
@@ -182,15 +184,16 @@ class Strategy(ddp.Strategy):
                 self._load_from_other_shards(folder)
 
     def _load_from_other_shards(self, folder):
-        """Take over a state that another number of processes saved, by way of DeepSpeed's universal checkpoint.
+        """Load a state that another number of processes saved, by way of DeepSpeed's universal checkpoint.
 
-        That is made in the run's temporary folder. Reading it, DeepSpeed 0.19.8 gives all groups of parameters what the
-        first has, weight decay among it; and one tensor that counts their steps, which each then counts up.
+        The universal checkpoint is made in the run's temporary folder. When DeepSpeed 0.19.8 reads it, it gives all
+        groups of parameters the settings of the first, weight decay included, and gives all parameters one and the same
+        tensor to count steps, which each of them then increments. Both are put right here.
         """
         if not isinstance(self.optimizer, torch.optim.Adam):
             raise RunFailed(
-                "DeepSpeed's universal checkpoint, by which another number of processes reads ZeRO's state, knows that"
-                " of AdamW and Adam only: go on with as many processes as saved it"
+                "Another number of processes can read ZeRO's state only from DeepSpeed's universal checkpoint, which"
+                " supports AdamW and Adam alone: resume with as many processes as saved the state"
             )
         universal = Path(tempfile.gettempdir()) / "universal"
         if self.world.rank == 0:
@@ -214,11 +217,11 @@ class Strategy(ddp.Strategy):
 
             with (
                 values_only(),
-                contextlib.redirect_stdout(io.StringIO()),  # it says what it does, in bars of progress too
+                contextlib.redirect_stdout(io.StringIO()),  # it prints what it does, with progress bars
                 contextlib.redirect_stderr(io.StringIO()),
             ):
                 state = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="final")
-                if file.is_file():  # at stage 1 what is frozen lies nowhere else
+                if file.is_file():  # at stage 1 frozen weights are stored nowhere else
                     module = torch.load(file, map_location="cpu", weights_only=True)["module"]
                     state = {name: tensor for name, tensor in module.items() if name not in state} | state
                 return state
@@ -226,7 +229,7 @@ class Strategy(ddp.Strategy):
 
 
 def _by_the_engine(named: dict, own: torch.optim.Optimizer) -> dict:
-    """The optimizer that a user's file names, with the settings that this run trains by: a proof's rate is another."""
+    """The optimizer that the user's file names, with this run's settings: a proof has another learning rate."""
     group = own.param_groups[0]
     settings = {
         key: group[key] for key in ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov") if key in group
@@ -244,18 +247,18 @@ OPTIONS = {
     "config_file": {
         "type": ["string", "null"],
         "default": None,
-        "description": "a configuration file of yours for DeepSpeed's engine (ds_config.json), its optimizer too; where"
-        " it contradicts the row, the row is refused",
+        "description": "your own configuration file for DeepSpeed's engine (ds_config.json), its optimizer included. A"
+        " row that it contradicts is refused",
     },
     "stage": {
         "enum": [0, 1, 2, 3],
         "default": 3,
-        "description": "ZeRO stage: 1 shards the optimizer's state, 2 gradients too, 3 parameters too",
+        "description": "ZeRO stage: 0 shards nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too",
     },
     "native_precision": {
         "type": "boolean",
         "default": False,
-        "description": "the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
+        "description": "use the engine's own bf16 or fp16, which casts the whole model, in place of autocast",
     },
     "offload_optimizer": {
         "type": "boolean",
@@ -269,24 +272,30 @@ CONFIG_FILE = "deepspeed"
 LOSSY = [
     (
         {"native_precision": [True], "precision": ["bf16", "fp16"]},
-        "also what autocast keeps in fp32 is computed in the reduced precision",
+        "what autocast would keep in fp32 is computed in the reduced precision, too",
     ),
 ]
 REFUSED = [
-    ({"optimizer": ["muon"]}, "its engine puts matrices end to end, and Muon needs each by itself; take fsdp or ddp"),
-    ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; take stage 1 to 3"),
+    (
+        {"optimizer": ["muon"]},
+        "DeepSpeed's engine joins matrices end to end, and Muon needs each by itself; use fsdp or ddp",
+    ),
+    ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; use stage 1 to 3"),
     (
         {"native_precision": [True], "precision": ["fp16"], "stage": [0]},
-        "DeepSpeed 0.19.8 divides these gradients by a scale that it has not multiplied the loss by; take stage 1 to 3",
+        "DeepSpeed 0.19.8 divides these gradients by a scale that it did not multiply the loss by; use stage 1 to 3",
     ),
     (
         {"native_precision": [True], "precision": ["bf16"], "stage": [0]},
-        "at stage 0 DeepSpeed keeps the trained weights in bf16 only; take stage 1 to 3",
+        "at stage 0 DeepSpeed keeps the trained weights in bf16 only; use stage 1 to 3",
     ),
-    ({"offload_optimizer": [True], "device": ["cpu"]}, "the optimizer is on the CPU already"),
+    (
+        {"offload_optimizer": [True], "device": ["cpu"]},
+        "the optimizer is on the CPU already; set offload_optimizer to false",
+    ),
     (
         {"lora": {"minimum": 1}, "native_precision": [True], "precision": ["bf16", "fp16"]},
-        "the engine would round the weights that stay as they are, too; set native_precision to false: autocast leaves"
-        " them",
+        "the engine would round the frozen weights, too; set native_precision to false, as autocast leaves them"
+        " unchanged",
     ),
 ]

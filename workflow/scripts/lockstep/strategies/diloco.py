@@ -1,11 +1,13 @@
-"""diloco: local_sgd that takes each average for a step of a second optimizer (Douillard et al. 2023, arXiv:2311.08105).
+"""diloco: local_sgd with a second optimizer that steps at each average (Douillard et al. 2023, arXiv:2311.08105).
 
-Where the ranks began together, less the mean of where they came to, is the gradient of that outer step; its optimizer
-is SGD with Nesterov's momentum. With `outer_rate: 1` and `outer_momentum: 0` it is local_sgd.
+The gradient of such an outer step is the weights with which the ranks began together, minus the mean of the weights
+that they have reached. The outer optimizer is SGD with Nesterov momentum. With `outer_rate: 1` and
+`outer_momentum: 0`, diloco is local_sgd.
 
-Advantages: bears longer times between two averages than local_sgd does.
-Limits: trains another model than ddp; two more copies of the weights on each rank, and two more learning rates to find.
-On a CPU: nothing differs.
+Advantages: the time between two averages can be longer than in local_sgd.
+Limits: trains another model than ddp; each rank keeps two more copies of the weights; the outer learning rate and
+momentum must be tuned as well.
+On a CPU: works in the same way.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from lockstep.strategies import local_sgd
 class Strategy(local_sgd.Strategy):
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
-        self.begun = [parameter.detach().clone() for parameter in self.module.parameters()]  # where all began together
+        self.begun = [parameter.detach().clone() for parameter in self.module.parameters()]  # equal on all ranks
         rate, momentum = self.options["outer_rate"], self.options["outer_momentum"]
         self.outer = torch.optim.SGD(self.begun, lr=rate, momentum=momentum, nesterov=momentum > 0)
 
@@ -57,8 +59,8 @@ OPTIONS = {
         "type": "integer",
         "minimum": 1,
         "default": 16,
-        "description": "steps from one outer step to the next; there is one too where the dev split is evaluated, and"
-        " at the end",
+        "description": "number of steps from one outer step to the next; outer steps are also taken where the dev split"
+        " is evaluated, and at the end",
     },
     "outer_rate": {
         "type": "number",
@@ -71,7 +73,7 @@ OPTIONS = {
         "minimum": 0,
         "exclusiveMaximum": 1,
         "default": 0.9,
-        "description": "Nesterov's momentum of the outer step",
+        "description": "Nesterov momentum of the outer step",
     },
 }
 INHERITS = [

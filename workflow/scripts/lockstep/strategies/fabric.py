@@ -1,11 +1,11 @@
 """fabric: Lightning Fabric over DistributedDataParallel. Fabric wraps model and optimizer; the loop stays ours.
 
-Each rank is fed its own share of the plan: Fabric's own data loaders would hand every rank the whole batches.
+Each rank is given its own share of the plan, because Fabric's own data loaders would give every rank the whole batches.
+The package used here, `lightning_fabric`, is Fabric alone. `lightning.fabric` is the same code within the whole of
+Lightning, and takes twice as long to import.
 
 Advantages: one program for many strategies, precisions and devices, without giving up the loop.
-Limits: its defaults must be known (`16-mixed` becomes bf16 on a CPU with a warning only).
-`lightning_fabric` is the package of Fabric alone: `lightning.fabric`, the same in the whole of Lightning, imports twice
-as long.
+Limits: its defaults must be known (on a CPU, `16-mixed` becomes bf16 with no more than a warning).
 On a CPU: as ddp.
 """
 
@@ -28,7 +28,7 @@ class Strategy(ddp.Strategy):
         options = {name: self.options[name] for name in ("gradient_as_bucket_view", "find_unused_parameters")}
         options |= {"bucket_cap_mb": self.options["bucket_mb"]}
         hardware = self.hardware
-        if gpus := hardware.gpu_count:  # each rank's by name: told a number, Fabric wants a GPU for each
+        if gpus := hardware.gpu_count:  # each rank's GPU by name; given a number, Fabric wants one GPU per rank
             ranks = range(hardware.devices_per_node)
             options["parallel_devices"] = [torch.device("cuda", hardware.gpu_of(rank)) for rank in ranks]
         timeout = timedelta(seconds=hardware.timeout)
@@ -52,7 +52,7 @@ class Strategy(ddp.Strategy):
         self.scaler = getattr(self.fabric.strategy.precision, "scaler", None) or torch.amp.GradScaler(enabled=False)
 
     def autocast(self):
-        return contextlib.nullcontext()  # the wrapped model brings its own
+        return contextlib.nullcontext()  # the wrapped model has its own
 
     def backward(self, loss, last):
         self.fabric.backward(loss)
@@ -66,7 +66,7 @@ class Strategy(ddp.Strategy):
             self.scaler.unscale_(self.optimizer.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         elif self.clip:
-            # By default it looks whether the norm is finite, and waits for the GPU to tell, in each step.
+            # By default Fabric checks that the norm is finite, and so waits for the GPU in each step.
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -85,5 +85,5 @@ class Strategy(ddp.Strategy):
 INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 NEEDS = {"lightning-fabric": ("2.6.6", "make setup")}
 REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Fabric silently trains in bf16 there; take precision: bf16"),
+    ({"precision": ["fp16"], "device": ["cpu"]}, "on a CPU Fabric trains in bf16 instead; use precision: bf16"),
 ]

@@ -1,13 +1,14 @@
-"""fsdp: FSDP2 (`fully_shard`): every rank keeps a share of each parameter, its gradient and its optimizer state.
+"""fsdp: FSDP2 (`fully_shard`): every rank keeps a shard of each parameter, of its gradient and of its optimizer state.
 
-A layer's parameters are gathered just before it runs and freed after it; its gradients are averaged into shards
+A layer's parameters are gathered just before the layer runs and freed after it; its gradients are averaged into shards
 (Zhao et al. 2023, arXiv:2304.11277; Rajbhandari et al. 2020, arXiv:1910.02054, stage 3). With `replicate: n` the ranks
-are n groups, as many machines for instance: each shards the whole model within, and gradients are averaged over all, so
-that parameters are sent within a group only (hybrid sharding, HSDP).
+form n groups, for example one per machine. Each group shards the whole model among its ranks, and gradients are
+averaged over all groups, so parameters are sent within a group only (hybrid sharding, HSDP).
 
-Advantages: models larger than one device's memory, within PyTorch; checkpoints are sharded too.
-Limits: parameters are sent in the forward and in the backward pass: half as much again as ddp sends.
-On a CPU: works through gloo, and agrees with ddp; slower than it, so a test of function.
+Advantages: models larger than one device's memory, with PyTorch alone; checkpoints are sharded, too.
+Limits: parameters are sent in both the forward and the backward pass, so 1.5 times as much is sent as by ddp.
+On a CPU: works through gloo and agrees with ddp. It is slower than ddp, so this shows that it works, not what it is
+worth.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
-    rehearses_average = True  # else FSDP keeps whole gradients until the next time
+    rehearses_average = True  # else FSDP keeps unsharded gradients until it next averages
 
     def wrap(self):
         policy = MixedPrecisionPolicy()
@@ -41,18 +42,18 @@ class Strategy(ddp.Strategy):
         }
         for layer in layers(self.model, self.inputs(self.sample)):
             fully_shard(layer, **sharding)
-        fully_shard(self.model, **sharding)  # in place: the optimizer will be that of the shards
+        fully_shard(self.model, **sharding)  # in place, before the optimizer is made, which then updates the shards
 
     def device_mesh(self):
         groups = self.options["replicate"]
         if groups == 1:
             return init_device_mesh(self.world.device.type, (self.world.size,))
-        shape = (groups, self.world.size // groups)  # neighbouring ranks are a group
+        shape = (groups, self.world.size // groups)  # neighbouring ranks form a group
         return init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, make_optimizer)
-        if isinstance(self.optimizer, torch.optim.SGD):  # PyTorch 2.13 has no fused one for sharded tensors
+        if isinstance(self.optimizer, torch.optim.SGD):  # PyTorch 2.13 has no fused SGD for sharded tensors
             for group in self.optimizer.param_groups:
                 group |= {"fused": False, "foreach": True}
 
@@ -86,21 +87,23 @@ class Strategy(ddp.Strategy):
         return {name: self._whole(tensor) if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
 
     def _whole(self, tensor):
-        """A sharded tensor from all ranks. gloo does it in the host's memory: of a GPU's it ends the process
-        (github.com/pytorch/pytorch/issues/132471)."""
+        """A sharded tensor, gathered from all ranks; gloo gathers it in the host's memory.
+
+        Gathering a GPU's tensor through gloo ends the process (github.com/pytorch/pytorch/issues/132471).
+        """
         if self.world.backend == "gloo":
             return tensor.cpu().full_tensor().to(tensor.device)
         return tensor.full_tensor()
 
     def _share_buffers(self):
-        """Have every rank take rank 0's buffers, as ddp has before each step; FSDP leaves each rank its own."""
+        """Give every rank the buffers of rank 0, as ddp does before each step; FSDP leaves each rank its own."""
         for buffer in self.model.buffers():
             dist.broadcast(buffer, src=0)
 
     def save(self, folder):
         self._share_buffers()
-        # As safetensors, because what the writer by default says of its files is a pickle, which may run anything. It
-        # takes no tensor twice, as tied weights are.
+        # As safetensors, because the default writer describes its files in a pickle, which may run any code. The format
+        # does not store a tensor twice, so only one of several tied weights is saved.
         tied = models.tied_names(self.model)
         state = {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
         with saying_why():
@@ -116,8 +119,8 @@ class Strategy(ddp.Strategy):
     def save_state(self, folder):
         state = {f"weights.{name}": weight for name, weight in self.model.named_parameters()}
         for name, weight in self.model.named_parameters():
-            for key, tensor in self.optimizer.state.get(weight, {}).items():  # one that is frozen has none
-                # PyTorch 2.13 reads no tensor back that has no dimension.
+            for key, tensor in self.optimizer.state.get(weight, {}).items():  # a frozen one has none
+                # PyTorch 2.13 can't read back a tensor without dimensions.
                 state[f"optimizer.{key}.{name}"] = tensor if tensor.ndim else tensor.reshape(1)
         with saying_why():
             dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
@@ -127,7 +130,7 @@ class Strategy(ddp.Strategy):
         stored = reader.read_metadata().state_dict_metadata
         state = {}
         for name, weight in self.model.named_parameters():
-            state[f"weights.{name}"] = weight.detach()  # which is filled where it is
+            state[f"weights.{name}"] = weight.detach()  # filled in place
             for key in OPTIMIZER_STATE:
                 if f"optimizer.{key}.{name}" in stored:
                     empty = torch.zeros(1, device=weight.device) if key == "step" else torch.zeros_like(weight.detach())
@@ -144,7 +147,7 @@ class Strategy(ddp.Strategy):
         stored = reader.read_metadata().state_dict_metadata
         state = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in stored.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process loads it is meant
+            warnings.simplefilter("ignore")  # it warns of a single process, which is intended
             dcp.load(state, storage_reader=reader, no_dist=True)
         return state
 
@@ -157,32 +160,32 @@ OPTIONS = {
         "type": "integer",
         "minimum": 1,
         "default": 1,
-        "description": "how many groups of ranks shard the model, each all of it; with 1 all ranks share it",
+        "description": "number of groups of ranks, each of which shards the whole model; 1: all ranks are one group",
     },
     "reshard_after_forward": {
         "type": "boolean",
         "default": True,
-        "description": "free a layer's gathered parameters after its forward pass: less memory, more sent",
+        "description": "free a layer's gathered parameters after its forward pass, which saves memory and sends more",
     },
     "mixed_precision": {
         "enum": ["autocast", "policy"],
         "default": "autocast",
-        "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which gathers in bf16 too",
+        "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which also gathers parameters in bf16",
     },
 }
 LOSSY = [
     (
         {"mixed_precision": ["policy"], "precision": ["bf16"]},
-        "also what autocast keeps in fp32 is computed in bf16",
+        "what autocast would keep in fp32 is computed in bf16, too",
     ),
 ]
 REFUSED = [
-    ({"precision": ["fp16"]}, "sharded gradients have no gradient scaler of their own; take precision: bf16"),
+    ({"precision": ["fp16"]}, "there is no gradient scaler for sharded gradients; use precision: bf16"),
 ]
 
 
 def param_groups(module: FSDPModule) -> list:
-    """What FSDP2 has gathered of a module's parameters; PyTorch 2.13 keeps a list, and 2.11 one or none."""
+    """The groups in which FSDP2 gathers a module's parameters; PyTorch 2.13 has a list of them, 2.11 one or none."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
@@ -191,7 +194,7 @@ def param_groups(module: FSDPModule) -> list:
 
 @contextlib.contextmanager
 def saying_why():
-    """Raise what the first rank that failed has raised: DCP's own exception names the numbers of such ranks only."""
+    """Raise the exception of the first rank that failed; DCP's own exception gives only the numbers of such ranks."""
     try:
         yield
     except CheckpointException as error:
@@ -199,10 +202,10 @@ def saying_why():
 
 
 def layers(model, sample):
-    """The model's layers, which are sharded one by one; not those that a forward pass calls several times.
+    """The model's layers, which are sharded one by one, except those that one forward pass calls several times.
 
-    ALBERT's layers share one set of parameters, and FSDP2 expects one backward pass of a layer for each forward pass:
-    such a layer is sharded with the whole model. `sample` is what the model takes, of one sample.
+    ALBERT's layers share one set of parameters, but FSDP2 expects one backward pass of a layer for each forward pass,
+    so such a layer is sharded with the whole model. `sample` holds the model's inputs for one sample.
     """
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     calls = dict.fromkeys((layer for stack in stacks for layer in stack), 0)

@@ -1,11 +1,12 @@
 """horovod: Horovod's ring all-reduce (Sergeev and Del Balso 2018, arXiv:1802.05799), hooked onto the optimizer.
 
-Each gradient is sent as soon as backward has made it; `step` waits for all of them. Started by horovodrun, which talks
-through gloo, or starts MPI (`controller: mpi`). On GPUs gradients go through NCCL, if Horovod was built with it.
+Each gradient is sent as soon as the backward pass has computed it; `step` waits for all of them. horovodrun starts the
+processes, which communicate through gloo, or leaves both to MPI (`controller: mpi`). On GPUs gradients go through NCCL
+if Horovod was built with it.
 
-Advantages: no wrapper around the model; at home where MPI is.
-Limits: no release since 2023, so it must be built, with its C++ standard raised; built without NCCL it moves all
-gradients through the CPU. broadcast_optimizer_state would make a fresh AdamW take a step.
+Advantages: no wrapper around the model; fits in where MPI is used already.
+Limits: no release since 2023, so it must be built, with a newer C++ standard than it asks for; built without NCCL it
+moves all gradients through the CPU. broadcast_optimizer_state would make a fresh AdamW take a step.
 On a CPU: gloo or MPI.
 """
 
@@ -25,7 +26,7 @@ class Strategy(single.Strategy):
         backend = "nccl" if device.type == "cuda" and hvd.nccl_built() else self.options["controller"]
         if device.type == "cuda" and backend != "nccl":
             self.notes.append(
-                f"Horovod is built without NCCL here, so what its GPUs share goes through the CPU by {backend}:"
+                f"Horovod is built without NCCL here, so gradients go from GPU to GPU through the CPU, by {backend}:"
                 " its time is no measure of Horovod on GPUs"
             )
         self.world = World(hvd.rank(), hvd.local_rank(), hvd.size(), device, backend)
@@ -48,8 +49,8 @@ class Strategy(single.Strategy):
             compression=getattr(hvd.Compression, self.options["compression"]),
             backward_passes_per_step=self.accumulation,
         )
-        # A fused optimizer unscales gradients (fp16) by itself. Horovod's class of it forgets that it can, and
-        # PyTorch's GradScaler would wait for the device in each step.
+        # A fused optimizer unscales fp16 gradients by itself. Horovod's subclass does not say so any more, and
+        # PyTorch's GradScaler would then wait for the device in each step.
         if getattr(own, "_step_supports_amp_scaling", False):
             self.optimizer._step_supports_amp_scaling = True
 
@@ -59,12 +60,12 @@ class Strategy(single.Strategy):
 
     def step(self):
         with record_function("communication"):  # in Horovod's own threads, which PyTorch's profiler does not see
-            self.optimizer.synchronize()  # clipping needs the averages, so `step` must not wait for them once more
+            self.optimizer.synchronize()  # here, as clipping needs the averages; `step` need not wait again
         with self.optimizer.skip_synchronize():
             super().step()
 
     def forget_gradients(self):
-        self.optimizer.synchronize()  # they are being averaged since backward had them
+        self.optimizer.synchronize()  # the backward pass has started to average them
         super().forget_gradients()
 
     def live(self):
@@ -94,28 +95,31 @@ OPTIONS = {
     "controller": {
         "enum": ["gloo", "mpi"],
         "default": "gloo",
-        "description": "what the processes meet and, without NCCL, communicate through",
+        "description": "what the processes find each other through and, without NCCL, communicate through",
     },
     "compression": {
         "enum": ["none", "fp16"],
         "default": "none",
-        "description": "send gradients in fp16",
+        "description": "with `fp16`, send gradients in fp16",
     },
     "sync_batchnorm": {
         "type": "boolean",
         "default": False,
-        "description": "batch normalisation takes its statistics over all ranks, by Lockstep's own",
+        "description": "batch normalisation takes its statistics over all ranks, by Lockstep's own implementation",
     },
 }
 NEEDS = {"horovod": ("0.28.1", "make horovod")}
 LOSSY = [
-    ({"compression": ["fp16"]}, "gradients are compressed on their way"),
+    ({"compression": ["fp16"]}, "gradients are compressed before they are sent"),
 ]
 REFUSED = [
-    ({"optimizer": ["muon"]}, "Horovod makes its own, of one kind; take ddp"),
+    (
+        {"optimizer": ["muon"]},
+        "Horovod makes an optimizer of its own, of a single kind, and Muon comes with AdamW; use ddp",
+    ),
 ]
 
 
 def sum_over_ranks(tensor):
-    """The sum of all ranks' tensors, on each; gradients are summed likewise."""
+    """The sum of all ranks' tensors, on each rank; the backward pass sums gradients in the same way."""
     return hvd.allreduce(tensor, op=hvd.Sum)

@@ -1,13 +1,13 @@
-"""local_sgd: the ranks train by themselves, and average their weights every few steps (Stich 2018, arXiv:1805.09767).
+"""local_sgd: ranks train independently, and average their weights every few steps (Stich 2018, arXiv:1805.09767).
 
 In the first `local_after` steps they average gradients, as ddp does (post-local SGD: Lin et al. 2018,
-arXiv:1808.07217). With `within: node` the ranks of one machine average their gradients in every step, and only machines
-go apart.
+arXiv:1808.07217). With `within: node` the ranks of one machine average their gradients in every step, and only the
+machines train independently.
 
 Advantages: communicates once in `every` steps, so a slow network costs little.
 Limits: trains another model than ddp; the less often it communicates, the more the models differ. Each rank's optimizer
 has its own state.
-On a CPU: nothing differs.
+On a CPU: works in the same way.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Strategy(ddp.Strategy):
         super().train(replay)
 
     def averaging(self, last):
-        self.gradients.iter = self.replay.done  # which is not 0 at first where a run carries on
+        self.gradients.iter = self.replay.done  # not 0 at the beginning of a resumed run
         return super().averaging(last)
 
     def step(self):
@@ -50,23 +50,23 @@ class Strategy(ddp.Strategy):
             self.meet()
 
     def is_due(self, done: int) -> bool:
-        """Whether weights are averaged after `done` steps: every so often, and where the model is tested or kept."""
+        """Whether weights are averaged after `done` steps: every few steps, before an evaluation, and at the end."""
         apart = done - self.options["local_after"]
         settings = self.replay.training.settings
         used = done == self.replay.steps or self.replay.dev_split.due(done)
-        if settings.kind.profiled:  # nothing of it is kept, and one average more would count as every eighth step's
+        if settings.kind.profiled:  # its model is not saved, and a profile should show the usual averages only
             used = False
         return apart > 0 and (used or apart % self.options["every"] == 0)
 
     def meet(self) -> None:
-        """All ranks take the mean of their weights."""
+        """Give every rank the mean of all ranks' weights."""
         average_parameters([weight for weight in self.module.parameters() if weight.requires_grad], None)
 
     @contextlib.contextmanager
     def as_kept(self):
-        """With the mean that the ranks would come to if they met now; each goes on with its own weights."""
+        """The context in which each rank has the mean of all ranks' weights; it then goes on with its own."""
         done = self.replay.done
-        if done <= self.options["local_after"] or self.is_due(done):  # they have the same
+        if done <= self.options["local_after"] or self.is_due(done):  # they are equal
             yield
             return
         own = [parameter.detach().clone() for parameter in self.module.parameters()]
@@ -76,8 +76,8 @@ class Strategy(ddp.Strategy):
             torch._foreach_copy_(list(self.module.parameters()), own)
 
     def gradient_norm(self):
-        """The norm of the gradients' mean over all ranks. No rank steps by it; other strategies have it too."""
-        parts = self.world.size * self.loss_scale()  # ranks may come to scale losses each by its own
+        """The norm of the gradients' mean over all ranks. No rank takes a step along it; the proof compares it."""
+        parts = self.world.size * self.loss_scale()  # ranks may come to have different loss scales
         gradients = [parameter.grad / parts for parameter in self.module.parameters() if parameter.grad is not None]
         for gradient in gradients:
             dist.all_reduce(gradient)
@@ -87,8 +87,8 @@ class Strategy(ddp.Strategy):
         savers = len(list(folder.glob("state-*.pt")))
         if savers != self.world.size:
             raise RunFailed(
-                f"{savers} processes saved the state in {folder.parent}, each with weights of its own, and"
-                f" {self.world.size} can't share them. Take as many processes, or leave out --resume"
+                f"{savers} processes saved the state in {folder.parent}, each with weights of its own, so"
+                f" {self.world.size} can't go on from it. Use as many processes as saved it, or leave out --resume"
             )
         super().load_state(folder)
 
@@ -101,19 +101,19 @@ OPTIONS = {
         "type": "integer",
         "minimum": 1,
         "default": 8,
-        "description": "steps from one average of the weights to the next; they are averaged too where the dev split is"
-        " evaluated, and at the end",
+        "description": "number of steps from one average of the weights to the next; they are also averaged where the"
+        " dev split is evaluated, and at the end",
     },
     "local_after": {
         "type": "integer",
         "minimum": 0,
         "default": 0,
-        "description": "steps at the beginning in which gradients are averaged",
+        "description": "number of steps at the beginning in which gradients are averaged instead",
     },
     "within": {
         "enum": ["rank", "node"],
         "default": "rank",
-        "description": "who trains by itself between two averages: each rank, or the ranks of a machine together",
+        "description": "what trains independently between two averages: each rank, or the ranks of a machine together",
     },
 }
 INHERITS = [
@@ -130,5 +130,5 @@ OTHER_MODEL = [
     ({}, "ranks take steps along gradients of their own"),
 ]
 LOSSY = [
-    ({}, "weights are averaged, every few steps, in place of gradients"),
+    ({}, "weights are averaged every few steps, in place of gradients"),
 ]

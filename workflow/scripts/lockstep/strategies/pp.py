@@ -1,15 +1,16 @@
-"""pp: pipeline parallelism: each rank of a replica holds some of the layers, and hands hidden states on to the next.
+"""pp: pipeline parallelism: each rank of a replica holds some of the layers, and passes hidden states to the next rank.
 
-A step's micro-batches (`accumulation`) go through the stages one behind the other, so that several ranks compute at a
-time: first all forwards and then all backwards (GPipe, Huang et al. 2019, arXiv:1811.06965), or one forward and one
-backward in turn, which keeps fewer activations (1F1B, Narayanan et al. 2019, doi:10.1145/3341301.3359646); by
-torch.distributed.pipelining. Ranks of a replica see the same samples; replicas, where there are several, average their
-gradients after the backward passes.
+A step's micro-batches (`accumulation`) go through the stages one after another, so that several ranks compute at the
+same time. Either all forward passes come first and then all backward passes (GPipe, Huang et al. 2019,
+arXiv:1811.06965), or forward and backward passes alternate, which keeps fewer activations (1F1B, Narayanan et al. 2019,
+doi:10.1145/3341301.3359646); torch.distributed.pipelining does both. The ranks of a replica see the same samples.
+Where there are several replicas, they average their gradients after the backward passes.
 
-Advantages: a model larger than one device; what is sent is small, one hidden state and its gradient between neighbours.
-Limits: with m micro-batches and n stages each rank waits (n - 1) / (m + n - 1) of the time, so m should be several n;
-the micro-batches of a step have one size; layers are shared out by their number, whatever the head costs.
-On a CPU: works through gloo; a test of function.
+Advantages: the model may be larger than one device; little is sent, one hidden state and its gradient between
+neighbours.
+Limits: with m micro-batches and n stages each rank waits (n - 1) / (m + n - 1) of the time, so m should be several
+times n. The micro-batches of a step have one size. Layers are divided by their number, whatever the head costs.
+On a CPU: works through gloo; this shows that it works, not what it is worth.
 """
 
 from dataclasses import replace
@@ -39,17 +40,17 @@ class Strategy(ddp.Strategy):
         stages = self.options["stages"]
         if self.options["pipeline"] == "1f1b" and self.accumulation < stages:
             raise RunFailed(
-                f"pipeline: 1f1b: {stages} stages want as many micro-batches at least, and accumulation is"
-                f" {self.accumulation}; raise it, or take gpipe"
+                f"pipeline: 1f1b: {stages} stages need at least as many micro-batches, but accumulation is"
+                f" {self.accumulation}; raise it, or use gpipe"
             )
         names = ("replicate", "stage")
         self.mesh = init_device_mesh(self.world.device.type, (self.world.replicas, stages), mesh_dim_names=names)
         self.pipelines = {}
-        torch.manual_seed(torch.initial_seed() + self.stage)  # each stage drops other units
+        torch.manual_seed(torch.initial_seed() + self.stage)  # so that stages do not drop the same units
 
     def prepare(self, model, make_optimizer):
         self.names = list(model.state_dict())  # of all stages, in the model's order
-        # Before it goes to the device, which may not hold all of it.
+        # Taken before the model goes to the device, which may be too small for the whole of it.
         self.part = Part(model, self.stage, self.options["stages"], self.autocast)
         super().prepare(model, make_optimizer)
 
@@ -72,7 +73,7 @@ class Strategy(ddp.Strategy):
         self.forget_gradients()
 
     def through(self, replay, batches):
-        """Forward and backward of micro-batches; returns the loss of each, None on all stages but the last."""
+        """Run micro-batches forward and backward. Returns the loss of each, or None on all stages but the last."""
         given, inputs = self.part.divided({n: torch.cat([b.inputs[n] for b in batches]) for n in batches[0].inputs})
         pipeline = self.pipeline(len(batches), given, inputs)
         if not self.world.counts:
@@ -84,19 +85,19 @@ class Strategy(ddp.Strategy):
         return losses
 
     def pipeline(self, number, given, inputs):
-        """The schedule for as many micro-batches of these shapes, which PyTorch's stages are made for."""
+        """The schedule for `number` micro-batches of these shapes; PyTorch makes a stage for fixed shapes."""
         key = (number, *(tensor.shape for tensor in (*given, *inputs.values())))
         if key not in self.pipelines:
             group = self.mesh.get_group("stage")
             stage = PipelineStage(self.part, self.stage, self.options["stages"], self.world.device, group=group)
-            # The losses are parts of the mean already: divided by the number of micro-batches once more they are wrong.
+            # The losses are parts of the mean already, so the number of micro-batches must not divide them once more.
             self.pipelines[key] = SCHEDULES[self.options["pipeline"]](
                 stage, number, loss_fn=lambda outputs, target: self.loss(outputs, target), scale_grads=False
             )
         return self.pipelines[key]
 
     def forward(self, inputs):
-        """In evaluation: the hidden states of a batch go from stage to stage, and the last one has outputs."""
+        """In evaluation, a batch's hidden states go from stage to stage, and only the last stage has outputs."""
         given, inputs = self.part.divided(inputs)
         if self.stage:
             first = next(iter(inputs.values()))
@@ -150,17 +151,17 @@ class Strategy(ddp.Strategy):
             torch.save({"weights": weights, "optimizer": state}, folder / f"stage-{self.stage}.pt")
 
     def load_state(self, folder):
-        """Of all stages' files what this one has: there may have been more of them, or fewer."""
+        """Take what this stage has from the files of all stages: it may have been another number that saved them."""
         files = [torch.load(file, map_location="cpu", weights_only=True) for file in folder.glob("stage-*.pt")]
         weights, state = ({k: v for file in files for k, v in file[kind].items()} for kind in ("weights", "optimizer"))
         for name, weight in self.module.named_parameters():
             weight.data.copy_(weights[name])
-            # A step's number stays on the host, unless the optimizer is fused and the weights are not there.
+            # The number of steps too: the optimizer is fused, and keeps it where the weights are.
             self.optimizer.state[weight] = {key: value.to(weight.device) for key, value in state[name].items()}
 
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-# Of models for which transformers has no plan: what comes before the layers, these, and what comes after them.
+# For models that transformers has no plan of: what comes before the layers, the layers, and what comes after them.
 BERT = ("embeddings", "encoder.layer", "pooler")
 PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT)
 INHERITS = ("launcher",)
@@ -169,32 +170,36 @@ OPTIONS = {
         "type": "integer",
         "minimum": 1,
         "default": 2,
-        "description": "how many ranks hold a replica of the model together, each some of its layers; what is left of"
-        " the ranks is more replicas, which share the batch",
+        "description": "how many ranks hold a replica of the model together, each some of its layers; further ranks"
+        " form further replicas, which share the batch",
     },
     "pipeline": {
         "enum": ["gpipe", "1f1b"],
         "default": "gpipe",
-        "description": "all forwards and then all backwards, or one of each in turn, which keeps fewer activations",
+        "description": "`gpipe`: all forward passes, then all backward passes; `1f1b`: one of each in turn, which keeps"
+        " fewer activations",
     },
 }
 RANKS_PER_REPLICA = ("stages",)
-EQUAL_SHARES = [({}, "stages hand on tensors of one shape")]
+EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
 REFUSED = [
     (
         {"precision": ["fp16"]},
         "the loss is scaled on the last stage, and PyTorch's scaler looks at one rank's gradients"
-        " only; take precision: bf16",
+        " only; use precision: bf16",
     ),
-    ({"lora": {"minimum": 1}}, "its stages are parts of the plain model; take fsdp or ddp"),
-    ({"optimizer": ["muon"]}, "which layer makes the outputs is known on the last stage only; take tp or fsdp"),
+    ({"lora": {"minimum": 1}}, "its stages are parts of the plain model, without LoRA's updates; use fsdp or ddp"),
+    (
+        {"optimizer": ["muon"]},
+        "Muon leaves out the layer that makes the outputs, which only the last stage knows; use tp or fsdp",
+    ),
 ]
 
 
 class Part(torch.nn.Module):
-    """What one stage computes of a model of transformers', whose other layers are taken out of it.
+    """One stage of a model from transformers: the model without the layers of the other stages.
 
-    The first stage begins with tokens, the others with hidden states; the last one returns scores. Names stay.
+    The first stage takes tokens, the others hidden states; the last one returns scores. Weights keep their names.
     """
 
     def __init__(self, model, stage, stages, autocast):
@@ -203,7 +208,7 @@ class Part(torch.nn.Module):
         body = model.base_model
         every = body.get_submodule(layers)
         if len(every) < stages:
-            raise RunFailed(f"stages: {stages}: the model has {len(every)} layers, and each stage needs one")
+            raise RunFailed(f"stages: {stages}: the model has {len(every)} layers, and each stage needs at least one")
         own = range(len(every) * stage // stages, len(every) * (stage + 1) // stages)
         for number in range(len(every)):
             if number not in own:
@@ -219,7 +224,7 @@ class Part(torch.nn.Module):
         self.model, self.autocast, self.layers = model, autocast, [every[number] for number in own]
 
     def divided(self, inputs):
-        """Of a model's inputs those that the first stage is given in place of hidden states, and the others."""
+        """A model's inputs in two parts: those that the first stage takes in place of hidden states, and the others."""
         others = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
         return (inputs["input_ids"],) if self.first else (), others
 
@@ -232,33 +237,31 @@ class Part(torch.nn.Module):
 
 
 class Given(torch.nn.Module):
-    """In place of embeddings, on a stage that is given hidden states."""
+    """Takes the place of the embeddings on a stage that is given hidden states."""
 
     def forward(self, inputs_embeds=None, **others):
         return inputs_embeds
 
 
 class Passed(torch.nn.Module):
-    """In place of what another stage computes: hidden states go through."""
+    """Takes the place of what another stage computes: hidden states pass through unchanged."""
 
     def forward(self, hidden_states, *others, **named):
         return hidden_states
 
 
 def plan_of(model):
-    """The names of what comes before a model's layers, of these, and of what comes after; below its base model.
+    """The names, below the base model, of what comes before a model's layers, of the layers, and of what comes after.
 
-    Raises RunFailed where they are not known, or where the first and the last stage have one tensor in common.
+    Raises RunFailed where they are not known, or where the first and the last stage would have a tensor in common.
     """
     config, name = getattr(model, "config", None), type(model).__name__
     if tied := models.tied_names(model):
-        raise RunFailed(
-            f"pp can't divide {name}: {min(tied)} is another tensor of the model, which two stages would have"
-        )
+        raise RunFailed(f"pp can't divide {name}: {min(tied)} is tied to another weight of the model, on another stage")
     plan = PLANS.get(getattr(config, "model_type", "")) or tuple(getattr(config, "base_model_pp_plan", None) or ())
     if len(plan) != 3:
         raise RunFailed(
-            f"pp does not know how to divide the layers of {name}. It does BERT, RoBERTa, and those that transformers"
-            " divides into what comes before the layers, these, and what comes after, as Llama"
+            f"pp does not know how to divide the layers of {name}. It can divide BERT, RoBERTa, and models such as"
+            " Llama, whose `base_model_pp_plan` in transformers has three parts: before the layers, the layers, after"
         )
     return plan

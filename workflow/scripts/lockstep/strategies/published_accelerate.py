@@ -1,9 +1,9 @@
-"""published_accelerate: accelerate as the published script has it, otherwise as published_ddp.
+"""published_accelerate: accelerate as in the published script, with the habits of published_ddp.
 
 The test counts every sample once for each rank.
 
 Advantages: none; it shows what these habits cost.
-Limits: its time is no measure of Accelerate; its test's support is twice as large as the split.
+Limits: its time is no measure of Accelerate; with two ranks, its test has twice as many samples as the split.
 On a CPU: the same.
 """
 

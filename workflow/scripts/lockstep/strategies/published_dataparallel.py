@@ -1,8 +1,8 @@
-"""published_dataparallel: dataparallel as the published script has it, with the habits of published_single.
+"""published_dataparallel: dataparallel as in the published script, with the habits of published_single.
 
 Advantages: none; it shows what these habits cost.
 Limits: its time is no measure of nn.DataParallel.
-On a CPU: without a GPU, nn.DataParallel passes the batch on to the model: this is published_single with a wrapper.
+On a CPU: without a GPU, nn.DataParallel only calls the model, so this is published_single with a wrapper.
 """
 
 from lockstep.strategies import _published, dataparallel

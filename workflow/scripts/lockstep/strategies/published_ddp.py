@@ -1,6 +1,6 @@
-"""published_ddp: ddp as the published script `distributed` has it, with the habits of published_single, and a barrier.
+"""published_ddp: ddp as in the published script `distributed`, with the habits of published_single and a barrier.
 
-Its row trains single's batch on each device (config/published.yaml): half the steps, of twice the samples.
+Its row trains single's batch on each device (config/published.yaml): half as many steps, each of twice the samples.
 
 Advantages: none; it shows what these habits cost.
 Limits: its time is no measure of DistributedDataParallel.

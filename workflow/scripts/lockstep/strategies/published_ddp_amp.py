@@ -1,9 +1,9 @@
-"""published_ddp_amp: ddp_amp as the published script `distributed-multiprocess-amp` has it: it never clears gradients.
+"""published_ddp_amp: ddp_amp as in the published script `distributed-multiprocess-amp`, which never clears gradients.
 
 Gradients are also clipped while they are still multiplied by the loss scale. That makes them so small that AdamW's
-epsilon (1e-8) counts beside them, and another model is trained. That they are never cleared is hidden by the loss
-scale: before each update the scaler divides by it what is left of all earlier steps once more, and 65,536 times smaller
-nothing is seen of that. Without a scaler the same mistake trains another model (tests/test_published_rows.py).
+epsilon (1e-8) counts beside them, and another model is trained. The loss scale hides that gradients are never cleared:
+before each update the scaler divides what is left of all earlier steps once more, and a remainder 65,536 times smaller
+does not show. Without a scaler the same mistake trains another model (tests/test_published_rows.py).
 
 Advantages: none; it shows what a missing line does.
 Limits: without a loss scale it trains another model.
@@ -20,7 +20,7 @@ class Strategy(_published.Strategy, ddp_amp.Strategy):
         clip = self.clip
         if self.options["clip_scaled"] and clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-            self.clip = 0  # it is done
+            self.clip = 0  # so that `step` does not clip again
         super().step()
         self.clip = clip
 

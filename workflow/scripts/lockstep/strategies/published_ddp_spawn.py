@@ -1,4 +1,4 @@
-"""published_ddp_spawn: ddp_spawn as the published script `distributed-multiprocess` has it, otherwise as published_ddp.
+"""published_ddp_spawn: ddp_spawn as in the published script `distributed-multiprocess`, with published_ddp's habits.
 
 Advantages: none; it shows what these habits cost.
 Limits: its time is no measure of torch.multiprocessing.spawn.

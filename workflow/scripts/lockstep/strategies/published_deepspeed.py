@@ -1,10 +1,10 @@
-"""published_deepspeed: deepspeed as the published script has it: no sampler, so that all ranks train the same batches.
+"""published_deepspeed: deepspeed as in the published script: without a sampler, so all ranks train the same batches.
 
-Each rank trains the whole of every batch, in half precision throughout and by ZeRO stage 3, and counts every sample of
-the test once more for each rank.
+Each rank trains the whole of every batch, in half precision throughout and with ZeRO stage 3. The test counts every
+sample once for each rank.
 
 Advantages: none; it shows what a missing sampler costs.
-Limits: with two ranks half of all work is done twice.
+Limits: with two ranks all work is done twice.
 On a CPU: bf16 in place of fp16.
 """
 
@@ -38,5 +38,5 @@ OTHER_MODEL = [
     ({"no_sampler": [True]}, "every rank trains the whole of each batch"),
 ]
 WHOLE_BATCH = [
-    ({"no_sampler": [True]}, "no sampler shares the batches out"),
+    ({"no_sampler": [True]}, "no sampler divides the batches"),
 ]

@@ -1,7 +1,7 @@
-"""published_fabric: fabric whose model is made anew on its device, as the last level of the published ladder has it.
+"""published_fabric: fabric with a model made anew on its device, as in the last level of the published ladder.
 
-Fabric's `init_module` saves a copy of the weights in the host's memory; what it makes has new weights, not those that
-were loaded before.
+Fabric's `init_module` saves a copy of the weights in the host's memory. But the model that is made in it has new
+weights, and not those that were loaded before.
 
 Advantages: none; it shows why the fastest and smallest level of that ladder is no gain.
 Limits: nothing of a pretrained model is left.
@@ -25,10 +25,10 @@ OPTIONS = {
     "init_module": {
         "type": "boolean",
         "default": True,
-        "description": "make the model anew on its device, whose weights are no longer the initial ones",
+        "description": "make the model anew on its device, with new weights in place of the initial ones",
     },
 }
 DIVISION = "published"
 OTHER_MODEL = [
-    ({"init_module": [True]}, "the model is made anew, with other weights than all rows begin with"),
+    ({"init_module": [True]}, "the model is made anew, with other weights than those with which all rows begin"),
 ]

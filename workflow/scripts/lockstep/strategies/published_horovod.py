@@ -1,10 +1,10 @@
-"""published_horovod: horovod as the published script has it: gradients sent in fp16, and one rank's loss printed.
+"""published_horovod: horovod as in the published script: gradients are sent in fp16, and one rank's loss is printed.
 
-It was probably built without NCCL, which no option can undo: what a build has is told in each run's settings.
+That Horovod was probably built without NCCL, which no option can imitate; each run's settings say what its build has.
 
 Advantages: none; it shows what these habits cost.
 Limits: its time is no measure of Horovod.
-On a CPU: without NCCL too, by gloo.
+On a CPU: also without NCCL, through gloo.
 """
 
 from lockstep.strategies import _published, horovod

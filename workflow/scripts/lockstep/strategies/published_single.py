@@ -1,7 +1,7 @@
-"""published_single: single as the published script has it.
+"""published_single: single as in the published script.
 
-Texts are tokenised as their batch is made, and each step waits for its loss, to print it. What else was so for all nine
-rows, padding to 128 tokens, a row's configuration says (config/published.yaml).
+Texts are tokenised when their batch is made, and each step waits for its loss in order to print it. All nine published
+rows also pad texts to 128 tokens; that is part of a row's configuration (config/published.yaml).
 
 Advantages: none; it shows what these habits cost.
 Limits: its time is no measure of one GPU.

@@ -1,6 +1,6 @@
-"""published_trainer: transformers.Trainer as the published script has it: started by plain `python`, in fp16.
+"""published_trainer: transformers.Trainer as in the published script: started by plain `python`, in fp16.
 
-So it is one process, which drives all visible GPUs by nn.DataParallel, and says so nowhere.
+So there is one process, which drives all visible GPUs by nn.DataParallel, and does not say so anywhere.
 
 Advantages: none; it shows what Trainer does without a launcher.
 Limits: not DistributedDataParallel, whatever the table says.
@@ -23,7 +23,7 @@ class Strategy(trainer.Strategy):
         return {key: value for key, value in super().asked_arguments().items() if not key.startswith("ddp_")}
 
     def autocast(self):
-        # Trainer used to compute in fp16 under nn.DataParallel; today's leaves that to Accelerate, which is not asked.
+        # Trainer used to compute in fp16 under nn.DataParallel; today it leaves that to Accelerate, which is bypassed.
         if isinstance(self.model, torch.nn.DataParallel):
             return single.autocast(self.world.device, self.precision)
         return super().autocast()
@@ -43,7 +43,7 @@ OPTIONS = {
         "type": "integer",
         "const": 1,
         "default": 1,
-        "description": "nn.DataParallel is one process, and can't span machines.",
+        "description": "nn.DataParallel is one process, which can't span machines.",
     },
     "precision": {
         "enum": ["amp", "bf16", "fp16", "fp32"],

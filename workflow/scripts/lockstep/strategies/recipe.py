@@ -1,23 +1,23 @@
-"""recipe: the open division. DDP, or one process alone, with what makes a step cheaper; each an option, one at a time.
+"""recipe: the open division: DDP, or a single process, with options that make a step cheaper, to be tried one by one.
 
-Here stands what is chosen; what each does stands by itself, in the file named beside it.
+This file selects the options; each is implemented in the file named beside it.
 
-packed      texts end to end in rows as long as the longest text, so that hardly a token is padding; on a GPU in bf16
-            or fp16 all in one row, with attention for texts of any lengths (data/packing.py)
-compile     torch.compile: dynamic, one program for all shapes; or static, one for each of a few widths, to which
-            batches are rounded up (on GPUs replayed as CUDA graphs; model/compiling.py)
-weights     bf16: the model computes and communicates in bf16 throughout, the optimizer keeps weights in fp32 and trains
-            those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
-tf32        fp32 matrices are multiplied, and convolutions made, in TensorFloat-32, with 10 bits of precision
-resident    all token ids lie on the device from the start, and batches are put together there (data/resident.py)
-optimizer   adamw8bit: AdamW keeps its state in 8 bits, of tensors of 4096 numbers or more (Dettmers et al. 2021,
+packed      texts are put end to end in rows as long as the longest text, so that there is hardly any padding; on a GPU
+            in bf16 or fp16 they are all in one row, with attention for texts of any lengths (data/packing.py)
+compile     torch.compile. dynamic: one program for all shapes; static: one for each of a few widths, to which batches
+            are rounded up, and which GPUs replay as CUDA graphs (model/compiling.py)
+weights     bf16: the model computes and communicates in bf16 throughout, while the optimizer keeps weights in fp32 and
+            updates those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
+tf32        matrix products and convolutions in fp32 are computed in TensorFloat-32, with 10 bits of precision
+resident    all token ids are on the device from the start, and batches are put together there (data/resident.py)
+optimizer   adamw8bit: AdamW keeps its state in 8 bits for tensors of 4096 numbers or more (Dettmers et al. 2021,
             arXiv:2110.02861), by bitsandbytes (model/optimizer.py)
 
-Advantages: how fast the same texts can be learnt when the rules of the closed division do not hold.
-Limits: not the same numbers; whether it is as good is for the report to tell (config/ladder.yaml).
-On a CPU: bf16 pays where the CPU has bf16 instructions. Packing does not, as attention over rows of several texts costs
-more than the padding that buckets leave; nor does compiling a model of this size. State in 8 bits costs time, as it
-is converted in each step.
+Advantages: shows how fast the same texts can be learnt without the rules of the closed division.
+Limits: not the same numbers; the report shows whether the model is as good (config/ladder.yaml).
+On a CPU: bf16 pays off where the CPU has bf16 instructions. Packing does not: attention over rows of several texts
+costs more than the little padding that is left when a batch has texts of similar length. Compiling a model of this size
+does not pay off either. A state in 8 bits costs time, because it is converted in each step.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Strategy(ddp.Strategy):
         return super().collate()
 
     def inputs(self, arrays):
-        longest = {name: arrays[name] for name in ("longest",) if name in arrays}  # a number, for the host
+        longest = {name: arrays[name] for name in ("longest",) if name in arrays}  # a number, which the host needs
         return super().inputs({name: array for name, array in arrays.items() if name not in longest}) | longest
 
     def padded_width(self, width):
@@ -109,7 +109,7 @@ class Strategy(ddp.Strategy):
 
     def step(self):
         if self.weights_in_bf16:
-            self.optimizer.step()  # which clips too, in fp32
+            self.optimizer.step()  # clips, too, in fp32
             self.optimizer.zero_grad()
         else:
             super().step()
@@ -152,12 +152,13 @@ OPTIONS = {
     "compile": {
         "enum": ["off", "dynamic", "static"],
         "default": "off",
-        "description": "torch.compile: one program for all shapes, or one for each width, rounded up to 16s",
+        "description": "torch.compile: one program for all shapes (`dynamic`), or one for each width, rounded up to a"
+        " multiple of 16 (`static`)",
     },
     "weights": {
         "enum": ["fp32", "bf16"],
         "default": "fp32",
-        "description": "what the model computes with; with bf16 the optimizer keeps weights in fp32",
+        "description": "the weights that the model computes with; with `bf16` the optimizer keeps others in fp32",
     },
     "tf32": {
         "type": "boolean",
@@ -189,26 +190,26 @@ NEEDS = {
 }
 DIVISION = "open"
 REFUSED = [
-    ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "set precision to bf16: that is what it will compute in"),
-    ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "its gradients are bf16 already"),
-    ({"tf32": [True], "device": ["cpu"]}, "TensorFloat-32 is a GPU's; on a CPU take precision: bf16"),
-    ({"resident": [True], "device": ["cpu"]}, "the token ids are where they are needed"),
-    ({"packed": [True], "task": ["language-modelling"]}, "this task's sequences hold no padding"),
-    ({"resident": [True], "task": ["language-modelling"]}, "this task's batches are put together on the host"),
-    ({"packed": [True], "compile": ["static"]}, "batches have different numbers of rows; take compile: dynamic"),
+    ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "the model then computes in bf16; set precision to bf16"),
+    ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "gradients are bf16 already; set hook to none"),
+    ({"tf32": [True], "device": ["cpu"]}, "only GPUs have TensorFloat-32; on a CPU use precision: bf16"),
+    ({"resident": [True], "device": ["cpu"]}, "on a CPU the token ids are where they are needed already"),
+    ({"packed": [True], "task": ["language-modelling"]}, "the sequences of this task have no padding"),
+    ({"resident": [True], "task": ["language-modelling"]}, "batches of this task are put together on the host"),
+    ({"packed": [True], "compile": ["static"]}, "packed batches differ in their number of rows; use compile: dynamic"),
     ({"packed": [True], "resident": [True]}, "packed batches are put together on the host"),
     (
         {"compile": ["static"], "device": ["cuda"], "accumulation": {"minimum": 2}},
-        "CUDA graphs, as which it is replayed, overwrite the gradients that accumulation adds to; set compile to"
-        " dynamic, or accumulation to 1",
+        "the program is replayed as CUDA graphs, which overwrite the gradients that accumulation adds to; set compile"
+        " to dynamic, or accumulation to 1",
     ),
     (
         {"resident": [True], "workers": {"minimum": 1}},
-        "batches are put together on the GPU, where no worker process is; set workers to 0, or resident to false",
+        "batches are put together on the GPU, not by worker processes; set workers to 0, or resident to false",
     ),
 ]
 LOSSY = [
-    ({"weights": ["bf16"]}, "also what autocast keeps in fp32 is computed in bf16"),
+    ({"weights": ["bf16"]}, "what autocast would keep in fp32 is computed in bf16, too"),
     ({"tf32": [True]}, "fp32 matrices are multiplied with 10 bits of precision"),
     ({"optimizer": ["adamw8bit"]}, "the optimizer's state is rounded to 8 bits in each step"),
 ]

@@ -1,12 +1,13 @@
 """single: one device, no communication. The base class that every other strategy changes.
 
-What is trained is fixed before: the plan, the initial weights, the optimizer and its schedule. A strategy says only
-how it is done: how the model is wrapped, what one optimizer step is, how it is saved. The command that starts its
-processes is in launchers.py.
+What is trained is fixed in advance: the plan, the initial weights, the optimizer and its schedule. A strategy decides
+only how it is trained: how the model is wrapped, what an optimizer step does, how the model is saved. The command that
+starts its processes is in launchers.py.
 
-Advantages: nothing to set up, nothing to go wrong; the fastest where one device is enough for the model and the time.
+Advantages: nothing to set up and nothing to go wrong; the best choice where the model fits and training is fast enough.
 Limits: one device.
-On a CPU: one process on one process's share of the cores, so that other rows are compared with one device, not all.
+On a CPU: one process, on one process's share of the cores, so that other rows are compared with one device and not with
+the whole machine.
 """
 
 import contextlib
@@ -25,40 +26,41 @@ ONE_DEVICE_ON = ("cpu", "cuda")
 
 class Strategy:
     rehearses_average = False
-    same_state_everywhere = True  # weights and optimizer, on all ranks between any two steps
-    keeps_schedule = True  # a run fails whose rate is not the schedule's; else the rates that it had are noted
+    same_state_everywhere = True  # whether weights and optimizer are equal on all ranks between any two steps
+    keeps_schedule = True  # whether a run fails if its rate is not the schedule's; else its rates are recorded
 
     def __init__(self, settings: Settings):
         self.options, self.hardware = settings.options, settings.hardware
-        self.processes = self.hardware.processes  # how many there are
-        self.ranks_per_replica = settings.ranks_per_replica  # by its options (RANKS_PER_REPLICA)
+        self.processes = self.hardware.processes  # their number, on all machines
+        self.ranks_per_replica = settings.ranks_per_replica  # from its options (RANKS_PER_REPLICA)
         self.precision = settings.precision
         self.clip, self.accumulation = settings.train.clip, settings.train.accumulation
-        self.sample: dict[str, np.ndarray] = {}  # one of the training split, as its `batch` returns it
+        self.sample: dict[str, np.ndarray] = {}  # one sample of the training split, as the split's `batch` returns it
         self.notes: list[str] = []  # what a reader of the table must know about this row
-        # By default cuDNN's convolutions in fp32 have 10 bits of precision.
+        # By default cuDNN computes convolutions in fp32 with 10 bits of precision.
         torch.backends.cudnn.allow_tf32 = settings.options.get("tf32", False)
-        self.files: dict[str, dict] = {}  # what its framework was configured with, kept as JSON beside the record
+        self.files: dict[str, dict] = {}  # its framework's configuration, kept as JSON beside the record
 
     def lead(self, session) -> None:
-        """Train all that this process is to train, which `session` (rank/session.py) hands out and writes down."""
+        """Train all runs of this process. `session` (rank/session.py) hands them out and records them."""
         session.join(self.start())
         for run in session.runs():
             run.train()
 
     def start(self) -> World:
-        """Called first in each process: join the others."""
+        """Join the other processes. Called first in each process."""
         self.world = World(rank=0, local_rank=0, size=1, device=torch.device(self.hardware.device), backend=None)
         return self.world
 
     def synchronised(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model, before it is prepared, with batch normalisation over all ranks where that is asked for."""
+        """The model with batch normalisation over all ranks where that is asked for. Called before `prepare`."""
         return model
 
     def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
-        """Move the model, wrap it, and make the optimizer by `make_optimizer(model)`, as its parameters are final then.
+        """Move the model to its device, wrap it, and only then make the optimizer by `make_optimizer(model)`.
 
-        The proof calls it more than once in a process, each time on a copy that was made after `start`.
+        The model's parameters are final only after it is wrapped. The proof calls this more than once in a process,
+        each time with a copy of the model that was made after `start`.
         """
         self.module = self.model = model.to(self.world.device)
         self.scaler = torch.amp.GradScaler(self.world.device.type, enabled=precisions.of(self.precision).scaled)
@@ -69,7 +71,7 @@ class Strategy:
         """Turn `self.model`, which is on its device, into what is trained; `self.module` stays the plain model."""
 
     def train(self, replay) -> None:
-        """Every optimizer step: `replay` (rank/replay.py) hands out this rank's batches, and notes what was trained."""
+        """Take all optimizer steps. `replay` (rank/replay.py) hands out this rank's batches and records the samples."""
         replay.begin()
         for step in range(replay.done, replay.steps):
             for batch in self.batches(replay, step):
@@ -84,58 +86,59 @@ class Strategy:
         replay.end()
 
     def batches(self, replay, step: int):
-        """This rank's micro-batches of a step: an iterator of them (rank/replay.py)."""
+        """An iterator of this rank's micro-batches of a step (rank/replay.py)."""
         return replay.batches(step)
 
     def scheduled(self, schedule: torch.optim.lr_scheduler.LRScheduler):
-        """The learning rate's schedule as the loop is to step it."""
+        """The learning rate's schedule, in the form in which the loop steps it."""
         return schedule
 
     def gathered(self, samples, size: int, results) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """How a framework of its own evaluates a split, in batches of `size`; None where it leaves that to Lockstep.
+        """Evaluate a split in a framework's own way, in batches of `size`; None leaves the evaluation to Lockstep.
 
-        `results(inputs)` are those of a batch, [n, any]. Returns the samples' ids, int64 [n], and the results of all.
+        `results(inputs)` are the results of one batch, [n, any]. Returns the ids of all samples, int64 [n], and their
+        results.
         """
         return None
 
     def connect(self) -> None:
-        """Communicate once as the steps will, where a backend opens connections only then."""
+        """Communicate once, as the steps will, if the backend opens its connections only then."""
 
     def rehearse(self, replay, batch) -> None:
-        """Compute forward and backward of a micro-batch as `train` does, before the first step, and forget it.
+        """Run a micro-batch forward and backward as `train` does, before the first step, and forget the gradients.
 
-        Ranks average the gradients only where the backward pass can't do without (`rehearses_average`).
+        Ranks average the gradients only where the backward pass can't do without that (`rehearses_average`).
         """
         with self.averaging(self.rehearses_average):
             self.backward(replay.loss(batch, self.forward(batch.inputs)), self.rehearses_average)
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """As if no backward pass had been."""
+        """Clear the gradients, as if there had been no backward pass."""
         for parameter in self.model.parameters():
             parameter.grad = None
 
     def share(self) -> tuple[int, int]:
-        """Which part of each global batch this rank trains, from 0, and of how many."""
+        """Which part of each global batch this rank trains, counted from 0, and the number of parts."""
         return self.world.replica, self.world.replicas
 
     def batch(self, samples, ids: np.ndarray, width: int) -> dict[str, torch.Tensor]:
-        """Samples `ids` of a split (tasks/_task.py), padded to `width`: what the model takes, and `labels`."""
+        """Samples `ids` of a split (tasks/_task.py), padded to `width`: the model's inputs, and `labels`."""
         return self.inputs(self.collate()(samples, ids, self.padded_width(width)))
 
     def collate(self) -> Callable:
-        """What puts a batch together on the host: a function of samples, ids and width, whose arrays `inputs` takes.
+        """The function that puts a batch together on the host, from samples, ids and width; `inputs` takes its arrays.
 
-        It is one of a module, as a worker process (`workers`) is told its name and has nothing of this object.
+        It must be a function of a module: a worker process (`workers`) gets its name only, and nothing of this object.
         """
         return padded
 
     def padded_width(self, width: int) -> int:
-        """How wide a batch is padded whose longest text has `width` tokens."""
+        """The width to which a batch is padded whose longest text has `width` tokens."""
         return width
 
     def inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """What a split's `batch` returned, on this rank's device, and in the precision of the model's weights."""
+        """The arrays of a split's `batch`, on this rank's device and in the precision of the model's weights."""
         return self.widened(self.to_device(arrays))
 
     def widened(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -147,7 +150,7 @@ class Strategy:
         return tensors
 
     def to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Arrays as tensors on this rank's device. A GPU copies them while the host goes on."""
+        """Arrays as tensors on this rank's device. They are copied to a GPU while the host goes on."""
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self.world.device.type == "cuda":
             if self.hardware.pin_memory:
@@ -156,7 +159,7 @@ class Strategy:
         return tensors
 
     def forward(self, inputs: dict[str, torch.Tensor]):
-        """What the model returns of a batch, in training and in evaluation; None on a rank that has no outputs."""
+        """The model's outputs for a batch, in training and in evaluation; None on a rank that has none."""
         with self.autocast():
             return self.model(**inputs)
 
@@ -165,13 +168,13 @@ class Strategy:
         return autocast(self.world.device, self.precision)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Accumulate the gradient of one micro-batch's loss; `last` of the optimizer step's micro-batches or not."""
+        """Accumulate the gradient of a micro-batch's loss; `last` says whether it is the optimizer step's last one."""
         self.scaler.scale(loss).backward()
 
     def averaging(self, last: bool) -> contextlib.AbstractContextManager:
         """The context of a micro-batch, after which ranks average their gradients if it is the step's `last` one.
 
-        Its forward pass is in it too: DistributedDataParallel decides there whether the backward pass will communicate.
+        It includes the forward pass, in which DistributedDataParallel decides whether the backward pass communicates.
         """
         return contextlib.nullcontext()
 
@@ -181,15 +184,15 @@ class Strategy:
         return torch.nn.utils.get_total_norm(gradients) / self.loss_scale()
 
     def algorithm(self, optimizer: torch.optim.Optimizer) -> str:
-        """The word of `train.optimizer` for an optimizer that a framework may have made."""
+        """The name that `train.optimizer` has for an optimizer, which a framework may have made."""
         return type(optimizer).__name__.lower()
 
     def loss_scale(self) -> float:
-        """What the loss was multiplied by, so that fp16 can hold its gradients; 1.0 where it was not."""
+        """The factor by which the loss was multiplied so that fp16 can hold its gradients; 1.0 where there is none."""
         return self.scaler.get_scale()
 
     def start_loss_scale(self, scale: float) -> None:
-        """Let the loss scale of fp16 begin with `scale`; called after `prepare`, before the first step."""
+        """Set the initial loss scale of fp16 to `scale`. Called after `prepare`, before the first step."""
         self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale})
 
     def step(self) -> None:
@@ -202,7 +205,7 @@ class Strategy:
         self.optimizer.zero_grad()
 
     def live(self) -> dict:
-        """Options and hardware keys as the live objects have them, which are checked against what the row asks for."""
+        """Options and hardware keys as the live objects have them; they are compared with what the row asks for."""
         return {}
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -219,8 +222,10 @@ class Strategy:
             torch.save(self.model.state_dict(), folder / "checkpoint.pt")
 
     def as_kept(self) -> contextlib.AbstractContextManager:
-        """The context in which the model, in the midst of training, is as it would be kept; then training goes on as if
-        nothing had been. Called on every rank."""
+        """The context in which the model, in the midst of training, is as it would be saved. Called on every rank.
+
+        After it, training goes on as if nothing had happened.
+        """
         return contextlib.nullcontext()
 
     @staticmethod
@@ -235,26 +240,26 @@ class Strategy:
     def save_state(self, folder: Path) -> None:
         """Write into `folder` what `load_state` needs to go on as if nothing had happened. Called on every rank.
 
-        That is the weights, the optimizer and the loss scale; the rest is saved for all strategies alike
-        (rank/resumption.py).
+        That is the weights, the optimizer and the loss scale; everything else is saved in the same way for all
+        strategies (rank/resumption.py).
         """
         if self.world.rank == 0 or not self.same_state_everywhere:
             state = {"weights": self.trained_module().state_dict(), "optimizer": self.optimizer.state_dict()}
             torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
 
     def load_state(self, folder: Path) -> None:
-        """Take over what `save_state` wrote, after `prepare`. Called on every rank, before the timed window."""
+        """Load what `save_state` wrote. Called on every rank, after `prepare` and before the timed window."""
         state = torch.load(self.state_file(folder), map_location="cpu", weights_only=True)
         self.trained_module().load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
     def state_file(self, folder: Path) -> Path:
-        """Where this rank's state lies in a saved one."""
+        """The file of a saved state that holds this rank's state."""
         return folder / "state.pt"
 
     def stop(self) -> None:
-        """Called last in each process: leave no process, port or file behind."""
+        """Leave no process, port or file behind. Called last in each process."""
 
 
 def padded(samples, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
@@ -263,7 +268,7 @@ def padded(samples, ids: np.ndarray, width: int) -> dict[str, np.ndarray]:
 
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
-    """PyTorch's own mixed precision where that is asked for, else nothing. Raises BadInput for an unknown precision."""
+    """PyTorch's autocast for a mixed precision, else an empty context. Raises BadInput for an unknown precision."""
     declared = precisions.of(precision)
     if not declared.autocast:
         return contextlib.nullcontext()

@@ -1,14 +1,15 @@
 """tp: tensor parallelism: the ranks of a replica divide the attention heads and the MLP of every layer among them.
 
-The first matrices of attention, and of the MLP, are divided by columns and the last one by rows, so that each of the
-two needs one all-reduce in the forward pass, of its outputs, and one in the backward pass, of its inputs' gradients
-(Shoeybi et al. 2019, arXiv:1909.08053); by PyTorch's DTensor and `parallelize_module`. Embeddings, norms and the head
-are whole on each rank. Ranks of a replica see the same samples; replicas, where there are several, average their
-gradients after the backward pass, or with `shard: true` share weights, gradients and optimizer state by FSDP2.
+In attention as in the MLP, the first matrices are divided by columns and the last one by rows. Each of the two then
+needs one all-reduce of its outputs in the forward pass, and one of its inputs' gradients in the backward pass (Shoeybi
+et al. 2019, arXiv:1909.08053); PyTorch's DTensor and `parallelize_module` do this. Embeddings, norms and the head are
+whole on each rank. The ranks of a replica see the same samples. Where there are several replicas, they average their
+gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2.
 
-Advantages: weights, gradients, optimizer state and the activations within a layer are divided, and no sample has to be.
-Limits: ranks wait for each other in every layer, so they want the fastest links; their number must divide the heads.
-On a CPU: works through gloo, which makes every layer's all-reduce slow; a test of function.
+Advantages: weights, gradients, optimizer state and the activations within a layer are divided; samples need not be.
+Limits: ranks wait for each other in every layer, so they need the fastest links; their number must divide the number of
+heads.
+On a CPU: works through gloo, which makes every layer's all-reduce slow; this shows that it works, not what it is worth.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ DISTILBERT = {
     "transformer.layer.*.ffn.lin1": "colwise",
     "transformer.layer.*.ffn.lin2": "rowwise",
 }
-# How the layers are divided of models for which transformers has no plan of its own, in the form that its plans have.
+# How to divide the layers of models that transformers has no plan of, in the form of its plans.
 PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT) | {"distilbert": DISTILBERT}
 
 
@@ -58,7 +59,7 @@ class Strategy(fsdp.Strategy):
         shape = (self.world.replicas, self.options["tensor"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "tensor"))
         plan, body = plan_of(self.model), self.model.base_model
-        # Each rank has the same whole weights already (src_data_rank), and keeps its part of them.
+        # Each rank has the same whole weights already, so no rank sends them (src_data_rank); each keeps its part.
         styles = {path: STYLES[style]() for path, style in plan.items()}
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
         share_inputs(body, plan, self.mesh["tensor"])
@@ -88,7 +89,7 @@ class Strategy(fsdp.Strategy):
         return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def gradient_norm(self):
-        """Of divided tensors the norm is that of all their parts; what each rank has whole counts once."""
+        """The norm over all parts of divided tensors; a tensor that every rank holds whole counts once."""
         norms = [
             torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
             for parameters in by_mesh(self.with_gradient())
@@ -119,25 +120,25 @@ OPTIONS = {
         "type": "integer",
         "minimum": 1,
         "default": 2,
-        "description": "how many ranks hold a replica of the model together and divide its layers; what is left of the"
-        " ranks is more replicas, which share the batch",
+        "description": "how many ranks hold a replica of the model together and divide its layers; further ranks form"
+        " further replicas, which share the batch",
     },
     "shard": {
         "type": "boolean",
         "default": False,
-        "description": "replicas share weights, gradients and optimizer state, too (FSDP2 over tp)",
+        "description": "replicas also shard weights, gradients and optimizer state (FSDP2 over tp)",
     },
 }
 INHERITS = ("launcher",)
 RANKS_PER_REPLICA = ("tensor",)
 DIVIDES_HEADS = ("tensor",)
 REFUSED = [
-    ({"lora": {"minimum": 1}}, "its layers are divided, and peft's updates beside them would not be; take fsdp or ddp"),
+    ({"lora": {"minimum": 1}}, "it divides layers, but would not divide peft's updates of them; use fsdp or ddp"),
 ]
 
 
 def plan_of(model):
-    """How each layer of a model of transformers' is divided: paths below its base model, colwise or rowwise.
+    """How each layer of a model from transformers is divided: paths below its base model, each colwise or rowwise.
 
     Raises RunFailed where that is not known.
     """
@@ -145,16 +146,16 @@ def plan_of(model):
     plan = PLANS.get(getattr(config, "model_type", "")) or getattr(config, "base_model_tp_plan", None) or {}
     if not plan or not set(plan.values()) <= STYLES.keys():
         others = sorted(set(plan.values()) - STYLES.keys())
-        why = f"its plan in transformers has {', '.join(others)}" if others else "transformers has no plan of it"
+        why = f"its plan in transformers has {', '.join(others)}" if others else "transformers has no plan for it"
         raise RunFailed(
-            f"tp does not know how to divide the layers of {type(model).__name__}: {why}. It does BERT, RoBERTa,"
-            " ELECTRA, DistilBERT, and those that transformers divides by columns and rows, as Llama"
+            f"tp does not know how to divide the layers of {type(model).__name__}: {why}. It can divide BERT, RoBERTa,"
+            " ELECTRA, DistilBERT, and models that transformers divides by columns and rows, such as Llama"
         )
     return plan
 
 
 def by_mesh(parameters):
-    """Lists of parameters of one mesh, and of plain ones: PyTorch computes with no list that holds several kinds."""
+    """Parameters in one list per mesh, and plain ones in another: PyTorch can't compute with a list of mixed kinds."""
     lists = {}
     for parameter in parameters:
         lists.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
@@ -162,7 +163,7 @@ def by_mesh(parameters):
 
 
 def parted(optimizer):
-    """An optimizer that has taken no step, whose groups have parameters of one mesh each."""
+    """An optimizer before its first step, with its groups divided so that each has parameters of one mesh only."""
     optimizer.param_groups[:] = [
         group | {"params": parameters} for group in optimizer.param_groups for parameters in by_mesh(group["params"])
     ]
@@ -170,9 +171,9 @@ def parted(optimizer):
 
 
 def share_inputs(body, plan, mesh):
-    """Let layers that are divided by columns, and have one input, have it as one DTensor.
+    """Give layers that are divided by columns, and have an input in common, this input as one DTensor.
 
-    Its gradient is the sum of theirs, which is reduced over ranks once, and not for each of them.
+    The gradients of these layers are then added up first, and their sum is reduced over ranks once.
     """
 
     def as_one(module, inputs, named):
@@ -189,11 +190,13 @@ def share_inputs(body, plan, mesh):
 
 
 def draw_differently(body, plan, part):
-    """Have ranks drop other units where they compute other parts, and the same ones where all compute the same.
+    """Let ranks drop different units where they compute different parts, and the same units where all compute the same.
 
-    Between the layers that are divided by columns and the one by rows behind them each rank has heads of its own: with
-    the replica's random numbers it would drop of its first head what another drops of its first. So it draws others
-    there, from a seed that all have drawn and its number, `part`, so that nothing more has to be saved.
+
+    Between the layers that are divided by columns and the one that is divided by rows after them, each rank has heads
+    of its own. With the random numbers of the replica, all ranks would drop the same units of their first heads. So
+    each rank draws others there, from a seed that all ranks have drawn alike plus its own number, `part`. That way
+    nothing more has to be saved.
     """
     kept = []
 
@@ -218,12 +221,12 @@ def draw_differently(body, plan, part):
 
 
 def is_at(name, path):
-    """Whether a module's name is one of those that a path with asterisks stands for."""
+    """Whether a module's name matches a path with asterisks."""
     return name.count(".") == path.count(".") and fnmatch(name, path)
 
 
 def random_states():
-    """The states of the random numbers of the host and of its current GPU."""
+    """The states of the random number generators of the host and of its current GPU."""
     return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
 

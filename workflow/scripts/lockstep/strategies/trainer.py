@@ -1,11 +1,11 @@
-"""trainer: transformers.Trainer over DistributedDataParallel, under torchrun. The loop is its own.
+"""trainer: transformers.Trainer over DistributedDataParallel, started by torchrun. The loop is Trainer's own.
 
-`Strategy` sets it up: `asked_arguments` has what it would do otherwise than the other rows, with reasons. Then Trainer
-is in control: it asks `Replaying` for the data loader, which is `Batches`, and for each batch's loss; `Steps` is called
-back when training begins and after each step.
+`Strategy` sets Trainer up; `asked_arguments` gives, with reasons, the arguments without which it would differ from the
+other rows. Then Trainer is in control. It asks `Replaying` for the data loader, which is a `Batches`, and for the loss
+of each batch; it calls `Steps` when training begins and after each step.
 
-Advantages: training without a loop of one's own; logging, checkpoints and evaluation come with it.
-Limits: many defaults that decide what is trained; more than one visible GPU without a launcher silently means
+Advantages: training without writing a loop; logging, checkpoints and evaluation come with it.
+Limits: many defaults decide what is trained; with more than one visible GPU and no launcher, Trainer silently uses
 DataParallel.
 On a CPU: as ddp; fp16 would silently train in float32, so it is refused.
 """
@@ -28,10 +28,10 @@ with importing.without_unused(), importing.hidden("datasets"):
 
 class Strategy(ddp.Strategy):
     def wrap(self):
-        """Nothing: Trainer wraps the model when it trains."""
+        """Do nothing: Trainer wraps the model when it trains."""
 
     def asked_arguments(self) -> dict:
-        """What Trainer would do otherwise than the other rows."""
+        """The arguments without which Trainer would train differently from the other rows."""
         return {
             "use_cpu": self.world.device.type == "cpu",
             "ddp_backend": self.hardware.backend,
@@ -44,7 +44,7 @@ class Strategy(ddp.Strategy):
             "fp16": self.precision == "fp16",
             "max_grad_norm": self.clip,
             "gradient_accumulation_steps": self.accumulation,
-            "seed": torch.initial_seed(),  # it seeds again, and by default every rank alike, dropout included
+            "seed": torch.initial_seed(),  # Trainer seeds again, by default every rank alike, dropout included
             "average_tokens_across_devices": False,  # it would multiply a classifier's loss by the number of ranks
             "logging_nan_inf_filter": False,  # it would wait for the device in each step, and hide an overflow
             "logging_strategy": "no",
@@ -54,10 +54,10 @@ class Strategy(ddp.Strategy):
         }
 
     def own_arguments(self) -> dict:
-        """Those of the user's that Trainer is handed."""
+        """The user's arguments that are passed on to Trainer."""
         return trainer_arguments.given(self.options.get("arguments", {}))
 
-    @importing.hidden("deepspeed")  # which takes a second to import, only to ask whether the model is one of its
+    @importing.hidden("deepspeed")  # importing it takes a second, only to ask whether the model is DeepSpeed's
     def train(self, replay):
         self.arguments = self.asked_arguments()
         arguments = transformers.TrainingArguments(
@@ -71,7 +71,7 @@ class Strategy(ddp.Strategy):
         self.trainer.train()
 
     def autocast(self):
-        return contextlib.nullcontext()  # the wrapped model brings its own
+        return contextlib.nullcontext()  # the wrapped model has its own
 
     def averaging(self, last):
         return super().averaging(last) if isinstance(self.model, DistributedDataParallel) else contextlib.nullcontext()
@@ -87,7 +87,7 @@ class Strategy(ddp.Strategy):
         return {"backend": torch.distributed.get_backend()} | theirs | wrapped
 
     def save(self, folder):
-        if lora.is_in(self.module):  # which a model of transformers' does not know of
+        if lora.is_in(self.module):  # transformers' own saving does not know of its updates
             if self.world.rank == 0:
                 save_file(
                     own.separate_copies(self.module.state_dict()),
@@ -96,7 +96,7 @@ class Strategy(ddp.Strategy):
                 )
         elif isinstance(self.module, transformers.PreTrainedModel):
             self.trainer.save_model(str(folder))
-        elif self.world.rank == 0:  # of others save_model hands on the state as it is, and fails where weights are tied
+        elif self.world.rank == 0:  # save_model does not separate the tied weights of other models, and fails
             self.trainer._save(str(folder), own.separate_copies(self.module.state_dict()))
 
     @staticmethod
@@ -118,18 +118,18 @@ OPTIONS = {
     "arguments": {
         "type": "object",
         "default": {},
-        "description": "arguments of yours for transformers.TrainingArguments; where one contradicts the row, or has no"
-        " effect on it, the row is refused",
+        "description": "your own arguments for transformers.TrainingArguments. A row is refused where one of them"
+        " contradicts it or has no effect on it",
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
 REFUSED = [
-    ({"precision": ["fp16"], "device": ["cpu"]}, "Trainer silently trains in fp32 there; take precision: bf16"),
+    ({"precision": ["fp16"], "device": ["cpu"]}, "on a CPU Trainer silently trains in fp32; use precision: bf16"),
 ]
 
 
 class Replaying(Trainer):
-    """Trains the plan's batches, whose losses are made as in every row."""
+    """A Trainer that trains the plan's batches, with losses computed as in every row."""
 
     def __init__(self, strategy, replay, arguments):
         super().__init__(strategy.module, arguments, optimizers=(strategy.optimizer, replay.schedule))
@@ -155,7 +155,7 @@ class Replaying(Trainer):
 
 
 class Batches:
-    """All of this rank's batches; a data loader to Trainer."""
+    """All of this rank's batches, as a data loader for Trainer."""
 
     def __init__(self, replay):
         self.replay = replay
@@ -170,7 +170,7 @@ class Batches:
 
 
 class Steps(transformers.TrainerCallback):
-    """Times and notes each step."""
+    """Times and records each step."""
 
     def __init__(self, trainer):
         self.trainer, self.replay = trainer, trainer.replay

@@ -2,10 +2,11 @@
 
 Each rank updates its share of the parameters and sends them to the others (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-Advantages: each rank keeps a share of the optimizer's state only, of AdamW's twice the model; nothing else changes.
-Limits: updated parameters are sent in each step, besides the gradients. In fp16 the host waits for the GPU in each
-step, as the optimizer around the fused one knows nothing of loss scaling.
-On a CPU: works through gloo; what it saves is the machine's own memory, what it costs is time.
+Advantages: each rank keeps only its share of the optimizer's state, which for AdamW is twice the size of the model;
+nothing else changes.
+Limits: updated parameters are sent in each step, in addition to the gradients. In fp16 the host waits for the GPU in
+each step, because the optimizer around the fused one knows nothing of loss scaling.
+On a CPU: works through gloo. It saves the machine's own memory and costs time.
 """
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -25,5 +26,8 @@ class Strategy(ddp.Strategy):
 
 
 REFUSED = [
-    ({"optimizer": ["muon"]}, "ZeroRedundancyOptimizer makes its own, of one kind; take ddp or fsdp"),
+    (
+        {"optimizer": ["muon"]},
+        "ZeroRedundancyOptimizer makes an optimizer of a single kind, and Muon comes with AdamW; use ddp or fsdp",
+    ),
 ]
