@@ -97,7 +97,7 @@ LEFT_OUT = {
         r"step 1: its batches were not all gone through",
     ),
     "stops": ("step.update()", "step.update()\n        break", r"it ended after 0 of 1 trainings"),
-    "exits": ("step.update()", "sys.exit(3)", r"ended by sys.exit\(3\)"),
+    "exits": ("step.update()", "sys.exit(3)", r"it ended itself by sys.exit\(3\)"),
     "joins_twice": ("step.update()", "session.join()", r"session.join: it was called before"),
     "raises": ("step.update()", "raise ValueError('the moon')", r"the moon"),
 }

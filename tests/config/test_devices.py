@@ -370,7 +370,7 @@ def test_cuda_graphs_and_accumulation_are_refused(monkeypatch, device, refused):
     named_by_environment(monkeypatch, "0" if device == "cuda" else "")
     row = parse(one={"strategy": "recipe", "compile": "static", "accumulation": 2}).rows["one"]
     with (
-        pytest.raises(BadInput, match="compile: static, device: cuda, accumulation: 2: CUDA graphs")
+        pytest.raises(BadInput, match="compile: static, device: cuda, accumulation: 2: the program is replayed as CUDA graphs")
         if refused
         else contextlib.nullcontext()
     ):

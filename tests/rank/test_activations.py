@@ -120,7 +120,7 @@ def test_rows_are_proven_with_it_and_one_that_forgets_it_is_refused(place):
     reference = json.loads(place.path("results/parity/reference_fp64/n1/rep1/record.json").read_text())
     assert reference["settings"]["activation_checkpointing"] is False
     failed = json.loads(place.path("results/parity/forgets/n2/rep1/failed.json").read_text())
-    assert "activation_checkpointing: True is asked for, and forgets uses False" in failed["reason"]
+    assert "activation_checkpointing: the row asks for True, but forgets uses False" in failed["reason"]
     assert done.returncode == 1
 
 

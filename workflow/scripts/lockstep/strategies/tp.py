@@ -192,7 +192,6 @@ def share_inputs(body, plan, mesh):
 def draw_differently(body, plan, part):
     """Let ranks drop different units where they compute different parts, and the same units where all compute the same.
 
-
     Between the layers that are divided by columns and the one that is divided by rows after them, each rank has heads
     of its own. With the random numbers of the replica, all ranks would drop the same units of their first heads. So
     each rank draws others there, from a seed that all ranks have drawn alike plus its own number, `part`. That way
