@@ -42,7 +42,7 @@ deepspeed.accelerator.get_accelerator().create_op_builder('ShareMemCommBuilder')
 
 built_for() { # which of PyTorch's builds is installed
   PYTHONPATH=workflow/scripts "$venv/bin/python" -c '
-from lockstep.config.hardware import built_for_gpus
+from lockstep.config.machine import built_for_gpus
 print("cuda" if built_for_gpus() else "cpu")'
 }
 

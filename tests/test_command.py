@@ -117,7 +117,7 @@ def test_where_the_home_can_t_be_written_caches_lie_here(tmp_path, monkeypatch):
     home, here = tmp_path / "home", str(tmp_path / ".snakemake" / "cache")
 
     def told():
-        (line,) = (line for line in DOCTOR["machine"]() if line[0] == "caches")
+        (line,) = (line for line in DOCTOR["this_machine"]() if line[0] == "caches")
         return line[1]
 
     monkeypatch.setenv("HOME", str(home))

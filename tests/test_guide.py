@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lockstep import columns, paths
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.files import write_csv, write_text
 from lockstep.report import page as report_page
 from lockstep.report import paper

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from lockstep import nvml
-from lockstep.config import hardware
+from lockstep.config import machine
 from lockstep.paths import SCRIPTS
 from lockstep.run import watcher
 from tests.conftest import PROJECT
@@ -34,7 +34,7 @@ def two_gpus(installed, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("LOCKSTEP_PRETENDED_GPUS", "2")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "built_for_gpus", lambda: True)
+    monkeypatch.setattr(machine, "built_for_gpus", lambda: True)
     monkeypatch.delitem(sys.modules, "pretended_pynvml", raising=False)
     module = importlib.import_module("pretended_pynvml")
     installed(module)
@@ -55,13 +55,13 @@ def test_without_a_driver_there_are_no_gpus(installed, monkeypatch):
 
     library.nvmlInit = fail
     installed(library)
-    monkeypatch.setattr(hardware, "built_for_gpus", lambda: True)
+    monkeypatch.setattr(machine, "built_for_gpus", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert (nvml.library(), hardware.visible_gpus(), hardware.gpu_kinds([0])) == (None, 0, [])
+    assert (nvml.library(), machine.visible_gpus(), machine.gpu_kinds([0])) == (None, 0, [])
 
 
 def test_what_a_gpu_is_and_does(two_gpus):
-    assert (hardware.visible_gpus(), hardware.gpu_kinds([0, 1])) == (2, ["Pretended GPU"])
+    assert (machine.visible_gpus(), machine.gpu_kinds([0, 1])) == (2, ["Pretended GPU"])
     gpus = [nvml.gpu(number) for number in range(nvml.count())]
     about = {"driver": "0.0 (pretended)", "memory_mb": 8192, "power_limit_watts": 100.0, "topology": [0, 0]}
     assert nvml.describe(gpus[0], gpus) == about | {"ecc": None}  # which such a device does not tell

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from lockstep.config import hardware
+from lockstep.config import machine
 from tests import pretended
 from tests.conftest import HOROVOD, copy_project
 
@@ -232,7 +232,7 @@ class Strategy(ddp.Strategy):
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
-    if hardware.built_for_gpus():
+    if machine.built_for_gpus():
         pytest.skip("PyTorch is built for real GPUs here, but only its CPU build takes pretended ones")
     return pretended.libraries(tmp_path_factory.mktemp("libraries"))
 
@@ -663,7 +663,7 @@ from pathlib import Path
 import pytest
 import torch
 from lockstep.config import reading
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.rank import session
 from lockstep.run.training_log import Notes
 from tests.rank.test_window import Counting, about_to_train

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs import configuration as page
-from lockstep.config import configuration, deepspeed_file, hardware, reading, registry, schema
-from lockstep.config.hardware import device_count, selection
+from lockstep.config import configuration, deepspeed_file, machine, reading, registry, resolving, schema
+from lockstep.config.hardware import device_count
+from lockstep.config.machine import selection
 from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
@@ -94,21 +95,21 @@ def test_a_sample_is_trained_by_every_rank_where_a_strategy_says_so(strategy, op
 
 def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
     """A login node has two cores and no GPU; the machine that trains must have what the configuration says."""
-    monkeypatch.setattr(hardware, "cpu_cores", lambda: 2)
+    monkeypatch.setattr(machine, "cpu_cores", lambda: 2)
     asked = {"device": "auto", "processes": "auto", "node_cores": 32, "node_gpus": 4}
     checked = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}})
     there = checked.rows["x"].hardware
     assert (there.device, there.devices, there.threads, there.backend) == ("cuda", 4, 8, "nccl")
     with pytest.raises(BadInput, match=r"hardware.node_cores: 32, but on .* this job may use 2 CPU cores"):
-        hardware.refuse_less(checked.rows["x"].asked, there)
-    monkeypatch.setattr(hardware, "cpu_cores", lambda: 32)
+        resolving.refuse_less(checked.rows["x"].asked, there)
+    monkeypatch.setattr(machine, "cpu_cores", lambda: 32)
     with pytest.raises(BadInput, match=r"hardware.node_gpus: 4, but on .* this job may use 0 GPUs"):
-        hardware.refuse_less(checked.rows["x"].asked, there)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda: 4)
-    monkeypatch.setattr(hardware, "refuse_misnamed_gpus", lambda: None)
-    monkeypatch.setattr(hardware, "gpu_kinds", lambda numbers: ["A", "B"])
+        resolving.refuse_less(checked.rows["x"].asked, there)
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(machine, "refuse_misnamed_gpus", lambda: None)
+    monkeypatch.setattr(machine, "gpu_kinds", lambda numbers: ["A", "B"])
     with pytest.raises(BadInput, match="GPUs of different models"):
-        hardware.refuse_less(checked.rows["x"].asked, there)
+        resolving.refuse_less(checked.rows["x"].asked, there)
 
 
 def test_a_cpu_refuses_levels_of_gpus_by_name():
@@ -774,13 +775,13 @@ def test_a_row_may_have_all_cores_in_one_process(monkeypatch):
     rows = {"single": {"strategy": "single"}, "every": {"strategy": "single", "threads": "all"}}
     rows |= {"both": {"strategy": "ddp", "threads": "all"}, "ddp": {"strategy": "ddp"}}
     asked = {"device": "cpu", "processes": 2}
-    monkeypatch.setattr("lockstep.config.hardware.cpu_cores", lambda: 8)
+    monkeypatch.setattr("lockstep.config.machine.cpu_cores", lambda: 8)
     monkeypatch.setattr("lockstep.config.row.cpu_cores", lambda: 8)
     checked = reading.parse({"rows": rows, "hardware": asked})
     used = {name: (row.hardware.processes, row.hardware.threads) for name, row in checked.rows.items()}
     assert used == {"single": (1, 4), "every": (1, 8), "both": (2, 4), "ddp": (2, 4)}
     assert not checked.rows["every"].unavailable
-    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 2)
+    monkeypatch.setattr("lockstep.config.machine.visible_gpus", lambda: 2)
     on_gpus = reading.parse({"rows": rows}).rows
     assert on_gpus["every"].unavailable == "threads: all gives a row all cores of a CPU, but here GPUs train"
     assert not on_gpus["single"].unavailable
@@ -830,7 +831,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
 
 def test_gpus_are_chosen_by_their_numbers(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 4)
+    monkeypatch.setattr("lockstep.config.machine.visible_gpus", lambda: 4)
     rows = {name: {"strategy": name} for name in ("single", "ddp", "dataparallel")} | {
         "one": {"strategy": "ddp", "gpus": [1]}
     }
@@ -880,17 +881,17 @@ def test_gpus_that_can_not_be_had_are_named(monkeypatch, visible, asked, message
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 4)
+    monkeypatch.setattr("lockstep.config.machine.visible_gpus", lambda: 4)
     with pytest.raises(BadInput, match=message):
         _ = reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware
 
 
 def test_gpus_of_unlike_kinds_train_together_only_where_that_is_asked_for(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("lockstep.config.hardware.visible_gpus", lambda: 3)
-    monkeypatch.setattr("lockstep.config.hardware.cpu_cores", lambda: 8)
+    monkeypatch.setattr("lockstep.config.machine.visible_gpus", lambda: 3)
+    monkeypatch.setattr("lockstep.config.machine.cpu_cores", lambda: 8)
     names = ["T4", "A100", "A100"]
-    monkeypatch.setattr("lockstep.config.hardware.gpu_kinds", lambda numbers: sorted({names[n] for n in numbers}))
+    monkeypatch.setattr("lockstep.config.machine.gpu_kinds", lambda numbers: sorted({names[n] for n in numbers}))
 
     def used(**asked) -> int:
         return reading.parse({"hardware": asked, "rows": {"x": {"strategy": "ddp"}}}).rows["x"].hardware.devices

@@ -15,7 +15,7 @@ import yaml
 
 from lockstep import paths
 from lockstep.config import containers, registry, schema
-from lockstep.config.hardware import VARIABLES
+from lockstep.config.machine import VARIABLES
 from lockstep.config.reading import read
 from lockstep.data import sources
 from lockstep.data.labels import Labels

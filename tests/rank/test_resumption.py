@@ -17,7 +17,7 @@ import torch
 
 from lockstep import paths
 from lockstep.config import launchers, reading, registry
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify

@@ -17,7 +17,7 @@ import pytest
 
 from lockstep import paths
 from lockstep.config import launchers, reading
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.errors import BadInput
 from lockstep.run import hand
 from lockstep.run.addresses import Rendezvous

@@ -342,10 +342,10 @@ def after_package(package):
     package.ProcessGroupNCCL = ProcessGroupNCCL
 
 
-def after_hardware(hardware):
-    hardware.built_for_gpus = lambda: True
+def after_machine(machine):
+    machine.built_for_gpus = lambda: True
     if AMD:
-        hardware.built_for_amd, hardware.KFD = lambda: True, Path(AMD)
+        machine.built_for_amd, machine.KFD = lambda: True, Path(AMD)
 
 
 def after_profiler(profiler):
@@ -524,6 +524,6 @@ AFTER = {
     "torch": after_torch,
     "torch.distributed.distributed_c10d": after_distributed,
     "torch.distributed": after_package,
-    "lockstep.config.hardware": after_hardware,
+    "lockstep.config.machine": after_machine,
     "horovod.torch.mpi_ops": after_horovod,
 }

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from lockstep import cli, paths
-from lockstep.config.hardware import cpu_cores, selection, training_gpus
+from lockstep.config.hardware import training_gpus
+from lockstep.config.machine import cpu_cores, selection
 from lockstep.data import prepared
 from lockstep.run import watcher
 from lockstep.run.progress import WARMUP_STEPS

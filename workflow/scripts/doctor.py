@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 from lockstep import caches, cli, nvml, paths
-from lockstep.config import containers, hardware, registry
+from lockstep.config import containers, machine, registry
 from lockstep.config.row import PEFT
 from lockstep.errors import BadInput
 from lockstep.provenance import horovod_has, output
 from lockstep.terminal import print_table
 
-CPU = hardware.CPU
+CPU = machine.CPU
 DISK, MEMORY = 4, 4  # GiB that the default benchmark needs
 BUSY = 0.1  # the largest load of the last minute, per core, that is not reported
 HEADER = ["what", "here", "to get more of it"]
@@ -22,27 +22,27 @@ HEADER = ["what", "here", "to get more of it"]
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    for title, lines in (("This machine", machine()), ("Strategies", strategies()), ("Around it", engines())):
+    for title, lines in (("This machine", this_machine()), ("Strategies", strategies()), ("Around it", engines())):
         print(title)
         print_table(HEADER, lines)
     print("What makes times vary here")
     print_table(HEADER, disturbers() or [["nothing that can be detected", "", ""]])
 
 
-def machine() -> list[list[str]]:
+def this_machine() -> list[list[str]]:
     """Devices, memory, disk and PyTorch's build."""
     kinds = [nvml.name(nvml.gpu(number)) or "a GPU" for number in range(nvml.count())]
-    gpus, build = hardware.visible_gpus(), "GPUs" if hardware.built_for_gpus() else "CPUs only"
+    gpus, build = machine.visible_gpus(), "GPUs" if machine.built_for_gpus() else "CPUs only"
     used = "" if gpus == len(kinds) else f"; {gpus} can be used"
-    unused = "make setup TORCH=cuda" if kinds and not hardware.built_for_gpus() else ""
+    unused = "make setup TORCH=cuda" if kinds and not machine.built_for_gpus() else ""
     try:
-        hardware.refuse_misnamed_gpus()
+        machine.refuse_misnamed_gpus()
     except BadInput as error:
         unused = str(error)
     free, memory = shutil.disk_usage(".").free / 2**30, _memory("MemAvailable") / 2**20
     lacking = f"make room: less than {DISK} GiB" if free < DISK else ""
     return [
-        ["CPU", f"{hardware.cpu_cores()} cores, {hardware.cpu_name()}", ""],
+        ["CPU", f"{machine.cpu_cores()} cores, {machine.cpu_name()}", ""],
         ["GPUs", (", ".join(kinds) or "none") + used, unused],
         ["memory", f"{memory:.1f} GiB free", f"end other programs: less than {MEMORY} GiB" if memory < MEMORY else ""],
         ["disk, in this folder", f"{free:.0f} GiB free", lacking],
@@ -88,14 +88,14 @@ def engines() -> list[list[str]]:
 def disturbers() -> list[list[str]]:
     """Causes of varying times, as far as the system reports them."""
     lines = []
-    governor = hardware.governor(CPU)
+    governor = machine.governor(CPU)
     if governor and governor != "performance":
         lines.append(["clock's governor", governor, "sudo cpupower frequency-set -g performance"])
     if _read(CPU / "intel_pstate/no_turbo") == "0" or _read(CPU / "cpufreq/boost") == "1":
         lines.append(["clock above its base (turbo)", "on: falls as the CPU warms up", "switch it off in the firmware"])
-    if kind := hardware.virtual_machine():
+    if kind := machine.virtual_machine():
         lines.append(["virtual machine", f"{kind}: shares its host with others", "more blocks: repeats, budget"])
-    load, cores = os.getloadavg()[0], hardware.cpu_cores()
+    load, cores = os.getloadavg()[0], machine.cpu_cores()
     if load > BUSY * cores:
         lines.append(["load of the last minute", f"{load:.2f} of {cores} cores", "end other programs"])
     if swapped := _memory("SwapTotal") - _memory("SwapFree"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
-from lockstep.config.hardware import selection
+from lockstep.config.machine import selection
 from lockstep.errors import RunFailed
 from lockstep.files import MANIFEST, atomic_folder, read_json, verify, write_json
 from lockstep.run import journal

@@ -1,7 +1,7 @@
 """Measure the peak floating-point operations per second of this machine's CPU, from which utilisation is computed."""
 
 from lockstep import cli
-from lockstep.config.hardware import cpu_cores
+from lockstep.config.machine import cpu_cores
 from lockstep.files import write_json
 from lockstep.model import metrics
 from lockstep.paths import peak_file

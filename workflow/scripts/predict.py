@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep import cli, evaluation, paths
 from lockstep.config import registry
-from lockstep.config.hardware import selection
+from lockstep.config.machine import selection
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_csv
 from lockstep.model import models

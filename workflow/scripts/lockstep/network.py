@@ -10,7 +10,8 @@ import numpy as np
 from lockstep import paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import busy_cores, cpu_cores
+from lockstep.config.hardware import busy_cores
+from lockstep.config.machine import cpu_cores
 from lockstep.config.row import Row, read_row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json

@@ -17,7 +17,7 @@ import yaml
 
 from lockstep import caches, provenance
 from lockstep.config import registry
-from lockstep.config.hardware import VARIABLES
+from lockstep.config.machine import VARIABLES
 from lockstep.errors import BadInput
 from lockstep.files import hash_file
 from lockstep.paths import IMAGES, PROJECT, of_project

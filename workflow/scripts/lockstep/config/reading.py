@@ -9,8 +9,9 @@ import yaml
 
 from lockstep.config import registry, schema, world_sizes
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import resolve, visible_gpus
 from lockstep.config.keys import keys
+from lockstep.config.machine import visible_gpus
+from lockstep.config.resolving import resolve
 from lockstep.config.row import read_row, refuse_foreign, with_batch
 from lockstep.config.sections import AskedHardware, Data, Model, Predict, Profile, Shared, Train, Tune
 from lockstep.errors import BadInput

@@ -18,9 +18,11 @@ from lockstep.config import (
     trainer_arguments,
 )
 from lockstep.config.fixed import LAST_RATE, factors
-from lockstep.config.hardware import Hardware, cpu_cores, resolve
+from lockstep.config.hardware import Hardware
 from lockstep.config.keys import MODEL, keys, names
 from lockstep.config.kinds import Kind
+from lockstep.config.machine import cpu_cores
+from lockstep.config.resolving import resolve
 from lockstep.config.sections import AskedHardware, Shared, Train
 from lockstep.config.settings import Settings, deciding
 from lockstep.errors import BadInput

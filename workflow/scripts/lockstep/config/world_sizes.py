@@ -7,7 +7,7 @@ that each device keeps the same number of samples, it is weak scaling.
 from dataclasses import replace
 
 from lockstep.config import registry
-from lockstep.config.hardware import resolve
+from lockstep.config.resolving import resolve
 from lockstep.config.row import Row, read_row
 from lockstep.config.sections import Shared
 from lockstep.errors import BadInput

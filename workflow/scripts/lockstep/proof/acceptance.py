@@ -21,7 +21,7 @@ import psutil
 from lockstep import nvml, paths
 from lockstep.config import reading
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import cpu_cores, visible_gpus
+from lockstep.config.machine import cpu_cores, visible_gpus
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json, write_json

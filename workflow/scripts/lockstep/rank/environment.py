@@ -10,7 +10,7 @@ import torch
 
 from lockstep import nvml
 from lockstep.config import containers
-from lockstep.config.hardware import VARIABLES, cpu_cores, cpu_info, cpu_name, governor, virtual_machine
+from lockstep.config.machine import VARIABLES, cpu_cores, cpu_info, cpu_name, governor, virtual_machine
 from lockstep.provenance import PROJECT, output
 
 # Instruction sets that determine how fast matrices are multiplied.

@@ -12,7 +12,8 @@ import yaml
 
 from lockstep import __version__, columns, paths, provenance
 from lockstep.config import registry
-from lockstep.config.hardware import UNKNOWN_KIND, device_count
+from lockstep.config.hardware import device_count
+from lockstep.config.machine import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.report import headline

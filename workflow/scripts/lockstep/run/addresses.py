@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, brief
 

@@ -15,7 +15,7 @@ import secrets
 import time
 from pathlib import Path
 
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed, RunSaved
 from lockstep.run.addresses import Rendezvous, endpoint, host_names, listening, own_address, read_hosts

@@ -8,8 +8,10 @@ from pathlib import Path
 from lockstep import nvml, paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import busy_cores, cpu_cores, refuse_less, training_gpus
+from lockstep.config.hardware import busy_cores, training_gpus
 from lockstep.config.kinds import Kind
+from lockstep.config.machine import cpu_cores
+from lockstep.config.resolving import refuse_less
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved

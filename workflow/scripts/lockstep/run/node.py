@@ -11,7 +11,8 @@ from pathlib import Path
 
 from lockstep import paths
 from lockstep.config import launchers
-from lockstep.config.hardware import selection, training_gpus
+from lockstep.config.hardware import training_gpus
+from lockstep.config.machine import selection
 from lockstep.config.row import Row
 from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS

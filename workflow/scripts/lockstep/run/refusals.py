@@ -2,7 +2,7 @@
 
 import math
 
-from lockstep.config.hardware import refuse_less
+from lockstep.config.resolving import refuse_less
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 

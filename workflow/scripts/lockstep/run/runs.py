@@ -13,7 +13,8 @@ from tqdm import tqdm
 from lockstep import nvml, paths
 from lockstep.config import launchers
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import built_for_amd, busy_cores, cpu_cores, training_gpus
+from lockstep.config.hardware import busy_cores, training_gpus
+from lockstep.config.machine import built_for_amd, cpu_cores
 from lockstep.config.row import Row, times_trained
 from lockstep.config.settings import Settings
 from lockstep.data import prepared

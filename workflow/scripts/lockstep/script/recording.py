@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.config.hardware import free_port
+from lockstep.config.machine import free_port
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
 from lockstep.paths import PROJECT
