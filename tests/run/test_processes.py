@@ -50,7 +50,8 @@ def supervise(tmp_path: Path, then: str, timeout: float = 60) -> processes.Outco
     command = [sys.executable, str(tmp_path / "launcher.py"), str(tmp_path / "rank.py"), str(folder)]
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     with (folder / "run.log").open("w") as log:
-        return processes.supervise(command, environment, folder, log, ranks=2, steps=10, timeout=timeout)
+        run = processes.Supervised(folder, ranks=2, steps=10, timeout=timeout)
+        return processes.supervise(run, command, environment, log)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +143,8 @@ os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
 folder = Path(sys.argv[1])
 try:
     with (folder / "run.log").open("w") as log:
-        processes.supervise(["sleep", "600"], dict(os.environ), folder, log, ranks=1, steps=10, timeout=60)
+        run = processes.Supervised(folder, ranks=1, steps=10, timeout=60)
+        processes.supervise(run, ["sleep", "600"], dict(os.environ), log)
 except KeyboardInterrupt:
     print("interrupted")
 """

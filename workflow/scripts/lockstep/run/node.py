@@ -18,7 +18,7 @@ from lockstep.files import named_when_full
 from lockstep.paths import SCRIPTS
 from lockstep.run import addresses, hand, watcher
 from lockstep.run.addresses import Rendezvous
-from lockstep.run.processes import Outcome, supervise
+from lockstep.run.processes import Outcome, Supervised, supervise
 from lockstep.run.progress import NODE
 
 # Variables by which schedulers, or launchers around this process, tell a program its rank, the number of ranks, its job
@@ -71,18 +71,21 @@ def train(
         stream.write(f"{said}\n")
         stream.flush()
         environment = _variables(row, rendezvous) | {"TMPDIR": scratch}
-        processes, timeout = row.hardware.processes_per_node, row.hardware.timeout
-        saves = bool(row.train.checkpoint_every)
+        run = Supervised(
+            folder,
+            row.hardware.processes_per_node,
+            steps,
+            row.hardware.timeout,
+            saves=bool(row.train.checkpoint_every),
+            node=rendezvous.node,
+            nodes=row.hardware.nodes,
+        )
         with (
             hand.called(row, folder, rendezvous, _own_variables(row, rendezvous), stream) as by_hand,
             watcher.beside(node_folder, training_gpus(row.hardware), others, by_hand),
             meanwhile(stream) as called,
         ):
-            return supervise(
-                *(command, environment, folder, stream, processes, steps, timeout, saves, called),
-                node=rendezvous.node,
-                nodes=row.hardware.nodes,
-            )
+            return supervise(run, command, environment, stream, called)
 
 
 def show(row: Row, results: Path, repeat: int, rank: int) -> str:

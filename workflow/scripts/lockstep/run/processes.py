@@ -130,44 +130,49 @@ class StopRequest:
         self.progress.table[:, 3] = step
 
 
+@dataclass(frozen=True)
+class Supervised:
+    """A run as its supervisor on one node knows it."""
+
+    folder: Path
+    ranks: int  # on this node
+    steps: int
+    timeout: float  # seconds without progress of any rank after which the run counts as hung
+    saves: bool = False  # whether ranks save their state on request
+    node: int = 0
+    nodes: int = 1
+
+
 def supervise(
+    run: Supervised,
     command: list[str] | Callable[[], None],
     environment: dict,
-    folder: Path,
     log,
-    ranks: int,
-    steps: int,
-    timeout: float,
-    saves: bool = False,
     meanwhile: Callable[[StopRequest], None] = lambda request: None,
-    node: int = 0,
-    nodes: int = 1,
 ) -> Outcome:
-    """Run `command` until it ends, or until no rank has made progress for `timeout` seconds; then end all it started.
+    """Run `command` until it ends, or until no rank makes progress any more; then end everything that it started.
 
-    `command` may be a function, which a fork of this process then calls. It starts the `ranks` of one of the `nodes`.
-    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state does so at SIGTERM, and then ends. Output
-    goes to `log`, an open file; on a terminal, stderr shows a progress bar. Whatever happens in here, KeyboardInterrupt
-    included, no process is left behind.
-
-    Raises Saved if the run ended after SIGTERM with its state saved, and Interrupted if it had to end otherwise.
+    command: what starts the ranks; a function is called in a fork of this process. log: an open file for its output.
+    `meanwhile` is called every POLL_SECONDS. A run that `saves` its state is asked to do so by SIGTERM, and then ends.
+    On a terminal a progress bar is shown on stderr. Whatever happens in here, KeyboardInterrupt included, no process is
+    left behind.
     """
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    progress = Progress(folder, node, ranks)
-    with StopRequest(progress, saves, node, nodes) as request:
+    progress = Progress(run.folder, run.node, run.ranks)
+    with StopRequest(progress, run.saves, run.node, run.nodes) as request:
         started, process = time.perf_counter(), None
         try:
             environment = environment | {LAUNCHED: repr(started), lifetime.SUPERVISOR: str(os.getpid())}
             with signals_wait():
-                process = _start(command, environment, log, saves)
-            reason = _watch(process, progress, folder, log, steps, timeout, meanwhile, request)
-            if request.step < steps and paths.saved_state(folder, request.step).is_dir():
+                process = _start(command, environment, log, run.saves)
+            reason = _watch(run, process, progress, log, meanwhile, request)
+            if request.step < run.steps and paths.saved_state(run.folder, request.step).is_dir():
                 raise Saved(f"ended from outside (SIGTERM); its state after step {request.step} is saved")
             return Outcome(process.wait(), reason, time.perf_counter() - started)
         finally:
             end_descendants()
             if process:
-                process.wait()  # before the orphans, or its exit code would be collected with theirs
+                process.wait()  # before the orphans: else its exit code would be collected with theirs
             reap_orphans()
 
 
@@ -185,7 +190,9 @@ def _start(command: list[str] | Callable[[], None], environment: dict, log, save
     )
 
 
-def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: float, meanwhile, request) -> str:
+def _watch(run: Supervised, process, progress: Progress, log, meanwhile, request: StopRequest) -> str:
+    """Wait until the launcher ends, or the run has to be ended; returns why it went wrong, or nothing."""
+    folder, steps = run.folder, run.steps
     last_sum, last_change, dead, logged, failed = -1, time.perf_counter(), [], 0, None
     with tqdm(total=steps, unit="step", desc=paths.row_of(folder), leave=False, disable=not sys.stderr.isatty()) as bar:
         while process.poll() is None:
@@ -210,7 +217,7 @@ def _watch(process, progress: Progress, folder: Path, log, steps: int, timeout: 
             if failed is not None and now - failed > LAUNCHER_SECONDS:
                 end_descendants()
                 break
-            allowed = timeout if step else max(timeout, STARTUP_SECONDS)
+            allowed = run.timeout if step else max(run.timeout, STARTUP_SECONDS)
             if now - last_change > allowed:
                 at = ", ".join(
                     f"rank {row[4]} after step {row[2]}" if row[0] else "a rank not started" for row in progress.table
