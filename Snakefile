@@ -26,7 +26,7 @@ if not (HERE / "workflow" / "scripts" / "lockstep").is_dir():
     sys.exit(2)
 sys.path.insert(0, str(HERE / "workflow" / "scripts"))
 
-from lockstep import paths, trust
+from lockstep import inside_snakemake, paths, trust
 from lockstep import workflow as lockstep
 from lockstep.config import containers, reading
 from lockstep.run import decision, lifetime
@@ -90,4 +90,4 @@ onerror:
     trust.end_interrupted()
 
 
-lockstep.take_part(workflow, begin, fail)
+inside_snakemake.take_part(workflow, begin, fail)

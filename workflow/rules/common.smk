@@ -3,7 +3,7 @@ lockstep.use_this_python()
 # A training ends with the Snakemake that started it, even if that can't tell it to.
 lifetime.name_starter(workflow.remote_exec)
 CONFIG = lockstep.configuration(config, workflow.configfiles)
-lockstep.name_rows(CONFIG)
+inside_snakemake.name_rows(CONFIG)
 CONTAINED = lockstep.contain(CONFIG, workflow.deployment_settings)
 ROWS = lockstep.available_rows(CONFIG, CONTAINED)
 IMAGES = containers.images(CONFIG)
@@ -118,7 +118,7 @@ def begin():
     lockstep.refuse_beside_others(RESULTS)
     lockstep.write_manifest(CONFIG, list(ROWS), sys.argv, CONTAINED)
     lockstep.tell_blocks(CONFIG, ROWS)
-    lockstep.let_sleep(workflow)
+    inside_snakemake.let_sleep(workflow)
 
 
 def fail():

@@ -6,15 +6,13 @@ It imports nothing slow, because Snakemake reads the Snakefile at every start.
 import ast
 import contextlib
 import datetime
-import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -53,10 +51,6 @@ AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py"
 OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
 
 
-# How Snakemake (9.27) says that it knows no target of a name.
-NO_TARGET = re.compile(r"No rule to produce (\w+) \(if you use input functions")
-
-
 def stamps(results: Path) -> list[Path]:
     """The files that the rules predict and report create when they are done."""
     folders = (paths.predictions_file(results).parent, paths.report_folder(results))
@@ -78,20 +72,6 @@ def configuration(raw: dict, files: list) -> Config:
     return checked
 
 
-def name_rows(checked: Config) -> None:
-    """Have Snakemake name the rows where it is asked for something that is none of them, nor another target."""
-
-    def shorten(entry: logging.LogRecord) -> bool:
-        if unknown := NO_TARGET.search(str(entry.msg)):
-            try:
-                checked.require_row(unknown[1], unknown[1])
-            except BadInput as error:
-                entry.msg = f"error: {error}"
-        return True
-
-    logging.getLogger("snakemake.logging").addFilter(shorten)
-
-
 @exit_on_bad_input()
 def require_place(workflow) -> None:
     """End the program if Snakemake was started outside Lockstep's folder, unless another workflow uses Lockstep.
@@ -107,25 +87,6 @@ def require_place(workflow) -> None:
             "module: Lockstep accepts no prefix, as its commands name their files themselves. Leave `prefix` and"
             " `replace_prefix` out; results/ is its folder."
         )
-
-
-def take_part(workflow, begin: Callable[[], None], fail: Callable[[], None]) -> None:
-    """Make a workflow that uses Lockstep as a module call Lockstep's handlers at its start and its failure.
-
-    Snakemake (9.27) ignores `onstart` and `onerror` of a module. The workflow's own handlers are called first.
-    """
-    if workflow.modifier.is_main_snakefile():
-        return
-
-    def also(theirs: Callable, ours: Callable[[], None]) -> Callable:
-        def both(log):
-            theirs(log)
-            ours()
-
-        return both
-
-    workflow._onstart = also(workflow._onstart, begin)
-    workflow._onerror = also(workflow._onerror, fail)
 
 
 def available_rows(checked: Config, contained: bool) -> dict[str, Row]:
@@ -212,17 +173,6 @@ def tell_blocks(checked: Config, rows: dict[str, Row]) -> None:
             f" they are told apart to {100 * PRECISE:g} % or all runs have taken {checked.budget:g} s",
             file=sys.stderr,
         )
-
-
-def let_sleep(workflow) -> None:
-    """Keep Snakemake's scheduler idle while jobs run on this machine.
-
-    Its limit of jobs per second (Snakemake 9.27) wakes it a second after each check of the jobs, and once more for each
-    job that has ended since the start. After forty jobs it took a tenth of a core from the timed run
-    (github.com/snakemake/snakemake/pull/3744).
-    """
-    if workflow.local_exec:
-        workflow.scheduler.job_rate_limiter = None
 
 
 def _from_here(command: list[str]) -> str:
