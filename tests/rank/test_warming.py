@@ -44,7 +44,7 @@ ROWS = {
     "published_ddp_amp": "{strategy: published_ddp_amp}",
     "published_trainer": "{strategy: published_trainer}",
 }
-IN_CI = ("single_fp16", "ddp", "ddp_powersgd", "deepspeed1", "deepspeed3", "trainer", "horovod", "fsdp")
+IN_CI = ("single_fp16", "ddp", "deepspeed3", "trainer", "horovod")
 SMALL = """
 data: {limit: 500}
 model: {hidden_size: 32, layers: 1}

@@ -223,6 +223,30 @@ def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
     assert handler.seconds_left() == 20 + 2 * 5  # the second repetition; two tests, which nothing is known of yet
 
 
+def test_the_time_left_is_known_from_the_last_benchmark_here(handler, lines, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(handler, "_start", lambda: None)
+    stats = {"train_ddp_1": 1, "evaluate": 1, "total": 2}
+    handler.emit(record(LogEvent.RUN_INFO, stats=stats))
+    for number, rule, seconds in ((1, "train_ddp_1", 20), (2, "evaluate", 4)):
+        handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rule, rule_msg="", log=[]))
+        now[0] += seconds
+        handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
+    again = {"train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 2, "total": 4}
+    lines.emit(record(LogEvent.RUN_INFO, stats=again))
+    assert lines.seconds_left() == 2 * 20 + 2 * 4
+    assert "about 48 s left" in lines.how_far()
+    # What was known is of other work, and nothing is said of a damaged file.
+    lines.config = reading.parse(ASKED | {"model": {"layers": 7}})
+    lines.emit(record(LogEvent.RUN_INFO, stats=again))
+    assert lines.seconds_left() is None
+    lines.config = handler.config
+    paths.costs_file(paths.RESULTS).write_text("[", encoding="utf-8")
+    lines.emit(record(LogEvent.RUN_INFO, stats=again))
+    assert lines.seconds_left() is None
+
+
 def test_a_pipe_gets_a_line_for_each_finished_run(lines, capsys):
     stats = {"prove_ddp": 1, "train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 1, "total": 4}
     lines.emit(record(None, msg="Building DAG of jobs..."))

@@ -60,6 +60,11 @@ def benchmark_file(results: Path, job: str) -> Path:
     return results / "benchmarks" / f"{job}.tsv"
 
 
+def costs_file(results: Path) -> Path:
+    """The seconds that each kind of job took in the last benchmark here, from which the time left is estimated."""
+    return results / "logs" / "seconds.json"
+
+
 def download_folder(results: Path) -> Path:
     """Files that were fetched for `data.url`."""
     return results / "download"

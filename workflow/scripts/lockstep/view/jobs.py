@@ -18,7 +18,7 @@ from lockstep import paths
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.files import hash_text, read_json, write_json
 from lockstep.run import staleness
 from lockstep.run.progress import Progress
 
@@ -108,6 +108,7 @@ class Follower(LogHandlerBase):
         self.jobs: dict[int, Job] = {}
         self.left: Counter[str] = Counter()  # jobs that have not ended, by rule
         self.kinds: dict[str, Kind] = {}
+        self.earlier: dict[str, float] = {}  # seconds per job by kind, of the last benchmark like this one
         self.done = self.total = 0
         self.ending = False  # after Ctrl-C
         self.failed = False  # whether a job has failed
@@ -123,6 +124,7 @@ class Follower(LogHandlerBase):
         if event == LogEvent.RUN_INFO:
             self.left = Counter({rule: n for rule, n in record.stats.items() if rule != "total"})
             self.total = sum(self.left.values())
+            self.earlier = self._remembered()
             self.planned()
         elif event == LogEvent.JOB_INFO:
             job = Job(record.rule_name, record.rule_msg or record.rule_name, list(record.log))
@@ -133,6 +135,7 @@ class Follower(LogHandlerBase):
         elif event == LogEvent.JOB_FINISHED:
             if job := self._end(record.job_id):
                 self.done += 1
+                self._remember()
                 self.ended_job(job)
                 if job.rule == "prepare":
                     self._tell_preparation(job)
@@ -173,6 +176,24 @@ class Follower(LogHandlerBase):
             self.left[job.rule] -= 1
         return job
 
+    def _remembered(self) -> dict[str, float]:
+        """Seconds per job by kind, as a benchmark of the same data, model and work took here before."""
+        before = read(paths.costs_file(self.config.results)) if self.config else None
+        return before.get("seconds", {}) if before and before.get("of") == self._work() else {}
+
+    def _remember(self) -> None:
+        """Keep what each kind of job has taken by now, for the next benchmark; one that is ended early leaves some."""
+        if self.config and self.local:
+            taken = {name: each.cost for name, each in self.kinds.items() if each.cost is not None}
+            said = {"of": self._work(), "seconds": self.earlier | taken}
+            with contextlib.suppress(OSError):  # it is no reason to end a benchmark
+                write_json(paths.costs_file(self.config.results), said)
+
+    def _work(self) -> str:
+        """A hash of what decides how long jobs take: other data, another model, more steps."""
+        asked = {name: self.config.source[name] for name in ("task", "data", "model", "train", "profile")}
+        return hash_text(json.dumps(asked, sort_keys=True))
+
     def _tell_preparation(self, job: Job) -> None:
         """Show how the data was understood: its labels with their counts, and notes on it."""
         for log in map(Path, job.logs):
@@ -202,7 +223,8 @@ class Follower(LogHandlerBase):
         return f"{self.done} of {self.total} jobs, {left}"
 
     def seconds_left(self) -> float | None:
-        costs = {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
+        costs = dict(self.earlier)
+        costs |= {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
         for job in self.running():
             done, planned = self.steps(job)
             if kind(job.rule) not in costs and done:
