@@ -5,7 +5,7 @@ The exit code is 1 if a row is not proven: it is unequal and not designed to be,
 
 from lockstep import cli
 from lockstep.errors import RunFailed, RunStopped
-from lockstep.proof import parity
+from lockstep.proof import parity, verdicts
 from lockstep.terminal import print_table
 
 COLUMNS = ["row", "same model?", "fp64", *parity.MEASURED, "times its floor", "a mistake is times further", "why"]
@@ -30,17 +30,17 @@ def main() -> int:
     for name in names:
         if name not in references:
             config.require_row(name, f"--row {name}", besides=("reference",))
-    verdicts = {}
+    by_name = {}
     for at, name in enumerate(names, 1):
         if len(names) > 1 and not arguments.show:
             print(f"{name}: {at} of {len(names)}", flush=True)
         try:
             if name in references:
-                verdicts[name] = parity.prove_reference(config, references[name], arguments.results)
+                by_name[name] = parity.prove_reference(config, references[name], arguments.results)
                 continue
             needed = [reference.name for reference in config.references(config.rows[name]).values()]
-            if untrained := [verdicts[each] for each in needed if verdicts.get(each, {}).get("proof") == "failed"]:
-                verdicts[name] = parity.failed(config, config.rows[name], untrained[0]["reason"])
+            if untrained := [by_name[each] for each in needed if by_name.get(each, {}).get("proof") == "failed"]:
+                by_name[name] = verdicts.failed(config, config.rows[name], untrained[0]["reason"])
                 continue
             if not arguments.show:
                 parity.prove(config, config.rows[name], arguments.results)
@@ -51,11 +51,11 @@ def main() -> int:
                 raise
             print(f"failed: {error}", flush=True)
             if name in references:  # continue, as a reference may be needed by some rows only
-                verdicts[name] = {"proof": "failed", "reason": str(error)}
+                by_name[name] = {"proof": "failed", "reason": str(error)}
                 continue
-        verdicts[name] = parity.read(config, config.rows[name], arguments.results)
-    print_table(COLUMNS, [line(name, verdict) for name, verdict in verdicts.items()], SPARED)
-    unproven = {name: each for name, each in verdicts.items() if each and each["proof"] in ("unequal", "failed")}
+        by_name[name] = verdicts.read(config, config.rows[name], arguments.results)
+    print_table(COLUMNS, [line(name, verdict) for name, verdict in by_name.items()], SPARED)
+    unproven = {name: each for name, each in by_name.items() if each and each["proof"] in ("unequal", "failed")}
     for name, verdict in unproven.items():
         if verdict.get("by_nature"):
             print(f"{name} trains another model by design: {verdict['by_nature']}")

@@ -27,7 +27,7 @@ from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json, write_json
 from lockstep.model import metrics
 from lockstep.paths import PROJECT, SCRIPTS
-from lockstep.proof import parity
+from lockstep.proof import parity, verdicts
 from lockstep.rank import imports
 from lockstep.run import lifetime, refusals, runs
 from lockstep.run.fork import Fork
@@ -172,7 +172,9 @@ class Acceptance:
         trials = {row.name: (lambda row=row: parity.prove(self.proofs, row, results)) for row in rows}
         for name, _ in self._in_forks(trials, self._at_once(rows), until):
             row = left.pop(name)
-            verdict = parity.read(self.proofs, row, results) or parity.failed(self.proofs, row, "it left no verdict")
+            verdict = verdicts.read(self.proofs, row, results) or verdicts.failed(
+                self.proofs, row, "it left no verdict"
+            )
             if self.found["machine"] is None:
                 self.found["machine"] = self._machine(results / self.proofs.trial(row).folder(1))
             self.found["proofs"][name] = _brief(verdict)

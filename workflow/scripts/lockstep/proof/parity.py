@@ -30,10 +30,10 @@ from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, RE
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
-from lockstep.files import atomic_file, read_json, read_object, write_json
+from lockstep.files import atomic_file, read_json, write_json
 from lockstep.model import lora, models
 from lockstep.proof import conversion
-from lockstep.run import journal, lifetime, record, runs, staleness
+from lockstep.run import journal, lifetime, record, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
 
 
@@ -285,36 +285,3 @@ def _folder_of(reference: Row, results: Path) -> Path:
                 " Run parity.py with this configuration and --row reference, or without --row to prove every row."
             )
     return folder
-
-
-def read(config: Config, row: Row, results: Path) -> dict | None:
-    """The stored verdict on a row, or `failed` with its trial's reason; None if there was no trial yet.
-
-    A trial has few steps. If a timed run trained other samples, or with other learning rates, the verdict is unequal,
-    too.
-    """
-    trial = config.trial(row)
-    folder = results / trial.folder(1)
-    if (folder / paths.VERDICT).is_file():
-        verdict = read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
-        files = paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ()
-        finished = [made for made in map(read_json, files) if not staleness.written(config, made)]
-        departed = [reason for made in finished for reason in made["departed"]]
-        if departed and verdict["proof"] != "unequal":
-            verdict |= {"proof": "unequal", "by_nature": row.other_model, "reason": f"{row.other_model}: {departed[0]}"}
-        return verdict
-    if (folder / paths.FAILED).is_file():
-        return failed(config, row, read_object(folder / paths.FAILED, ("reason",))["reason"])
-    return None
-
-
-def failed(config: Config, row: Row, reason: str) -> dict:
-    """The verdict on a row whose trial failed."""
-    return dict.fromkeys(("distances", "fp64", "steps"), None) | {
-        "row": row.name,
-        "world_size": config.trial(row).hardware.devices,
-        "proof": "failed",
-        "reason": reason,
-        "lossy": row.lossy,
-        "no_fp64": row.no_fp64,
-    }

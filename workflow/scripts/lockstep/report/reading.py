@@ -10,7 +10,7 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.model import metrics
-from lockstep.proof import parity
+from lockstep.proof import verdicts
 from lockstep.run import record, staleness
 
 LOG_LINES = 15
@@ -93,9 +93,9 @@ def trusted(runs: list[dict]) -> bool:
 def read_verdict(config: Config, row: Row, results: Path) -> dict | None:
     """The verdict on a row; a verdict that can't be read counts as a failed proof."""
     try:
-        return parity.read(config, row, results)
+        return verdicts.read(config, row, results)
     except BadInput as error:
-        return parity.failed(config, row, str(error))
+        return verdicts.failed(config, row, str(error))
 
 
 def take_out_stale(config: Config, by_row: dict[str, dict | None], run_of, results: Path) -> dict[str, str]:
