@@ -14,7 +14,9 @@ strategies are loaded by name (config/registry.py), so adding one means adding a
     rank/        inside a process that trains: replaying the plan, the clock, readback, checkpoints, the dev split
     proof/       proofs that a row trains the same model as single, and checks that its runs were fair
     report/      evaluation, the summary of all runs, and the page
-    cli, trust, tuning, workflow    the base of commands; checks before Snakemake; the search; the Snakefile's helpers
+    frames       a results folder as pandas frames, for notebooks
+    cli, trust, tuning, network, workflow    the base of commands; checks before Snakemake; two searches; the
+                 Snakefile's helpers (inside_snakemake: where they use more than it documents)
     view/        the terminal view while Snakemake works
 """
 
@@ -36,3 +38,10 @@ def _say_interrupted(kind, error, traceback):
 
 
 sys.excepthook = _say_interrupted
+
+
+def load(folder="results"):
+    """A results folder as pandas frames and pictures, for notebooks (lockstep/frames.py)."""
+    from lockstep import frames
+
+    return frames.load(folder)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from lockstep.config.keys import NOTHING, SPEED, key, section
+from lockstep.config.keys import NOTHING, SPEED, key, keys, section
 from lockstep.config.precisions import DECLARED
 from lockstep.config.qualities import KEPT_BY
 
@@ -403,6 +403,11 @@ class Train:
         """The plan's name, made of the settings that decide it."""
         cut = f"-max{self.max_steps}" if self.max_steps else ""
         return f"{self.batching}-b{self.global_batch}-e{self.epochs}{cut}-s{self.seed}"
+
+    @classmethod
+    def of(cls, settings: dict) -> "Train":
+        """From a run's settings; what its version of Lockstep did not know yet is at its default."""
+        return cls(**{name: about.default for name, about in keys(cls).items()} | settings)
 
 
 @dataclass(frozen=True)

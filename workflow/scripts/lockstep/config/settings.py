@@ -51,7 +51,7 @@ class Settings:
     @classmethod
     def from_json(cls, raw: dict) -> "Settings":
         """Settings from the output of `asdict`."""
-        sections = {"train": Train(**raw["train"]), "hardware": Hardware(**raw["hardware"])}
+        sections = {"train": Train.of(raw["train"]), "hardware": Hardware(**raw["hardware"])}
         return cls(**raw | sections | {"profile": Profile(**raw["profile"]), "kind": Kind(raw.get("kind", Kind.TIMED))})
 
     @property

@@ -49,7 +49,7 @@ def convert(run: Path, destination: Path) -> str:
         wanted, about = live, {}
         if settings.get("train", {}).get("lora"):
             start = models.load(data / paths.WEIGHTS)
-            state = lora.take_out(start, state, Train(**settings["train"]), temporary / paths.ADAPTER)
+            state = lora.take_out(start, state, Train.of(settings["train"]), temporary / paths.ADAPTER)
             wanted, about = models.hash_weights(state), {"merged_from": live}
         registry.load_task(settings["task"])().convert(state, data, temporary)
         converted = models.hash_weights(models.load(temporary).state_dict())

@@ -114,7 +114,7 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
                 check_ledger(dict(ledger), plan, times)
         except (OSError, RunFailed) as error:
             yield f"its ledger is wrong: {error}"
-        train = Train(**run["asked"]["train"])
+        train = Train.of(run["asked"]["train"])
         factor = lr_factor(train, plan.steps, plan.epochs)
         asked = [train.learning_rate * factor(step) for step in range(plan.steps)]
         if other := other_rates(asked, run.get("rates", ())):
