@@ -76,7 +76,7 @@ def lines(summary: Summary) -> list[Text]:
         sentences = _times(sound, summary)
     else:
         sentences = [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
-    sentences += [same_model(summary), _conditions(summary)]
+    sentences += [same_model(summary), conditions(summary)]
     wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
@@ -402,7 +402,8 @@ def machine(environment: dict, device: str) -> Text:
     return say("cpu_machine", cores=environment["cores"], cpu=environment["cpu"])
 
 
-def _conditions(summary: Summary) -> Text:
+def conditions(summary: Summary) -> Text:
+    """On what, in which precision, and how much work was measured."""
     done, statistics = summary.finished_rows, summary.statistics
 
     def each(key):

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.files import atomic_file, write_text
-from lockstep.report import charts
+from lockstep.report import card, charts
 from lockstep.report.charts import Drawing, plt
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, axis_texts
@@ -46,6 +46,9 @@ def draw(summary: Summary, folder: Path) -> list[Picture]:
     if done and "confusion_matrix" in QUALITIES[registry.deciding_quality(summary.config["task"])].reads:
         with plt.rc_context(SETTINGS | {"svg.hashsalt": "confusion"}):
             _save(charts.confusion(done, summary), "confusion", folder)
+    with plt.rc_context(SETTINGS | {"svg.hashsalt": "card", "text.color": "black"}):
+        if (drawn := card.draw(summary)) is not None:
+            _save(drawn, "card", folder, card.DPI)
     return pictures
 
 
@@ -71,11 +74,11 @@ def on_page(name: str, paint: Callable[[], Drawing]) -> Picture:
     return Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
 
 
-def _save(figure, name: str, folder: Path) -> str:
+def _save(figure, name: str, folder: Path, dpi: int = 130) -> str:
     svg = _svg(figure)
     write_text(folder / f"{name}.svg", svg)
     with atomic_file(folder / f"{name}.png") as temporary:
-        figure.savefig(temporary, format="png", dpi=130, facecolor="white")
+        figure.savefig(temporary, format="png", dpi=dpi, facecolor="white")
     plt.close(figure)
     return svg
 
