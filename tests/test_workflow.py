@@ -96,6 +96,9 @@ def test_code_files_follow_imports(monkeypatch):
     assert {f"{library}/rank/main.py", f"{library}/model/models.py", "workflow/scripts/train.py"} <= set(files)
     assert f"{library}/report/page.py" not in files
     assert f"{library}/report/page.py" in workflow.code_files("report")
+    for script, strategy in (("launch", "ddp_amp"), ("prepare", None)):  # which any edit of the report would repeat
+        of_report = [file for file in workflow.code_files(script, strategy) if file.startswith(f"{library}/report/")]
+        assert of_report == []
 
 
 def test_only_what_decides_a_result_makes_a_row_train_again(monkeypatch):

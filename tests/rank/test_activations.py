@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 
 from lockstep.errors import RunFailed
 from lockstep.model import convnets, models
-from tests.conftest import copy_project
+from tests.conftest import HOROVOD, copy_project
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
 SMALL = """
@@ -127,6 +127,8 @@ def test_rows_are_proven_with_it_and_one_that_forgets_it_is_refused(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", PROVEN)
 def test_more_rows_are_proven_with_it(place, row):
+    if row == "horovod" and not HOROVOD:
+        pytest.skip("needs: Horovod")
     if not place.path("results/parity/reference_bf16").is_dir():
         assert prove(place, "reference").returncode == 0
     done = prove(place, row)

@@ -33,8 +33,22 @@ def results(benchmark, tmp_path, monkeypatch) -> Path:
 
 # All of summary.json beside its headline.
 KEYS = (
-    *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "not_in_trials", "ladder"),
-    *("profiles", "stale", "data", "peak", "plans", "environment", "manifest", "damaged", "config", "published"),
+    *("rows", "runs", "ratios", "statistics", "apart", "blocks", "variance", "verdicts", "not_in_trials"),
+    *(
+        "scaling",
+        "ladder",
+        "profiles",
+        "stale",
+        "data",
+        "peak",
+        "network",
+        "plans",
+        "environment",
+        "manifest",
+        "damaged",
+        "config",
+        "published",
+    ),
 )
 
 

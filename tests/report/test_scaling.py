@@ -39,7 +39,13 @@ def families(rows: dict, seconds: dict[str, float], width: float | None = 1.01, 
                 "asked": row.settings().of_row(),
             }
         ]
-        line = {"row": name, "world_size": hardware.devices, "train_seconds": seconds[name], "proof": "equal"}
+        line = {
+            "row": name,
+            "strategy": row.strategy,
+            "world_size": hardware.devices,
+            "train_seconds": seconds[name],
+            "proof": "equal",
+        }
         lines.append(line | {"division": row.division})
 
     def between(ours: str, theirs: str) -> dict:
@@ -70,7 +76,7 @@ def test_a_family_is_held_against_the_best_row_on_one_device_and_not_against_its
     assert (four["gain_low"], four["gain_high"]) == (pytest.approx(2 / 1.01), pytest.approx(2 * 1.01))
     assert family["cliff"] == ["ddp_2", "ddp_4"]
     (told,) = headline._cliffs([family])
-    assert told.en == "`ddp` keeps 80 % of one device's speed for each device on 2, and 50 % on 4."
+    assert told.en == "`ddp` keeps 80 % of `single`'s speed for each device on 2, and 50 % on 4."
 
 
 def test_where_each_device_keeps_its_samples_the_samples_per_second_count():

@@ -173,7 +173,7 @@ def test_one_row_is_faster_than_nothing(results):
     decided = blocks.decide(alone, results, 2)
     assert (decided["rows"], decided["why"]) == ([], "nothing to compare")
     files.write_json(decision_file(results, 2), decided)
-    assert "Blocks ended" not in " ".join(line.en for line in headline.lines(summary.gather(alone, results)))
+    assert "No further blocks" not in " ".join(line.en for line in headline.lines(summary.gather(alone, results)))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     assert {row: len(runs) for row, runs in gathered.runs.items()} == {"single": 2, "ddp": 3, "fsdp": 3}
     said = " ".join(line.en for line in headline.lines(gathered))
     assert "Partial: 6 of 8 runs have a result." in said
-    assert "Blocks ended" not in said
+    assert "No further blocks" not in said
     for row in ("ddp", "fsdp"):
         (run,) = (results / "runs" / row).glob("n*")
         shutil.copytree(run / "rep2", run / "rep3")

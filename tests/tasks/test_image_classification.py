@@ -443,7 +443,7 @@ def rows_of_images_are_proven(place, rows: set[str]) -> None:
 def test_the_page_shows_images_and_mistakes(place):
     page = place.path("results/report/report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") > 16
-    assert "surest of" in page
+    assert "is most confident" in page
 
 
 @pytest.mark.slow

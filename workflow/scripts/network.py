@@ -1,7 +1,7 @@
 """Measure what communication between the ranks of this machine costs: five operations, from 1 KiB to 256 MiB.
 
 Each gets a latency and a bandwidth, fitted to its times. Bandwidth is nccl-tests' bus bandwidth, which is comparable
-between operations and numbers of ranks. Several machines: start workflow/scripts/lockstep/rank/network.py by torchrun.
+between operations and numbers of ranks. It measures one machine.
 """
 
 from lockstep import cli, network

@@ -42,6 +42,6 @@ sys.excepthook = _say_interrupted
 
 def load(folder="results"):
     """A results folder as pandas frames and pictures, for notebooks (lockstep/frames.py)."""
-    from lockstep import frames
+    import lockstep.frames  # not `from`: workflow.py follows that, and every rank would depend on the report
 
-    return frames.load(folder)
+    return lockstep.frames.load(folder)

@@ -132,10 +132,14 @@ class Results:
 
     def plot(self, name: str):
         """A picture of the page, as a matplotlib Figure. Raises BadInput if there is none of this name."""
+        from lockstep.report import charts
+
         drawings = self._drawings()
         if name not in drawings:
             raise BadInput(f"plot: there is no picture {name!r} here. There are: {', '.join(drawings)}.")
-        return drawings[name]().figure
+        figure = drawings[name]().figure
+        charts.plt.close(figure)  # a notebook would show it twice, and keep every one
+        return figure
 
     def _drawings(self) -> dict:
         from lockstep.report import charts

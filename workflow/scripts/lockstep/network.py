@@ -17,6 +17,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.rank.network import ASKED, BUS, MEASURED
 from lockstep.run import addresses, lifetime, node, record, watcher
+from lockstep.run.processes import Interrupted
 
 PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
 RANKS = (2, 4)  # where there are so many devices
@@ -36,8 +37,9 @@ def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[R
     asked = {"strategy": "ddp", "nodes": 1} | ({"backend": backend} if backend else {})
     found, why = [], None
     for number in ranks or RANKS:
-        row = read_row("collectives", asked | {"processes": number}, config.shared, "--ranks")
+        own = {"processes": number, "device_batch": None, "global_batch": number}
         try:
+            row = read_row("collectives", asked | own, config.shared, "--ranks")
             row.hardware  # noqa: B018 - it is resolved when it is asked for
         except BadInput as error:
             if ranks:
@@ -65,7 +67,10 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
         )
         meeting = addresses.alone(row)
         command = launchers.command(row.settings(), PROGRAM, folder, meeting)
-        outcome = node.train(row, folder, command, meeting, steps=1)
+        try:
+            outcome = node.train(row, folder, command, meeting, steps=1)
+        except Interrupted as error:
+            raise RunFailed(str(error)) from None
         if outcome.reason or outcome.exit_code or not (folder / MEASURED).is_file():
             why = outcome.reason or f"the ranks ended with exit code {outcome.exit_code}"
             raise RunFailed(f"{why}{record.first_error(folder / paths.LOG)}")

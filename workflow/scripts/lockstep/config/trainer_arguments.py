@@ -21,6 +21,11 @@ def refuse(arguments: dict, options: dict, train: Train, hardware: Hardware, whe
             wanted, why = held[name]
             if given != wanted:
                 raise BadInput(f"{where}.{name}: {given!r}, but {why}. Leave it out, or set it to {wanted!r}.")
+        elif name == "gradient_checkpointing" and train.activation_checkpointing and not given:
+            raise BadInput(
+                f"{where}.{name}: {given!r}, but train.activation_checkpointing is true for this row. Leave it out, or"
+                " set activation_checkpointing to false in the row."
+            )
         elif name not in TAKEN:
             raise BadInput(
                 f"{where}.{name}: has no effect on a row, or one that is not allowed, since the plan and the row decide"

@@ -17,15 +17,16 @@ def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str
     """`rows`, as the configuration has them, with a row `ddp_2` for the size 2 of a row `ddp`, and so on.
 
     A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
-    are set for all rows leave out rows that always train on one device, rows of published code, and numbers of devices
-    that a row's options do not divide. Raises BadInput if a row asks for such a size itself.
+    are set for all rows leave out rows that always train on one device or name their number (`processes`), rows of
+    published code, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
+    size itself.
     """
     expanded = dict(rows)
     for name, raw in rows.items():
         if not raw or not (shared.hardware.world_sizes or "world_sizes" in raw):
             continue
         row = read_row(name, raw, shared, where)
-        if sizes := _sizes(row, "world_sizes" in raw, f"{where}: rows.{name}.world_sizes"):
+        if sizes := _sizes(row, raw, f"{where}: rows.{name}.world_sizes"):
             expanded[name] = None
             for size in sizes:
                 if rows.get(f"{name}_{size}"):
@@ -39,18 +40,18 @@ def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str
     return expanded
 
 
-def _sizes(row: Row, own: bool, where: str) -> list[int]:
+def _sizes(row: Row, raw: dict, where: str) -> list[int]:
     """The sizes that a row is trained at; none if it stays as it is."""
     sizes = sorted(row.asked.world_sizes)
     if not sizes:
         return []
     literals = registry.literals(row.strategy)
-    alone = resolve(replace(row.asked, processes="auto"), row.name).device in literals["ONE_DEVICE_ON"]
-    if own:
+    alone = resolve(replace(row.asked, processes=1), row.name).device in literals["ONE_DEVICE_ON"]
+    if "world_sizes" in raw:
         if alone:
             raise BadInput(f"{where}: {row.strategy} trains on one device, however many there are. Leave it out.")
         return sizes
-    if alone or literals["DIVISION"] == "published":
+    if alone or "processes" in raw or literals["DIVISION"] == "published":
         return []
     return [size for size in sizes if size % row.ranks_in_multiples_of == 0]
 

@@ -51,6 +51,11 @@ def checkpoint_activations(model: torch.nn.Module) -> None:
             f"activation_checkpointing: {type(model).__name__} can't compute its activations again. Leave it out; it is"
             " for those of transformers' models that have layers for it."
         )
+    if any(batch_norm.depends_on_batch(module) for module in model.modules()):
+        raise RunFailed(
+            f"activation_checkpointing: {type(model).__name__} has batch normalisation, whose running statistics would"
+            " take each batch twice. Leave it out."
+        )
     # Its name now, and the one that transformers 5.17 has.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})

@@ -1,6 +1,4 @@
-"""Times a process group's collectives by the size of the message: one rank, started by network.py or by torchrun.
-
-    torchrun --nproc-per-node 2 network.py FOLDER
+"""Times a process group's collectives by the size of the message: one rank, started by lockstep/network.py.
 
 Bus bandwidth is defined as in nccl-tests: the bytes of a message divided by its time, times a factor that makes it the
 load of the links for every operation and every number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from lockstep.config.hardware import Hardware
 from lockstep.files import read_json, write_json
+from lockstep.run.progress import Progress
 from lockstep.strategies import _group
 
 ASKED, MEASURED = "asked.json", "measured.json"
@@ -41,9 +40,13 @@ def main(folder: Path) -> None:
     device = _group.take_device(Hardware(**asked["hardware"]), int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(asked["backend"], timeout=timedelta(seconds=asked["hardware"]["timeout"]))
     began = time.perf_counter()
-    found = {
-        name: [{"bytes": size} | measure(name, size, device) for size in asked["sizes"]] for name in asked["operations"]
-    }
+    progress = Progress(folder)
+    found: dict[str, list[dict]] = {}
+    for name in asked["operations"]:
+        found[name] = []
+        for size in asked["sizes"]:
+            found[name].append({"bytes": size} | measure(name, size, device))
+            progress.table[dist.get_rank(), 1] += 1  # so that it is not taken for hung
     if dist.get_rank() == 0:
         window = [began, time.perf_counter()]
         about = {"ranks": dist.get_world_size(), "backend": dist.get_backend(), "device": device.type, "window": window}

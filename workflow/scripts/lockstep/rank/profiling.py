@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lockstep import paths
 from lockstep.files import write_json
-from lockstep.model import models
+from lockstep.model import lora, models
 from lockstep.rank.replay import Replay
 from lockstep.rank.training import Training, set_up
 from lockstep.run.progress import WARMUP_STEPS
@@ -106,7 +106,10 @@ def _alone(replay: Replay) -> np.ndarray:
     plain.share = lambda: (part * devices, of * devices)
     silent = SimpleNamespace(step=training.progress.alive, alive=training.progress.alive)
     alone = set_up(plain, settings, training.folder, silent, workers=training.workers)
-    alone.wrap(models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train())
+    model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train()
+    if settings.train.activation_checkpointing:
+        models.checkpoint_activations(model)
+    alone.wrap(lora.put_into(model, settings.train).train())
     plain.train(Replay(alone, replay.plan, replay.samples, replay.dev_split))
     return alone.clock.step_seconds()
 

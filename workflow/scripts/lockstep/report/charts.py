@@ -6,6 +6,7 @@ Vega-Lite or Plotly would add 1 to 5 MB of JavaScript to a page that is to be on
 
 import itertools
 import math
+import sys
 from dataclasses import dataclass, field
 
 import matplotlib
@@ -20,7 +21,8 @@ from lockstep.report.reading import good_runs, succeeded, trusted
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, on_test_split, same, say
 
-matplotlib.use("Agg")
+if "ipykernel" not in sys.modules:  # a notebook has a backend of its own
+    matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 # Colours with a contrast of at least 3:1 on white and on the page's dark background (Okabe & Ito 2008, some darkened).

@@ -149,7 +149,14 @@ def _cliffs(families: list[dict]) -> list[Text]:
             fewer, more = (next(size for size in family["sizes"] if size["row"] == name) for name in family["cliff"])
             hop = "cliff_machines" if fewer["nodes"] == 1 < more["nodes"] else "cliff"
             shares = {name: f"{100 * size['efficiency']:.0f}" for name, size in (("before", fewer), ("after", more))}
-            told = say(hop, family=family["name"], fewer=fewer["devices"], more=more["devices"], **shares)
+            told = say(
+                hop,
+                family=family["name"],
+                against=family["against"],
+                fewer=fewer["devices"],
+                more=more["devices"],
+                **shares,
+            )
             falls.append((fewer["efficiency"] - more["efficiency"], told))
     return [told for _, told in sorted(falls, key=lambda fall: fall[0], reverse=True)[:2]]
 

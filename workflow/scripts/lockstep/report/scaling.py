@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from lockstep.config.hardware import device_count
 from lockstep.config.nested import without
 from lockstep.config.settings import deciding
-from lockstep.report.ranking import capacity
+from lockstep.report.ranking import BASELINE, capacity
 from lockstep.report.reading import good_runs, trusted
 
 # Keys of `hardware` that determine the number of devices.
@@ -97,10 +97,11 @@ def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None
     if not ratio:
         return None
     more_samples = _samples(runs[name]) / _samples(runs[against])
-    gains = [more_samples / ratio[end] for end in ("value", "high", "low")]
+    alone = device_count(_asked(runs[against])["hardware"])  # 1, unless no row has one device
+    gains = [alone * more_samples / ratio[end] for end in ("value", "high", "low")]
     if not ratio["kind"]:
         gains[1:] = [None, None]
-    share = capacity(runs[against]) / capacity(runs[name])
+    share = capacity(runs[against]) / capacity(runs[name]) / alone
     hardware = _asked(runs[name])["hardware"]
     return Size(
         name,
@@ -122,9 +123,9 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
         row["row"]
         for row in done
         if device_count(_asked(runs[row["row"]])["hardware"]) == 1
-        and (row["row"] in names or row["division"] == "closed")
+        and (row["row"] in names or row["division"] == "closed" or row["strategy"] == BASELINE)
         and _asked(runs[row["row"]])["precision"] == first["precision"]
-        and (kind == "weak" or _asked(runs[row["row"]])["plan"] == first["plan"])
+        and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[names[0]]))
         and trusted(runs[row["row"]])
     ]
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
@@ -141,6 +142,11 @@ def _samples(runs: list[dict]) -> int:
 
 def _asked(runs: list[dict]) -> dict:
     return good_runs(runs)[0]["asked"]
+
+
+def _plan(runs: list[dict]) -> str:
+    """The name of the plan without its seed, since repetitions may have seeds of their own."""
+    return _asked(runs)["plan"].rpartition("-s")[0]
 
 
 def _name(sizes: list[Size]) -> str:

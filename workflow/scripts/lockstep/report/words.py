@@ -95,7 +95,9 @@ def _in(value, language: str) -> str:
 @cache
 def axis_texts() -> list[Text]:
     """The texts of axes and legends, which are drawn in English, and shown in both languages on the page."""
-    texts = [say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_"))]
+    texts = [
+        say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_", "gain_strong", "gain_weak"))
+    ]
     return texts + [on_test_split(name) for name in QUALITIES]
 
 

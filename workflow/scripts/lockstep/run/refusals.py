@@ -11,7 +11,7 @@ def refuse_to_start(row: Row) -> None:
     """Raises BadInput if the row can't be trained, here or anywhere. Called once, before a run and its repeats.
 
     Checks that depend on this moment belong here; on the settings alone, in `Row.refuse`; on packages, in
-    `Row.unavailable`; on the machine's devices, in `hardware.resolve`, which the Snakefile and the report call too.
+    `Row.unavailable`; on the machine's devices, in `resolving.resolve`, which the Snakefile and the report call too.
     """
     row.refuse()
     refuse_less(row.asked, row.hardware)

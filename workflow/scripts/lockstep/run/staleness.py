@@ -4,8 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep.config.configuration import Config
+from lockstep.config.keys import keys
 from lockstep.config.nested import ABSENT, differing, without
 from lockstep.config.row import Row
+from lockstep.config.sections import Train
 from lockstep.config.settings import deciding
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
@@ -52,10 +54,22 @@ def differences(recorded: dict, now: dict) -> list[str]:
     """The differences between settings that both have, such as `train.epochs 3, now 30`."""
     return [
         f"{name} {_word(before)}, now {_word(after)}"
-        for name, before, after in differing(recorded, now)
+        for name, before, after in differing(_complete(recorded), now)
         if ABSENT not in (before, after)
         and name != "plan"  # the plan is named by settings that are compared themselves
     ]
+
+
+def _complete(asked: dict) -> dict:
+    """Settings as this version has them: what an earlier one did not know was at its default.
+
+    activation_checkpointing was an option of DeepSpeed's alone.
+    """
+    if "train" not in asked:
+        return asked
+    options = asked.get("options", {})
+    moved = {name: options[name] for name in ("activation_checkpointing",) if name in options}
+    return asked | {"train": {name: key.default for name, key in keys(Train).items()} | moved | asked["train"]}
 
 
 def _read(file: Path) -> dict:

@@ -179,7 +179,7 @@ class Follower(LogHandlerBase):
     def _remembered(self) -> dict[str, float]:
         """Seconds per job by kind, as a benchmark of the same data, model and work took here before."""
         before = read(paths.costs_file(self.config.results)) if self.config else None
-        return before.get("seconds", {}) if before and before.get("of") == self._work() else {}
+        return before.get("seconds", {}) if isinstance(before, dict) and before.get("of") == self._work() else {}
 
     def _remember(self) -> None:
         """Keep what each kind of job has taken by now, for the next benchmark; one that is ended early leaves some."""
@@ -191,7 +191,9 @@ class Follower(LogHandlerBase):
 
     def _work(self) -> str:
         """A hash of what decides how long jobs take: other data, another model, more steps."""
-        asked = {name: self.config.source[name] for name in ("task", "data", "model", "train", "profile")}
+        asked = {
+            name: self.config.source[name] for name in ("task", "data", "model", "train", "hardware", "profile", "rows")
+        }
         return hash_text(json.dumps(asked, sort_keys=True))
 
     def _tell_preparation(self, job: Job) -> None:
@@ -223,11 +225,11 @@ class Follower(LogHandlerBase):
         return f"{self.done} of {self.total} jobs, {left}"
 
     def seconds_left(self) -> float | None:
-        costs = dict(self.earlier)
-        costs |= {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
+        ended = {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
+        costs = self.earlier | ended
         for job in self.running():
             done, planned = self.steps(job)
-            if kind(job.rule) not in costs and done:
+            if kind(job.rule) not in ended and done:
                 costs[kind(job.rule)] = (time.monotonic() - job.began) * planned / done
         taken = [cost for name, cost in costs.items() if name.startswith("train_")]
         if not costs or (not taken and any(n > 0 and trained(rule)[0] for rule, n in list(self.left.items()))):
