@@ -1,7 +1,8 @@
 """Python imports this file automatically at the start of each process of a recorded script, including launchers.
 
-It makes recorder.py patch PyTorch when that is imported, and does nothing else, so a process without PyTorch starts as
-fast as before.
+It makes lockstep_recorder.py patch PyTorch when that is imported, or lockstep_timer.py if LOCKSTEP_WARM_UP is set, and
+does nothing else, so a process without PyTorch starts as fast as before. The names are unlike any module of a script,
+since a script that imports a module of such a name would get this folder's.
 """
 
 import importlib.abc
@@ -22,7 +23,7 @@ def _other_sitecustomize() -> None:
 
 
 class _Watched(importlib.abc.MetaPathFinder):
-    """Calls recorder.py after each module that it patches is loaded."""
+    """Calls the patches after each module that they are for is loaded."""
 
     def __init__(self, changes):
         self.changes = changes
@@ -45,6 +46,9 @@ class _Watched(importlib.abc.MetaPathFinder):
 
 _other_sitecustomize()
 if os.environ.get("LOCKSTEP_RECORDING"):
-    import recorder
+    if "LOCKSTEP_WARM_UP" in os.environ:
+        import lockstep_timer as patches
+    else:
+        import lockstep_recorder as patches
 
-    sys.meta_path.insert(0, _Watched(recorder.CHANGES))
+    sys.meta_path.insert(0, _Watched(patches.CHANGES))

@@ -8,6 +8,7 @@
     lockstep again                 repeat the blocks in which a run was disturbed
     lockstep show NAME             show what you would write for a row in your own script, and what starts it
     lockstep prove -- COMMAND      prove that your own script trains the same model on several devices as on one
+    lockstep gate -- COMMAND       for CI: does a change train the same model, and is it not slower?
     lockstep predict [ARGUMENTS]   predict texts or images with a model
     lockstep compare A B           compare two or more results folders by row; as a page with --page FILE
     lockstep keep NAME             keep the current results for a history
@@ -18,8 +19,9 @@
     lockstep doctor                say what this machine can run, and what disturbs timing on it
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
 
-ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove are
-called in Lockstep's folder. If there are GPUs and no configuration is named, they use config/gpu.yaml, and say so.
+ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove and
+gate are called in Lockstep's folder. If there are GPUs and no configuration is named, they use config/gpu.yaml, and say
+so.
 """
 
 import argparse
@@ -34,7 +36,11 @@ from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, exit_on_bad_input
 from lockstep.paths import PROJECT
 
-SCRIPTS = ("again", "show", "prove", "predict", "compare", "keep", "history", "check", "accept", "network", "doctor")
+SCRIPTS = (
+    *("again", "show", "prove", "gate", "predict", "compare", "keep"),
+    *("history", "check", "accept", "network", "doctor"),
+)
+ANYWHERE = ("prove", "gate")  # for scripts elsewhere, with the programs of the user's own PATH first
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
@@ -93,7 +99,7 @@ def main() -> None:
         raise BadInput(f"{asked.command} is not a command. There are: {', '.join(COMMANDS)}.")
     else:
         command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
-        anywhere = asked.command == "prove"  # for scripts elsewhere, with the programs of the user's own PATH first
+        anywhere = asked.command in ANYWHERE
         if not anywhere and not Path("workflow/scripts/command.py").is_file():
             raise BadInput("this is not Lockstep's folder; its commands are called there")
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]

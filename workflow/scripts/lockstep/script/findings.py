@@ -133,17 +133,30 @@ def untold(reason: str, found: list[Finding], *more) -> Verdict:
     return Verdict(UNTOLD, reason, found, *more)
 
 
-def two_scripts(one: Recording, other: Recording) -> list[Finding]:
+def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]:
+    """How far rounding alone moves each step's gradient and the weights after it: two replays, one of them reversed."""
+    steps = min(alone.steps, floor.steps)
+    gradients = [_gradient_distance(floor, alone, step, _common(floor, alone, step)) for step in range(steps)]
+    return [(gradients[step], _distance(floor, alone, step)) for step in range(steps)]
+
+
+def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
     """What two scripts, each with its own samples, do differently, in the first step with a difference.
 
     Gradients and weights are compared as long as all samples so far are the same.
+    rounding: for each step how far rounding alone moves the gradient and the weights (rounding_of), where it is known.
     """
+    rounding = rounding or [(0.0, 0.0)] * min(one.steps, other.steps)
     found = []
     names = _shapes(one).keys() ^ _shapes(other).keys()
     if names:
         found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
     elif _initial_distance(one, other) > SMALLEST_ELSE:
         found.append(Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike."))
+    dropouts = [each.ranks[0]["initial"]["dropout"] for each in (one, other)]
+    if dropouts[0] != dropouts[1]:
+        says = f"their highest dropout probability is {dropouts[0]:g} against {dropouts[1]:g}"
+        found.append(Finding("dropout", DIFFERENT, says))
     for step in range(min(one.steps, other.steps)):
         mine, theirs = (Counter(_union(each, step)) for each in (one, other))
         if mine != theirs:
@@ -152,12 +165,13 @@ def two_scripts(one: Recording, other: Recording) -> list[Finding]:
             found.append(Finding("samples", DIFFERENT, says, step=step + 1, line=_call_line(one, step)))
             break
         ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
-        limit = ABOVE_FLOOR * _smallest(one)
-        if not found and ratio is not None and _gradient_distance(one, other, step, names) > limit:
+        floors = rounding[min(step, len(rounding) - 1)]
+        of_gradient, of_weights = (ABOVE_FLOOR * max(_smallest(one), floor) for floor in floors)
+        if not found and ratio is not None and _gradient_distance(one, other, step, names) > of_gradient:
             says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
             found.append(Finding("gradient", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break
-        if not found and _distance(one, other, step) > limit:
+        if not found and _distance(one, other, step) > of_weights:
             says = "the gradients are the same, and the weights after the step are not"
             found.append(Finding("step", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break

@@ -11,9 +11,10 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from lockstep.config.machine import free_port
@@ -23,6 +24,7 @@ from lockstep.paths import PROJECT
 from lockstep.script import pretended
 
 RECORDER = PROJECT / "workflow" / "recorder"
+FEWEST = 3  # timed steps of a run
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 # Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
 OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_")
@@ -43,6 +45,11 @@ class Recording:
         return self.ranks[0]["world"]
 
     @property
+    def elsewhere(self) -> dict[str, str]:
+        """The files of modules that were imported from the folder in LOCKSTEP_ELSEWHERE, by name."""
+        return {name: file for rank in self.ranks for name, file in rank["elsewhere"].items()}
+
+    @property
     def last_words(self) -> str:
         """The last line of its output; empty if the output was not kept."""
         return _last_words(self.log) if self.log else ""
@@ -51,6 +58,17 @@ class Recording:
     def steps(self) -> int:
         """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a timed run of a script showed: seconds per optimizer step (mean and median), over so many steps."""
+
+    seconds: float
+    median: float
+    steps: int
+    world: int
+    elsewhere: dict[str, str]  # as in Recording
 
 
 @dataclass(frozen=True)
@@ -63,15 +81,48 @@ class Asked:
     gpus: int = 0  # the number of pretended GPUs; 0: the machine's own devices
 
 
-def record(command: list[str], folder: Path, asked: Asked) -> Recording:
-    """Run a user's unchanged command until each of its ranks has done its steps; its output is not redirected.
+@dataclass(frozen=True)
+class Place:
+    """Where a command is run: its folder, further variables, and the file for its output (None: not redirected)."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    log: Path | None = None
+
+
+def record(command: list[str], folder: Path, asked: Asked, place: Place | None = None) -> Recording:
+    """Run a user's unchanged command until each of its ranks has done its steps; by default in the current folder.
 
     Raises BadInput if the command can't be started, and RunFailed if no step was recorded.
     """
-    script = _script(command)
-    beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent) if script else os.getcwd()}
-    exit_code = _run(command, dict(os.environ), Path.cwd(), folder, asked, beside)
-    return _read(folder, exit_code, None)
+    place = place or Place(Path.cwd())
+    script = _script(command, place.folder)
+    beside = {"LOCKSTEP_SCRIPT_FOLDER": str(script.resolve().parent if script else place.folder)}
+    exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    return _read(folder, exit_code, place.log)
+
+
+def time_steps(command: list[str], folder: Path, asked: Asked, place: Place, warm_up: int) -> Timing:
+    """Run a command for `warm_up` steps, and time those that follow, until asked.steps are done or it ends.
+
+    Raises BadInput if the command can't be started, and RunFailed if it failed or ended before three timed steps.
+    """
+    beside = {"LOCKSTEP_WARM_UP": str(warm_up)}
+    exit_code = _run(command, dict(os.environ) | place.variables, place.folder, folder, asked, beside, place.log)
+    recorded = _read(folder, exit_code, place.log)
+    timed = recorded.steps - warm_up
+    if exit_code and recorded.steps < asked.steps:
+        in_step = f"with exit code {exit_code} in step {recorded.steps + 1}"
+        raise RunFailed(f"the command ended {in_step}: {recorded.last_words}")
+    if timed < FEWEST:
+        raise RunFailed(
+            f"the command ended after {recorded.steps} steps, and the first {warm_up} of them are not timed; it must do"
+            f" at least {warm_up + FEWEST}"
+        )
+    window = slice(warm_up - 1, recorded.steps)
+    each = [np.diff(rank["steps"][window]) for rank in recorded.ranks]
+    slowest = max(each, key=np.sum)  # ranks wait for each other in each step, so that they differ little
+    return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, recorded.elsewhere)
 
 
 def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool = False) -> Recording:
@@ -97,7 +148,7 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
     }
     log = folder / "log.txt"
     exit_code = _run(started["command"], environment, Path(started["folder"]), folder, asked, beside, log)
-    return _read(folder, exit_code, log)
+    return _read(folder, exit_code, log, of_one=True)
 
 
 def merged(recorded: Recording) -> dict:
@@ -203,7 +254,7 @@ def _records(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def _read(folder: Path, exit_code: int, log: Path | None) -> Recording:
+def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
     processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
     stepped = {each["pid"] for each in processes if each["steps"]}
     # A process that a rank started is not a rank.
@@ -218,7 +269,7 @@ def _read(folder: Path, exit_code: int, log: Path | None) -> Recording:
         words = f": {_last_words(log)}" if log else ""
         raise RunFailed(f"the command {why}{code}{words}")
     ranks = [each["rank"] for each in trained]
-    if log and len(ranks) > 1:
+    if of_one and len(ranks) > 1:
         raise RunFailed("the script starts several ranks itself; start them by torchrun or by torch's mp.spawn")
     if ranks != list(range(trained[0]["world"])):
         raise RunFailed(f"of {trained[0]['world']} ranks, only these did a step: {', '.join(map(str, ranks))}")
@@ -242,6 +293,6 @@ def _start(recorded: Recording) -> dict:
     return about
 
 
-def _script(command: list[str]) -> Path | None:
-    """The first Python file that a command names."""
-    return next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
+def _script(command: list[str], folder: Path) -> Path | None:
+    """The first Python file that a command names, which is started in a folder."""
+    return next((folder / word for word in command if word.endswith(".py") and (folder / word).is_file()), None)

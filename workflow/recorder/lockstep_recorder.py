@@ -20,22 +20,18 @@ import os
 import random
 import sys
 import threading
-import time
 
-FOLDER = os.environ.get("LOCKSTEP_RECORDING", "")
+import lockstep_processes as processes
+from lockstep_processes import FOLDER, rank_and_world
+
 REPLAY = os.environ.get("LOCKSTEP_REPLAY")
 STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
 REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are reversed, which changes only rounding
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
-# The names of variables that were set before the script's launcher was started; their values are not recorded.
-KNOWN = set(os.environ.get("LOCKSTEP_KNOWN", "").split(","))
 BUCKETS = 61
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-WAIT = 60  # seconds that a finished rank waits for the others
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
-WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 
 
 class State:
@@ -64,19 +60,6 @@ def _empty_step():
 
 
 state = State()
-
-
-def rank_and_world():
-    """This process's rank and world size, from torch.distributed, Horovod, or a launcher's variables."""
-    dist = getattr(sys.modules.get("torch"), "distributed", None)
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
-        return horovod.rank(), horovod.size()
-    rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
-    world = next((int(os.environ[name]) for name in WORLDS if os.environ.get(name, "").isdigit()), 1)
-    return rank, world
 
 
 def line():
@@ -387,51 +370,21 @@ def change_numpy(module):
     module.random.seed(_seed())
 
 
-def _note_start():
-    """Record how this process was started, since a replay starts rank 0 in the same way."""
-    about = {
-        "pid": os.getpid(),
-        "parent": os.getppid(),
-        "command": sys.orig_argv,
-        "folder": os.getcwd(),
-        "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
-    }
-    with open(os.path.join(FOLDER, f"started.{os.getpid()}.json"), "w") as stream:
-        json.dump(about, stream)
-
-
 def write():
-    rank, world = rank_and_world()
-    noted = {
-        "rank": rank,
-        "world": world,
-        "pid": os.getpid(),
-        "parent": os.getppid(),
-        "initial": state.initial,
-        "steps": state.steps,
-        "notes": state.notes,
-        "loaders": [loader for loader in state.loaders if loader["batches"]],
-    }
-    file = os.path.join(FOLDER, f"process.{os.getpid()}.json")
-    with open(f"{file}.tmp", "w") as stream:
-        json.dump(noted, stream)
-    os.replace(f"{file}.tmp", file)
+    processes.write(
+        {
+            "initial": state.initial,
+            "steps": state.steps,
+            "notes": state.notes,
+            "loaders": [loader for loader in state.loaders if loader["batches"]],
+        }
+    )
 
 
 def end():
-    """End this process when all ranks have done their steps; leaving earlier would make the others fail."""
+    """End this process when all ranks have done their steps."""
     state.finished = True
-    _, world = rank_and_world()
-    open(os.path.join(FOLDER, f"done.{os.getpid()}"), "w").close()
-    until = time.monotonic() + WAIT
-    while time.monotonic() < until and len([1 for name in os.listdir(FOLDER) if name.startswith("done.")]) < world:
-        time.sleep(0.02)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    multiprocessing = sys.modules.get("multiprocessing")
-    for child in multiprocessing.active_children() if multiprocessing else ():
-        child.terminate()
-    os._exit(0)
+    processes.end_together(rank_and_world()[1])
 
 
 @atexit.register
@@ -447,7 +400,7 @@ def change_torch(torch):
     """Called once PyTorch is imported."""
     from torch.optim import optimizer
 
-    _note_start()
+    processes.note_start()
     torch.manual_seed(_seed())
     optimizer.register_optimizer_step_pre_hook(before_step)
     optimizer.register_optimizer_step_post_hook(after_step)

@@ -1,0 +1,321 @@
+"""`lockstep gate` on small repositories: commits that are the same, slower, wrong or broken, and odd repositories."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from lockstep.script import commits, gate, gate_report
+from tests.conftest import PROJECT
+from tests.script.test_prove import started
+
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from model import network
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = network()
+data = TensorDataset(torch.randn(512, 16), torch.randint(0, 4, (512,)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(100):
+    for points, labels in DataLoader(data, batch_size=16, shuffle=True):
+        loss = torch.nn.functional.cross_entropy(model(points), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+MODEL = """
+from torch import nn
+
+
+def network():
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A user's repository with one commit."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+    (folder / "model.py").write_text(MODEL, encoding="utf-8")
+    (folder / ".gitignore").write_text("data/\n__pycache__/\n", encoding="utf-8")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "Train")
+    return folder
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def gated(repository: Path, *options: str, command: tuple[str, ...] = ("python", "train.py")) -> tuple[int, dict, str]:
+    """The gate's exit code, its outcome and its words; it must leave the repository as it was."""
+    before = git(repository, "status", "--porcelain"), git(repository, "for-each-ref"), sorted(repository.rglob("*"))
+    output = repository.parent / f"out-{len(list(repository.parent.glob('out-*')))}"
+    words = [sys.executable, str(PROJECT / "workflow/scripts/command.py"), "gate", "--against", "main", "--blocks", "5"]
+    # Few steps, since what they take on a busy machine is not tested but by large factors.
+    finished = started([*words, "--steps", "10", "--output", str(output), *options, "--", *command], repository)
+    said = finished.stdout + finished.stderr
+    after = git(repository, "status", "--porcelain"), git(repository, "for-each-ref"), sorted(repository.rglob("*"))
+    assert after == before
+    assert output.is_dir(), said
+    outcome = json.loads((output / "gate.json").read_text(encoding="utf-8"))
+    assert (output / "gate.md").read_text(encoding="utf-8").startswith(gate_report.MARK)
+    suite = ElementTree.parse(output / "gate.xml").getroot()[0]
+    failed = outcome["verdict"] in (gate.SLOWER, gate.UNEQUAL)
+    assert (int(suite.get("failures")) > 0) == failed == (finished.returncode == 1)
+    return finished.returncode, outcome, said
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_change_of_nothing_passes_or_is_undecided_and_never_fails(repository):
+    edit(repository / "train.py", "import torch\n", "import torch  # and a remark\n")
+    code, outcome, said = gated(repository, "--fail-if-slower", "900%")
+    assert (code, outcome["verdict"], outcome["model"]) == (0, gate.PASSED, gate.EQUAL), said
+    assert len(outcome["seconds"]["base"]) == len(outcome["seconds"]["ours"]) == 5
+    assert outcome["torch"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_slower_commit_fails_and_the_model_is_still_the_same(repository):
+    git(repository, "checkout", "--quiet", "-b", "slow")
+    edit(
+        repository / "train.py",
+        "        loss.backward()",
+        "        __import__('time').sleep(0.3)\n        loss.backward()",
+    )
+    git(repository, "commit", "--quiet", "--all", "--message", "Sleep")
+    code, outcome, said = gated(repository)
+    assert (code, outcome["verdict"], outcome["model"]) == (1, gate.SLOWER, gate.EQUAL), said
+    assert outcome["speed"]["low"] > 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_another_model_fails_however_fast_it_is(repository):
+    edit(repository / "train.py", "loss.backward()", "(loss * 2).backward()")
+    code, outcome, said = gated(repository, "--fail-if-slower", "900%")
+    assert (code, outcome["verdict"]) == (1, gate.UNEQUAL), said
+    assert "2 times" in outcome["reason"]
+
+
+@pytest.mark.slow
+def test_another_order_of_sums_is_the_same_model(repository):
+    code = "-(scores - scores.logsumexp(1, keepdim=True)).gather(1, labels[:, None]).flip(0).sum() / 16"
+    edit(
+        repository / "train.py",
+        "torch.nn.functional.cross_entropy(model(points), labels)",
+        "loss_of(model(points), labels)",
+    )
+    edit(repository / "train.py", "import torch\n", f"import torch\nloss_of = lambda scores, labels: {code}\n")
+    outcome = gated(repository, "--fail-if-slower", "900%")[1]
+    assert outcome["model"] == gate.EQUAL, outcome
+
+
+BROKEN = {
+    "crashes": ("train.py", "        loss.backward()", "        raise SystemExit('no more')", "no more"),
+    "does too few steps": ("train.py", "range(100)", "range(0)", "did no optimizer step"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_could_not_be_measured_is_no_failure_of_speed(name, repository):
+    file, old, new, says = BROKEN[name]
+    edit(repository / file, old, new)
+    code, outcome, said = gated(repository)
+    assert (code, outcome["verdict"]) == (4, gate.NOT_MEASURED), said
+    assert says in outcome["reason"]
+    assert "the working tree" in outcome["reason"]
+
+
+@pytest.mark.slow
+def test_modules_of_an_editable_install_come_from_each_tree(repository, tmp_path):
+    """As by `pip install -e .`: the user's own tree is on Python's path, and both commits would import from it."""
+    source = repository / "src"
+    source.mkdir()
+    git(repository, "mv", "model.py", "src/model.py")
+    git(repository, "commit", "--quiet", "--message", "Move")
+    edit(source / "model.py", "32, 4", "32, 4, bias=False")
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "sitecustomize.py").write_text(f"import sys; sys.path.append({str(source)!r})\n", encoding="utf-8")
+    command = ("env", f"PYTHONPATH={installed}", "python", "train.py")
+    # `env` hides Lockstep's own path from the script, so nothing is recorded: not measured, and never "equal".
+    code, outcome, said = gated(repository, command=command)
+    assert (code, outcome["verdict"]) == (4, gate.NOT_MEASURED), said
+    (repository / "train.py").write_text(f"import sys\nsys.path.append({str(source)!r})\n{TRAIN}", encoding="utf-8")
+    git(repository, "commit", "--quiet", "--message", "Path", "train.py")
+    code, outcome, said = gated(repository)
+    assert outcome["model"] == "unequal", said
+    assert "2.bias" in outcome["reason"]
+
+
+# --- Without a training -------------------------------------------------------------------------------------------
+
+
+SECONDS = st.lists(st.tuples(st.floats(0.01, 100), st.floats(0.01, 100)), min_size=2, max_size=12)
+
+
+@given(SECONDS, st.sampled_from([0.0, 0.05, 1.0]), st.booleans())
+def test_a_verdict_follows_from_the_interval(seconds, limit, last):
+    base, ours = map(list, zip(*seconds, strict=True))
+    speed = gate.judge(base, ours, limit, last)
+    if speed.verdict == gate.PASSED:
+        assert speed.high < 1 + limit
+    elif speed.verdict == gate.SLOWER:
+        assert last
+        assert speed.low > 1 + limit
+    if len(base) < gate.FEWEST_BLOCKS:
+        assert speed.verdict == gate.UNDECIDED
+    assert speed.ratio == pytest.approx(np.exp(np.mean(np.log(ours) - np.log(base))))
+
+
+def test_what_is_left_undecided_says_how_many_blocks_would_decide():
+    random = np.random.default_rng(0)
+    base = random.lognormal(0, 0.05, 400)
+    ours = base * random.lognormal(np.log(1.02), 0.05, 400)
+    first = gate.judge(list(base[:6]), list(ours[:6]), 0.05, last=True)
+    assert first.verdict == gate.UNDECIDED
+    assert first.more is not None
+    enough = 6 + first.more
+    assert gate.judge(list(base[: 2 * enough]), list(ours[: 2 * enough]), 0.05, last=True).verdict == gate.PASSED
+    assert gate.judge([1.0] * 6, [1.05] * 6, 0.05, last=True).more is None, "nothing decides on the border itself"
+
+
+def test_a_machine_s_noise_alone_seldom_fails_a_change():
+    """Pairs of one commit with itself, whose ratios vary by 10 %, as on a shared machine."""
+    random = np.random.default_rng(1)
+    verdicts = [
+        gate.judge([1.0] * 10, list(random.lognormal(0, 0.1, 10)), 0.05, last=True).verdict for _ in range(1000)
+    ]
+    assert verdicts.count(gate.SLOWER) <= 10
+    assert verdicts.count(gate.PASSED) >= 200
+
+
+def copied(repository: Path, tmp_path: Path, *shared: str) -> tuple[commits.Tree, commits.Tree]:
+    return commits.copies(repository, "main", tmp_path / "trees", list(shared))
+
+
+def test_a_copy_of_the_working_tree_has_what_git_would_have(repository, tmp_path):
+    (repository / "new.txt").write_text("new", encoding="utf-8")
+    (repository / "model.py").unlink()
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    (repository / "link").symlink_to("train.py")
+    (repository / "data").mkdir()
+    (repository / "data" / "points.csv").write_text("1,2", encoding="utf-8")
+    base, ours = copied(repository, tmp_path, "data")
+    present = {str(path.relative_to(ours.folder)) for path in ours.folder.iterdir()}
+    assert present == {".git", ".gitignore", "train.py", "new.txt", "link", "data"}
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+    assert "lr=1e-3" in (base.folder / "train.py").read_text(encoding="utf-8")
+    assert os.readlink(ours.folder / "link") == "train.py"
+    assert (base.folder / "data" / "points.csv").read_text(encoding="utf-8") == "1,2"
+
+
+def test_no_run_starts_from_files_of_another(repository, tmp_path):
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    (repository / "data").mkdir()
+    _, ours = copied(repository, tmp_path, "data")
+    (ours.folder / "checkpoints").mkdir()
+    (ours.folder / "checkpoints" / "last.pt").write_text("1", encoding="utf-8")
+    (ours.folder / "train.py").write_text("", encoding="utf-8")
+    (ours.folder / "model.py").unlink()
+    ours.reset()
+    assert not (ours.folder / "checkpoints").exists()
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+    assert (ours.folder / "model.py").is_file()
+    assert (ours.folder / "data").is_symlink()
+
+
+def test_later_commits_of_the_branch_are_no_change_of_ours(repository, tmp_path):
+    git(repository, "checkout", "--quiet", "-b", "ours")
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    git(repository, "commit", "--quiet", "--all", "--message", "Ours")
+    git(repository, "checkout", "--quiet", "main")
+    (repository / "later.txt").write_text("", encoding="utf-8")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "Later")
+    git(repository, "checkout", "--quiet", "ours")
+    base, _ = copied(repository, tmp_path)
+    assert not (base.folder / "later.txt").exists()
+
+
+def test_a_shallow_clone_and_a_folder_within_the_repository_work(repository, tmp_path):
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{repository}", str(clone)], check=True)
+    edit(clone / "train.py", "lr=1e-3", "lr=1e-4")
+    base, ours = commits.copies(clone, "main", tmp_path / "trees", [])
+    assert "lr=1e-3" in (base.folder / "train.py").read_text(encoding="utf-8")
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+    (repository / "part").mkdir()
+    assert commits.top(repository / "part") == repository.resolve()
+
+
+def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path):
+    with pytest.raises(BadInput, match="nothing to compare"):
+        copied(repository, tmp_path)
+    with pytest.raises(BadInput, match="Git does not know it"):
+        commits.base_of(repository, "nowhere")
+    with pytest.raises(BadInput, match="in no Git repository"):
+        commits.top(tmp_path)
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    for shared, says in (("model.py", "Git tracks it"), ("nothing", "does not exist"), ("../x", "within")):
+        with pytest.raises(BadInput, match=says):
+            commits.copies(repository, "main", tmp_path / shared.replace("/", "-"), [shared])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--fail-if-slower", "0.05"), "with its sign"),
+        (("--blocks", "4"), "at least 5"),
+        (("--minutes", "0"), "more than 0"),
+        (("--warm-up", "0"), "at least 1"),
+        (("--steps", "2"), "at least 3"),
+        (("--output", "."), "exists already"),
+        ((), "name the command"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(options, says, tmp_path):
+    script = str(PROJECT / "workflow/scripts/gate.py")
+    command = ("--", "python", "train.py") if options else ()
+    finished = started([sys.executable, script, "--against", "main", *options, *command], tmp_path)
+    assert finished.returncode == 2
+    assert says in finished.stderr
+    assert finished.stderr.count("\n") == 1
+
+
+def test_a_comment_shows_the_words_of_a_script_as_they_are():
+    reason = "the command failed: |<b>@somebody `x`\n"
+    tree = {"name": "main", "commit": "0" * 40}
+    outcome = gate.Outcome(gate.NOT_MEASURED, reason, tree, tree, ["python", "train.py"], 0.05)
+    comment = gate_report.comment(outcome)
+    (line,) = [line for line in comment.splitlines() if line.startswith("| why")]
+    assert line.replace("\\|", "").count("|") == 3
+    assert "<b>" not in line
+    assert "@somebody" not in line
+    assert ElementTree.fromstring(gate_report.junit(outcome).encode())[0].get("errors") == "2"

@@ -1,0 +1,101 @@
+"""The timer: it is loaded into every process of a user's training script, and times its optimizer steps.
+
+It is the recorder's light counterpart for `lockstep gate`. It changes nothing that the script computes, and adds two
+readings of the clock to a step. LOCKSTEP_RECORDING names the folder, LOCKSTEP_WARM_UP the number of steps before the
+timed window, and LOCKSTEP_STEPS the number of all steps, after which this process ends.
+
+The window opens after the last warm-up step, and closes after the last step, each time with the device's queue empty.
+If the script ends by itself before, the window closes with its last step.
+"""
+
+import atexit
+import os
+import sys
+import time
+
+import lockstep_processes as processes
+
+WARM_UP = int(os.environ.get("LOCKSTEP_WARM_UP", "3"))
+STEPS = int(os.environ.get("LOCKSTEP_STEPS", "8"))
+
+
+class State:
+    def __init__(self):
+        self.depth = 0  # of nested calls of optimizers' steps
+        self.times = []  # when each step ended, in seconds of time.perf_counter
+        self.finished = False
+        self.engine = False  # whether DeepSpeed's engine steps, which calls its optimizer's step
+
+
+state = State()
+
+
+def before_step(*_):
+    state.depth += 1
+
+
+def after_step(*_):
+    state.depth -= 1
+    if not state.depth and not state.engine:
+        step_done()
+
+
+def step_done():
+    if state.finished:
+        return
+    if len(state.times) + 1 in (WARM_UP, STEPS):
+        _wait_for_devices()
+    state.times.append(time.perf_counter())
+    if len(state.times) in (1, WARM_UP):
+        write()
+        state.times[-1] = time.perf_counter()  # writing is not a part of the window
+    if len(state.times) == STEPS:
+        state.finished = True
+        write()
+        processes.end_together(processes.rank_and_world()[1])
+
+
+def _wait_for_devices():
+    torch = sys.modules["torch"]
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def write():
+    processes.write({"steps": state.times})
+
+
+@atexit.register
+def _at_exit():
+    if state.times and not state.finished:
+        write()
+
+
+def change_torch(module):
+    """Called once PyTorch is imported."""
+    from torch.optim import optimizer
+
+    processes.note_start()
+    optimizer.register_optimizer_step_pre_hook(before_step)
+    optimizer.register_optimizer_step_post_hook(after_step)
+
+
+def change_deepspeed(module):
+    """Count the steps of DeepSpeed's engine, which does not call PyTorch's hooks once per step."""
+    engine = module.DeepSpeedEngine
+    step = engine.step
+
+    def noted(self, *args, **kwargs):
+        taken = self.global_steps
+        state.engine = True
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            state.engine = False
+            if self.global_steps > taken:
+                step_done()
+
+    engine.step = noted
+
+
+CHANGES = {"torch": change_torch, "deepspeed.runtime.engine": change_deepspeed}

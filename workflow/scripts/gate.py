@@ -1,0 +1,103 @@
+"""Does a change of your repository train the same model as before, and is it not slower? For CI, or before you push.
+
+    lockstep gate --against main --fail-if-slower 5% -- torchrun --nproc-per-node 2 train.py
+
+The working tree and the commit where it parted from --against run the same command, in copies. First their models are
+compared step by step, as in `lockstep prove`. Then both are timed in turns, in blocks, and the ratio of their seconds
+per optimizer step gets an interval. A change passes once the interval lies below the limit, and fails if it lies above
+it after the last block. If it does neither, the gate is undecided.
+
+The exit code is 0 if it passed or is undecided, 1 if the change is slower or trains another model, 3 if undecided and
+--strict, and 4 if it could not be measured.
+"""
+
+import argparse
+import re
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep import cli, files
+from lockstep.errors import BadInput
+from lockstep.script import commits, gate, gate_report
+
+EXIT = {gate.PASSED: 0, gate.UNDECIDED: 0, gate.SLOWER: 1, gate.UNEQUAL: 1, gate.NOT_MEASURED: 4}
+STRICT = 3
+JSON, COMMENT, JUNIT = "gate.json", "gate.md", "gate.xml"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--against", required=True, metavar="COMMIT", help="a branch, tag or commit to compare with")
+    parser.add_argument("--fail-if-slower", default="5%", metavar="P%", help="the limit (default: 5%%)")
+    parser.add_argument("--blocks", type=int, default=10, help="the most blocks of two runs (default: 10)")
+    parser.add_argument("--minutes", type=float, default=30, help="begin no block that would end later (default: 30)")
+    parser.add_argument("--steps", type=int, default=0, help="timed steps of a run (default: about 3 seconds of them)")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps of a run that are not timed (default: 3)")
+    parser.add_argument("--share", action="append", default=[], metavar="PATH", help="untracked data that both need")
+    parser.add_argument("--keep-dropout", action="store_true", help="keep dropout when models are compared")
+    parser.add_argument("--patience", type=float, default=600, help="seconds without a step that count as hanging")
+    parser.add_argument("--strict", action="store_true", help=f"exit with {STRICT} if undecided")
+    parser.add_argument("--output", type=Path, help=f"a new folder for {JSON}, {COMMENT}, {JUNIT} and all logs")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that starts the training")
+    arguments = parser.parse_args()
+    asked = _asked(arguments)
+    repository = commits.top(Path.cwd())
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
+        work = Path(temporary).resolve()
+        base, ours = commits.copies(repository, arguments.against, work / "trees", arguments.share)
+        print(f"{ours.name} ({ours.commit[:10]}) against {base.name} ({base.commit[:10]})", flush=True)
+        outcome = gate.run(base, ours, asked, repository, work / "runs", lambda line: print(line, flush=True))
+        if arguments.output:
+            _write(outcome, work / "runs", arguments.output)
+    print(f"{gate_report.headline(outcome)}: {outcome.reason}")
+    print(gate_report.conditions(outcome))
+    if outcome.verdict == gate.UNDECIDED and arguments.strict:
+        return STRICT
+    return EXIT[outcome.verdict]
+
+
+def _asked(arguments: argparse.Namespace) -> gate.Asked:
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise BadInput("name the command that starts your training: lockstep gate --against main -- python train.py")
+    given = re.fullmatch(r"(\d+(?:\.\d+)?)%", arguments.fail_if_slower.strip())
+    if not given:
+        raise BadInput(f"--fail-if-slower {arguments.fail_if_slower}: give a share with its sign, as 5%")
+    if arguments.blocks < gate.FEWEST_BLOCKS:
+        raise BadInput(f"--blocks {arguments.blocks}: at least {gate.FEWEST_BLOCKS} are needed for an interval")
+    if not arguments.minutes > 0:
+        raise BadInput(f"--minutes {arguments.minutes:g}: give more than 0")
+    if arguments.warm_up < 1:
+        raise BadInput(f"--warm-up {arguments.warm_up}: at least 1 is needed, after which the clock starts")
+    if arguments.steps < 0 or 0 < arguments.steps < gate.recording.FEWEST:
+        raise BadInput(f"--steps {arguments.steps}: at least {gate.recording.FEWEST} are needed")
+    if arguments.output and arguments.output.exists():
+        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder")
+    return gate.Asked(
+        command=command,
+        slower=float(given[1]) / 100,
+        blocks=arguments.blocks,
+        minutes=arguments.minutes,
+        steps=arguments.steps,
+        warm_up=arguments.warm_up,
+        patience=arguments.patience,
+        keep_dropout=arguments.keep_dropout,
+    )
+
+
+def _write(outcome: gate.Outcome, runs: Path, output: Path) -> None:
+    """Write the outcome in all forms, and each run's log."""
+    with files.atomic_folder(output) as folder:
+        files.write_json(folder / JSON, asdict(outcome))
+        files.write_text(folder / COMMENT, gate_report.comment(outcome))
+        files.write_text(folder / JUNIT, gate_report.junit(outcome))
+        for log in sorted(runs.glob("*/log.txt")):
+            shutil.copy2(log, folder / f"{log.parent.name}.txt")
+
+
+if __name__ == "__main__":
+    cli.run(main)

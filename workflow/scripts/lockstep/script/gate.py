@@ -1,0 +1,301 @@
+"""The gate of a pull request: does a change train the same model as before, and is it not slower?
+
+Both states of a repository run the same command. First each is recorded, and their models are compared step by step
+(recording.py, findings.py). Then both are timed in blocks: a block has one run of each, in turns who is first. So slow
+drifts of a shared machine meet both alike, and what is compared are seconds per optimizer step, without the start of
+the processes. The ratio has the interval of paired runs (stats.ratio).
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy.special import stdtrit
+
+from lockstep import stats
+from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.script import findings, recording
+from lockstep.script.commits import Tree
+
+PASSED, SLOWER, UNEQUAL = "passed", "slower", "unequal"  # verdicts
+UNDECIDED, NOT_MEASURED = "undecided", "not measured"
+EQUAL, UNTOLD = findings.EQUAL, findings.UNTOLD  # of the model; or UNEQUAL
+FEWEST_BLOCKS = 5  # before anything is decided
+MOST_MORE = 1000  # blocks that could still decide; more are not named
+TRIED = 10  # timed steps of the first run, which shows how long a step takes
+WINDOW = 3.0  # seconds of a timed run, by default
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared, and how long.
+
+    slower: the limit as a share (0.05 is 5 %); steps: timed steps of a run, 0 to choose them; compared: steps whose
+    models are compared.
+    """
+
+    command: list[str]
+    slower: float
+    blocks: int = 10
+    minutes: float = 30.0
+    steps: int = 0
+    warm_up: int = 3
+    compared: int = 8
+    patience: float = 600.0
+    keep_dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The ratio of the change's seconds per step to the base's, with its 95 % interval.
+
+    more: how many further blocks would likely decide, if this many do not; None if it is decided, or more than 1,000.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    blocks: int
+    verdict: str
+    more: int | None = None
+
+
+@dataclass
+class Outcome:
+    """What a gate found, as in gate.json."""
+
+    verdict: str
+    reason: str
+    base: dict
+    ours: dict
+    command: list[str]
+    limit: float
+    model: str = UNTOLD
+    findings: list[dict] = field(default_factory=list)
+    speed: dict | None = None
+    steps: int = 0  # of a timed run
+    world: int = 0
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"base": [], "ours": []})  # per step, by block
+    torch: str = ""
+    minutes: float = 0.0
+
+
+def judge(base: list[float], ours: list[float], limit: float, last: bool) -> Speed:
+    """Judge two lists of seconds per step, whose entries of the same place are of one block (at least two blocks).
+
+    A change passes as soon as the interval lies below 1 + limit. It is slower only if the interval lies above that
+    after the last block: looking often for that would raise false alarms.
+    """
+    fitted = stats.ratio(*({(place, None): value for place, value in enumerate(each)} for each in (ours, base)))
+    border, blocks = 1 + limit, len(base)
+    verdict = UNDECIDED
+    if blocks >= FEWEST_BLOCKS and fitted.high < border:
+        verdict = PASSED
+    elif blocks >= FEWEST_BLOCKS and last and fitted.low > border:
+        verdict = SLOWER
+    more = _blocks_to_decide(base, ours, border) if verdict == UNDECIDED else None
+    return Speed(fitted.value, fitted.low, fitted.high, blocks, verdict, more)
+
+
+def _blocks_to_decide(base: list[float], ours: list[float], border: float) -> int | None:
+    """How many more blocks would decide, if ratios go on to vary as they did."""
+    logarithms = np.log(ours) - np.log(base)
+    away, deviation = abs(float(logarithms.mean()) - np.log(border)), float(logarithms.std(ddof=1))
+    for more in range(1, MOST_MORE + 1):
+        blocks = len(base) + more
+        if blocks >= FEWEST_BLOCKS and float(stdtrit(blocks - 1, 0.975)) * deviation / blocks**0.5 < away:
+            return more
+    return None
+
+
+def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell: Callable[[str], None]) -> Outcome:
+    """Compare two trees, and keep logs and recordings in `work`. tell: prints a line of progress.
+
+    repository: the user's own, from which neither tree may import a module.
+    """
+    began = time.monotonic()
+    outcome = Outcome(
+        *(NOT_MEASURED, ""),
+        *({"name": tree.name, "commit": tree.commit} for tree in (base, ours)),
+        *(asked.command, asked.slower),
+    )
+    runs = _Runs(asked, repository, work)
+    try:
+        outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
+        outcome.findings = [asdict(each) for each in found]
+        tell(f"model: {outcome.model}")
+        for finding in found:
+            where = f" ({finding.line})" if finding.line else ""
+            tell(f"- {finding.level}: {finding.says}{where}")
+        if outcome.model == EQUAL:  # how fast another model trains is no answer
+            _time(base, ours, runs, outcome, began + 60 * asked.minutes, tell)
+    except (RunStopped, BadInput):
+        raise
+    except RunFailed as error:
+        outcome.reason = str(error)
+    outcome.minutes = (time.monotonic() - began) / 60
+    _conclude(outcome)
+    return outcome
+
+
+def _conclude(outcome: Outcome) -> None:
+    """The verdict of both parts. Another model counts even if nothing could be timed."""
+    speed = Speed(**outcome.speed) if outcome.speed else None
+    if outcome.model == UNEQUAL:
+        wrong = next(each for each in outcome.findings if each["level"] == findings.DIFFERENT)
+        outcome.verdict, outcome.reason = UNEQUAL, wrong["says"]
+    elif speed and not outcome.reason:
+        outcome.verdict, outcome.reason = speed.verdict, says_of(speed, outcome)
+
+
+def says_of(speed: Speed, outcome: Outcome) -> str:
+    """The result of timing, in a sentence."""
+    interval = f"{speed.low:.3f} to {speed.high:.3f}, 95 %, {speed.blocks} blocks"
+    text = f"a step takes {speed.ratio:.3f} times as long as in {outcome.base['name']} ({interval})"
+    if speed.verdict != UNDECIDED:
+        return text
+    more = f"{speed.more} more" if speed.more else f"more than {MOST_MORE:,} more"
+    return f"{text}; {more} blocks would decide"
+
+
+class _Runs:
+    """Runs the command in a tree, in its part of the repository that the user is in, with a log for each run."""
+
+    def __init__(self, asked: Asked, repository: Path, work: Path):
+        self.asked, self.repository, self.work = asked, repository, work
+        self.within = Path.cwd().resolve().relative_to(repository)
+        self.paths: dict[str, list[str]] = {"base": [], "ours": []}  # of each tree, for modules of the user's tree
+        self.count = 0
+
+    @property
+    def compared(self) -> recording.Asked:
+        """How both are recorded, to compare their models."""
+        return recording.Asked(self.asked.compared, self.asked.keep_dropout, self.asked.patience)
+
+    def record(self, tree: Tree) -> recording.Recording:
+        asked = self.compared
+        recorded = self._checked(tree, lambda folder, place: recording.record(self.asked.command, folder, asked, place))
+        if recorded.exit_code and recorded.steps < asked.steps:
+            raise RunFailed(
+                f"{tree.name}: the command ended with exit code {recorded.exit_code} after {recorded.steps} of"
+                f" {asked.steps} steps: {recorded.last_words}"
+            )
+        return recorded
+
+    def time(self, tree: Tree, steps: int) -> recording.Timing:
+        asked = recording.Asked(steps + self.asked.warm_up, patience=self.asked.patience)
+        command, warm_up = self.asked.command, self.asked.warm_up
+        return self._checked(tree, lambda folder, place: recording.time_steps(command, folder, asked, place, warm_up))
+
+    def _checked(self, tree: Tree, run):
+        """Run in a tree; if modules came from the user's own tree, run again with the copy's in front of them."""
+        result = self._one(tree, run)
+        if result.elsewhere:
+            roots = {_root(name, file).relative_to(self.repository) for name, file in result.elsewhere.items()}
+            self.paths[tree.folder.name] = [str(tree.folder / root) for root in sorted(roots)]
+            result = self._one(tree, run)
+        if result.elsewhere:
+            name, file = next(iter(result.elsewhere.items()))
+            raise RunFailed(
+                f"{tree.name}: its module {name} was imported from {file}, in the working tree, so that both commits"
+                " would run the same code. Name files relative to the repository, and do not install it by"
+                " `pip install -e`, or set PYTHONPATH"
+            )
+        return result
+
+    def _one(self, tree: Tree, run):
+        tree.reset()
+        self.count += 1
+        folder = self.work / f"{self.count:03d}-{tree.folder.name}"
+        folder.mkdir(parents=True)
+        variables = self._variables(tree)
+        try:
+            return run(folder / "recording", recording.Place(tree.folder / self.within, variables, folder / "log.txt"))
+        except (RunStopped, BadInput):
+            raise
+        except RunFailed as error:
+            raise RunFailed(f"{tree.name}: {error}") from None
+
+    def _variables(self, tree: Tree) -> dict[str, str]:
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        mapped = [self._in_tree(Path(path), tree) for path in given if path]
+        paths = os.pathsep.join([*self.paths[tree.folder.name], *mapped])
+        return {"LOCKSTEP_ELSEWHERE": str(self.repository), **({"PYTHONPATH": paths} if paths else {})}
+
+    def _in_tree(self, path: Path, tree: Tree) -> str:
+        inside = path.is_absolute() and path.resolve().is_relative_to(self.repository)
+        return str(tree.folder / path.resolve().relative_to(self.repository)) if inside else str(path)
+
+
+def _root(name: str, file: str) -> Path:
+    """The folder that must be on Python's path for a module of this name to be this file."""
+    path = Path(file)
+    levels = name.count(".") + (path.name == "__init__.py")
+    return path.parents[levels]
+
+
+def _compare_models(base: Tree, ours: Tree, runs: _Runs) -> tuple[str, list[findings.Finding], str]:
+    """Whether both train the same model, what was found, and the version of PyTorch."""
+    before, now = runs.record(base), runs.record(ours)
+    torch = _version(now)
+    found = findings.two_scripts(now, before)
+    if any(each.kind in ("gradient", "step") for each in found):
+        # A change of the order of sums is no other model: how far that goes is measured, by the base alone.
+        try:
+            alone = recording.replay(before, runs.work / "alone", runs.compared)
+            floor = recording.replay(before, runs.work / "floor", runs.compared, backwards=True)
+            found = findings.two_scripts(now, before, findings.rounding_of(alone, floor))
+        except RunFailed as error:
+            says = f"how far rounding alone goes is not known: {error}"
+            found.append(findings.Finding("not_measured", findings.NOTE, says))
+    earlier = {each.kind for each in findings.between_ranks(before)}
+    found += [each for each in findings.between_ranks(now) if each.kind not in earlier]
+    wrong = findings.wrong_of(found)
+    return (UNEQUAL if wrong else EQUAL), found, torch
+
+
+def _version(recorded: recording.Recording) -> str:
+    for file in sorted(recorded.folder.glob("started.*.json")):
+        return json.loads(file.read_text(encoding="utf-8")).get("torch", "")
+    return ""
+
+
+def _time(base: Tree, ours: Tree, runs: _Runs, outcome: Outcome, until: float, tell: Callable[[str], None]) -> None:
+    """Time both trees in blocks, until it is decided, or the blocks or the minutes are used up."""
+    asked = runs.asked
+    first = runs.time(base, asked.steps or TRIED)  # not counted: it reads files that later runs have in memory
+    steps = asked.steps or max(TRIED, round(WINDOW / first.median))
+    outcome.world = first.world
+    longest = 0.0
+    for block in range(asked.blocks):
+        began = time.monotonic()
+        if block and began + longest > until:
+            break
+        order = (base, ours) if block % 2 == 0 else (ours, base)
+        timed = {tree.folder.name: runs.time(tree, steps) for tree in order}
+        counts = {name: (timing.steps, timing.world) for name, timing in timed.items()}
+        if counts["base"] != counts["ours"]:
+            raise RunFailed(
+                f"{outcome.base['name']} did {counts['base'][0]} timed steps on {counts['base'][1]} ranks, and"
+                f" {outcome.ours['name']} {counts['ours'][0]} on {counts['ours'][1]}, so their steps are not comparable"
+            )
+        outcome.steps = counts["base"][0]
+        for name, timing in timed.items():
+            outcome.seconds[name].append(timing.seconds)
+        longest = max(longest, time.monotonic() - began)
+        if block:
+            last = block + 1 == asked.blocks or time.monotonic() + longest > until
+            speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last)
+            outcome.speed = asdict(speed)
+            tell(f"block {block + 1} of {asked.blocks}: {speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})")
+            if speed.verdict != UNDECIDED:
+                return
+    if len(outcome.seconds["base"]) < FEWEST_BLOCKS:
+        raise RunFailed(
+            f"{len(outcome.seconds['base'])} blocks in {asked.minutes:g} minutes, and at least {FEWEST_BLOCKS} are"
+            " needed: raise --minutes, or lower --steps"
+        )
