@@ -36,7 +36,7 @@ SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 predict: {count: 2, label: 高兴}
 profile: {steps: 0}
 repeats: 1

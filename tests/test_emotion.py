@@ -59,7 +59,7 @@ def small(hub) -> list[str]:
         "--configfile", "config/emotion.yaml", "--config",
         f"data={{url: null, sha256: null, hub: {DATA_SET}, revision: {hub.rows}, limit: 300}}",
         "train={max_steps: 4, global_batch: 16, eval_every: 2}",
-        "hardware={device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}",
+        "hardware={device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}",
         "predict={count: 1}", "profile={steps: 0}", "repeats=1", "retries=0", f"rows={{{others}}}",
     ]  # fmt: skip
 

@@ -31,7 +31,7 @@ SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 9, eval_every: 4, warmup: 2, log_every: 3, checkpoint_every: 6}
-hardware: {timeout: 120, oversubscribe: true}
+hardware: {timeout: 400, oversubscribe: true}
 predict: {count: 2}
 profile: {steps: 0}
 repeats: 1
@@ -622,7 +622,7 @@ def test_gpus_of_unlike_kinds_keep_the_numbers_of_nvidia_smi(two, row, chosen, n
 IMAGES = """
 model: {name: basicnet_bn}
 train: {epochs: 2, max_steps: 9, eval_every: 0, checkpoint: last}
-hardware: {timeout: 120, oversubscribe: true}
+hardware: {timeout: 400, oversubscribe: true}
 rows:
   tells: {strategy: tells, sync_batchnorm: true}
   horovod_sync: {strategy: horovod, sync_batchnorm: true}

@@ -19,7 +19,7 @@ SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0.1}
 train: {epochs: 1, global_batch: 31, max_steps: 6, eval_every: 3, checkpoint: last, accumulation: 2, clip: 0.1}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 3}
 repeats: 1
 retries: 0

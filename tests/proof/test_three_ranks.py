@@ -12,7 +12,7 @@ SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 1, max_steps: 3, eval_every: 3, precision: bf16}
-hardware: {device: cpu, processes: 3, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 3, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 0}
 rows:
 """

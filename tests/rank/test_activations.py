@@ -14,7 +14,7 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "i
 SMALL = """
 data: {limit: 300}
 model: {hidden_size: 32, layers: 2}
-hardware: {device: cpu, threads: 1, processes: 2, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, threads: 1, processes: 2, timeout: 400, oversubscribe: true}
 train: {activation_checkpointing: true, max_steps: 4, eval_every: 0, checkpoint: last}
 rows:
   fsdp_bf16: {strategy: fsdp, precision: bf16}

@@ -49,7 +49,7 @@ SMALL = """
 data: {limit: 500}
 model: {hidden_size: 32, layers: 1}
 train: {epochs: 1, global_batch: 31, max_steps: 12, eval_every: 0, checkpoint: last}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 """
 
 

@@ -268,7 +268,7 @@ SMALL = """
 data: {limit: 600}
 model: {hidden_size: 32, layers: 1}
 train: {epochs: 1, max_steps: 4, eval_every: 0, checkpoint: last}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 0}
 retries: 0
 repeats: auto

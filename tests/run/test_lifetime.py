@@ -26,7 +26,7 @@ LONG = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1, dropout: 0}
 train: {epochs: 8000, max_steps: 30000, global_batch: 31, eval_every: 0, checkpoint: last}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 0}
 repeats: 1
 retries: 0

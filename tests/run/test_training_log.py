@@ -21,7 +21,7 @@ CONFIG = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 1}
 train: {epochs: 2, global_batch: 31, eval_every: 7, log_every: 10, log_to: [tensorboard, mlflow]}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 retries: 0
 """
 STEPS = 34

@@ -28,7 +28,7 @@ SMALL = """
 data: {limit: 700}
 model: {hidden_size: 32, layers: 4, heads: 4, dropout: 0.1}
 train: {epochs: 1, global_batch: 31, eval_every: 7, checkpoint: last, checkpoint_every: 5, log_every: 6, clip: 0.2}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 3}
 repeats: 1
 retries: 0

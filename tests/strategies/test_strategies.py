@@ -35,7 +35,7 @@ ODD = """
 data: {limit: 1042, splits: {train: 0.1, dev: 0.8, test: 0.1}}
 model: {hidden_size: 32, layers: 2, dropout: 0}
 train: {epochs: 1, global_batch: 31, max_steps: 3, eval_every: 3, checkpoint: last, warmup: 0, schedule: constant}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 profile: {steps: 3}
 """
 SIZES = (1, 2, 3)

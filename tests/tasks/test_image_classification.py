@@ -29,7 +29,7 @@ MNIST = PROJECT.parent / "shared" / "data" / "mnist"
 SMALL = """
 model: {name: basicnet_bn}
 train: {epochs: 2, max_steps: 12, eval_every: 6}
-hardware: {device: cpu, processes: 3, threads: 1, oversubscribe: true, timeout: 120}
+hardware: {device: cpu, processes: 3, threads: 1, oversubscribe: true, timeout: 400}
 repeats: 1
 retries: 0
 profile: {steps: 0}

@@ -38,7 +38,7 @@ CLASSES, SIZE = 3, 6
 SMALL = """
 data: {limit: 60, image_size: 16}
 train: {epochs: 3, max_steps: 8, eval_every: 4, log_every: 2, pictures_every: 1}
-hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true, timeout: 120}
+hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true, timeout: 400}
 repeats: 1
 retries: 0
 predict: {count: 2}

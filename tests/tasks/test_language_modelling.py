@@ -34,7 +34,7 @@ SMALL = """
 data: {limit: 700, max_length: 24}
 model: {hidden_size: 32, layers: 1, heads: 2}
 train: {epochs: 2, max_steps: 40, eval_every: 20}
-hardware: {device: cpu, processes: 2, threads: 1, timeout: 120, oversubscribe: true}
+hardware: {device: cpu, processes: 2, threads: 1, timeout: 400, oversubscribe: true}
 predict: {count: 2}
 profile: {steps: 0}
 repeats: 1

@@ -16,7 +16,7 @@ NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
 SMALL = """
 data: {limit: 300}
 train: {epochs: 2, max_steps: 8, eval_every: 4}
-hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true, timeout: 120}
+hardware: {device: cpu, processes: 2, threads: 1, oversubscribe: true, timeout: 400}
 repeats: 1
 retries: 0
 profile: {steps: 0}

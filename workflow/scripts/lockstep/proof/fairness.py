@@ -162,7 +162,8 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
     if seconds + clock.get("evaluation_seconds", 0) > total:
         yield "its training and its evaluation took longer than the whole run"
-    if (stalled := clock["stall_seconds"]) > STALLED * seconds:
+    # Where others took the cores, as is told below, steps stall for that reason.
+    if (stalled := clock["stall_seconds"]) > STALLED * seconds and not run["watch"]["disturbed"]:
         yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on warm-up that should have come before them"
     if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
         yield "its throughput is not its work divided by its training time"
