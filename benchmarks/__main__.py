@@ -15,6 +15,8 @@ start     from launch to first step, each row against importing PyTorch and BERT
 growth    speed, memory and planning at 10,000, 100,000 and 1,000,000 rows
 gpu       on one GPU: a bare loop and rows in turns, in fp32, tf32 and bf16, compiled, packed, as CUDA graphs, and MFU
           beside that of the matrix products alone; only by itself, with --minutes and --out FOLDER (gpu.csv)
+gating    how often `lockstep gate` fails a commit that is compared with itself, and which slow-down it finds; only by
+          itself, with --rounds for blocks (209 make 200 comparisons of ten)
 workflow  the default benchmark as a user runs it, once: how much of its time is Snakemake's and the rules' own
 """
 
@@ -52,6 +54,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.what == ["gpu"]:
         return on_gpu(arguments)
+    if arguments.what == ["gating"]:
+        from benchmarks.gating import HEADER, gating
+
+        with tempfile.TemporaryDirectory() as folder:
+            return print_table(HEADER, gating(Path(folder), arguments.rounds))
     benchmarks = {benchmark.__name__: benchmark for benchmark in ALL}
     refuse(parser, arguments, "benchmark", benchmarks, "rounds", PAGE)
     keys = {"data.path": arguments.data.resolve()} if arguments.data else {}

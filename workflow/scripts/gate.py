@@ -14,12 +14,13 @@ The exit code is 0 if it passed or is undecided, 1 if the change is slower or tr
 import argparse
 import re
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import cli, files
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed, RunStopped, tell
 from lockstep.script import commits, gate, gate_report
 
 EXIT = {gate.PASSED: 0, gate.UNDECIDED: 0, gate.SLOWER: 1, gate.UNEQUAL: 1, gate.NOT_MEASURED: 4}
@@ -28,6 +29,16 @@ JSON, COMMENT, JUNIT = "gate.json", "gate.md", "gate.xml"
 
 
 def main() -> int:
+    try:
+        return _main()
+    except RunStopped:
+        raise
+    except RunFailed as error:  # the exit code 1 is a verdict
+        tell(f"gate could not measure: {error}", sys.stderr, bad=True)
+        return EXIT[gate.NOT_MEASURED]
+
+
+def _main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -123,7 +123,7 @@ def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell
         *({"name": tree.name, "commit": tree.commit} for tree in (base, ours)),
         *(asked.command, asked.slower),
     )
-    runs = _Runs(asked, repository, work)
+    runs = Runs(asked, repository, work)
     try:
         outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
         outcome.findings = [asdict(each) for each in found]
@@ -162,7 +162,7 @@ def says_of(speed: Speed, outcome: Outcome) -> str:
     return f"{text}; {more} blocks would decide"
 
 
-class _Runs:
+class Runs:
     """Runs the command in a tree, in its part of the repository that the user is in, with a log for each run."""
 
     def __init__(self, asked: Asked, repository: Path, work: Path):
@@ -238,7 +238,7 @@ def _root(name: str, file: str) -> Path:
     return path.parents[levels]
 
 
-def _compare_models(base: Tree, ours: Tree, runs: _Runs) -> tuple[str, list[findings.Finding], str]:
+def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[findings.Finding], str]:
     """Whether both train the same model, what was found, and the version of PyTorch."""
     before, now = runs.record(base), runs.record(ours)
     torch = _version(now)
@@ -264,7 +264,7 @@ def _version(recorded: recording.Recording) -> str:
     return ""
 
 
-def _time(base: Tree, ours: Tree, runs: _Runs, outcome: Outcome, until: float, tell: Callable[[str], None]) -> None:
+def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, tell: Callable[[str], None]) -> None:
     """Time both trees in blocks, until it is decided, or the blocks or the minutes are used up."""
     asked = runs.asked
     first = runs.time(base, asked.steps or TRIED)  # not counted: it reads files that later runs have in memory

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Runs the gate, and tells the later steps its verdict and its folder. The step fails as the gate does.
+set -euo pipefail
+folder=$(mktemp -d "$RUNNER_TEMP/gate.XXXXXX")/gate
+options=(--against "$AGAINST" --fail-if-slower "$SLOWER" --blocks "$BLOCKS" --minutes "$MINUTES" --steps "$STEPS")
+while read -r path; do
+  if [ -n "$path" ]; then options+=(--share "$path"); fi
+done <<< "$SHARE"
+if [ "$STRICT" = true ]; then options+=(--strict); fi
+# The command is written as in a shell, over several lines if it is long.
+eval "words=(
+$COMMAND
+)"
+status=0
+"$RUNNER_TEMP/lockstep/bin/python" "$HERE/workflow/scripts/gate.py" "${options[@]}" --output "$folder" -- "${words[@]}" || status=$?
+if [ -f "$folder/gate.json" ]; then
+  verdict=$("$RUNNER_TEMP/lockstep/bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["verdict"])' "$folder/gate.json")
+  printf 'verdict=%s\nfolder=%s\n' "$verdict" "$folder" >> "$GITHUB_OUTPUT"
+elif [ "$status" = 1 ]; then
+  status=4 # it broke off without a verdict, which is no verdict on the change
+fi
+exit "$status"

@@ -1,0 +1,166 @@
+"""action.yml's own steps, run as GitHub would run them, in a clean clone of a user's repository; and its comment."""
+
+import http.server
+import json
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import PROJECT
+from tests.script.test_gate import edit, git, repository  # noqa: F401
+from tests.script.test_prove import BIN
+
+ACTION = yaml.safe_load((PROJECT / "action.yml").read_text(encoding="utf-8"))
+
+
+class GitHub:
+    """A server on loopback that keeps comments as GitHub's REST API does, a hundred on a page."""
+
+    def __init__(self):
+        self.comments = [{"id": number, "body": f"a remark {number}"} for number in range(120)]
+        self.refused = 0  # an HTTP status for what writes
+        self.writes = []
+        keeps = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                page = int(re.search(r"page=(\d+)$", self.path)[1])
+                self._answer(200, keeps.comments[100 * (page - 1) : 100 * page])
+
+            def _write(self):
+                assert self.headers["Authorization"] == "Bearer secret"
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["body"]
+                if keeps.refused:
+                    return self._answer(keeps.refused, {})
+                keeps.writes.append((self.command, self.path))
+                if self.command == "POST":
+                    keeps.comments.append({"id": len(keeps.comments), "body": body})
+                else:
+                    keeps.comments[int(self.path.rpartition("/")[2])]["body"] = body
+                return self._answer(200, {})
+
+            do_POST = do_PATCH = _write
+
+            def _answer(self, status, value):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(value).encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def github():
+    github = GitHub()
+    yield github
+    github.server.shutdown()
+    github.server.server_close()
+
+
+def job(github: GitHub, place: Path, number: int | None = 7) -> dict[str, str]:
+    """The variables of a job of a pull request."""
+    place.mkdir(parents=True, exist_ok=True)
+    event = {"pull_request": {"number": number}} if number else {}
+    (place / "event.json").write_text(json.dumps(event), encoding="utf-8")
+    return {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": os.environ["HOME"],
+        "GITHUB_API_URL": f"http://127.0.0.1:{github.server.server_port}",
+        "GITHUB_REPOSITORY": "somebody/trains",
+        "GITHUB_EVENT_PATH": str(place / "event.json"),
+        "GITHUB_OUTPUT": str(place / "output"),
+        "GITHUB_STEP_SUMMARY": str(place / "summary"),
+        "GITHUB_TOKEN": "secret",
+        "RUNNER_TEMP": str(place),
+    }
+
+
+def comment(github: GitHub, place: Path, verdict: str, said: str, number: int | None = 7, name: str = "gate") -> str:
+    environment = job(github, place, number)
+    (place / "gate.md").write_text(f"<!-- lockstep gate -->\n{said}\n", encoding="utf-8")
+    (place / "gate.json").write_text(json.dumps({"verdict": verdict}), encoding="utf-8")
+    command = ["python", str(PROJECT / "action/comment.py"), str(place), name]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_one_comment_is_written_when_there_is_something_to_say_and_then_edited(github, tmp_path):
+    assert "no comment" in comment(github, tmp_path, "passed", "fine")
+    assert github.writes == []
+    assert "written" in comment(github, tmp_path, "slower", "slower by a tenth")
+    assert "already" in comment(github, tmp_path, "slower", "slower by a tenth")
+    assert "edited" in comment(github, tmp_path, "passed", "fine again")
+    assert [method for method, _ in github.writes] == ["POST", "PATCH"]
+    assert "fine again" in github.comments[-1]["body"]
+    assert len(github.comments) == 121
+
+
+def test_each_gate_has_a_comment_of_its_own(github, tmp_path):
+    comment(github, tmp_path, "slower", "one", name="one")
+    comment(github, tmp_path, "unequal", "two", name="two --> x")
+    assert [method for method, _ in github.writes] == ["POST", "POST"]
+    assert github.comments[-1]["body"].splitlines()[1] == "two", "a name can't end the mark"
+
+
+def test_where_nothing_can_be_written_the_job_goes_on_and_says_so(github, tmp_path):
+    github.refused = 403
+    assert "the token may not" in comment(github, tmp_path, "slower", "slower")
+    assert "not of a pull request" in comment(github, tmp_path, "slower", "slower", number=None)
+
+
+def test_inputs_are_never_part_of_a_script():
+    """Whoever names a branch or writes a command could otherwise run code with the job's token."""
+    for step in ACTION["runs"]["steps"]:
+        assert "${{" not in step["run"]
+
+
+def in_action(repository: Path, environment: dict[str, str], **inputs: str) -> list[int]:  # noqa: F811
+    """Run the action's steps, each if its condition holds; the exit code of each."""
+    defaults = {name: about.get("default", "") for name, about in ACTION["inputs"].items()}
+    values = {f"inputs.{name}": value for name, value in (defaults | inputs).items()}
+    values |= {"github.action_path": str(PROJECT), "inputs.token": "secret"}
+    values["inputs.against || github.base_ref || 'HEAD~1'"] = inputs.get("against") or "main"
+    codes = []
+    for step in ACTION["runs"]["steps"]:
+        output = Path(environment["GITHUB_OUTPUT"])
+        said = dict(line.split("=", 1) for line in output.read_text().splitlines()) if output.is_file() else {}
+        values |= {f"steps.gate.outputs.{name}": value for name, value in said.items()}
+        if "steps.gate.outputs.folder != ''" in step.get("if", "") and not said:
+            continue
+        given = {name: values[re.fullmatch(r"\$\{\{ (.*) \}\}", value)[1]] for name, value in step["env"].items()}
+        command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
+        finished = subprocess.run(
+            command, cwd=repository, env=environment | given, capture_output=True, text=True, check=False
+        )
+        codes.append(finished.returncode)
+        print(finished.stdout, finished.stderr)
+    return codes
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_pull_request_with_another_model_fails_and_is_commented(github, repository, tmp_path):  # noqa: F811
+    git(repository, "checkout", "--quiet", "-b", "change")
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-2")
+    git(repository, "commit", "--quiet", "--all", "--message", "Learn faster")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", f"file://{repository}", str(clone)], check=True)  # HEAD is `change`
+    environment = job(github, tmp_path / "job")
+    assert in_action(clone, environment, command="python train.py  # as 'usual'") == [0, 1, 0]
+    body = github.comments[-1]["body"]
+    assert "another model" in body
+    assert "learning rate 0.01 against 0.001" in body
+    assert Path(environment["GITHUB_STEP_SUMMARY"]).read_text(encoding="utf-8").startswith("<!-- lockstep gate -->")
+    (tmp_path / "job" / "output").unlink()
+    # What can't be started leaves no folder, and the step that would comment is not asked.
+    assert in_action(clone, environment, command="python train.py", against="nowhere") == [0, 2]
