@@ -66,7 +66,7 @@ def test_without_a_word_all_commands_are_listed_and_a_shell_can_complete_them():
 
 
 def test_set_up_leaves_the_name_in_the_environment(tmp_path):
-    """It starts what is in the folder that one is in, and says so where that is another one."""
+    """It starts what is in the folder that one is in; elsewhere it has help, and says what is called in a clone."""
     place = copy_project(tmp_path / "project")
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
@@ -75,7 +75,8 @@ def test_set_up_leaves_the_name_in_the_environment(tmp_path):
     inside = subprocess.run([lockstep, "--help"], cwd=place.folder, capture_output=True, text=True, check=False)
     assert (inside.returncode, inside.stderr) == (0, "")
     assert "lockstep doctor" in inside.stdout
-    outside = subprocess.run([lockstep, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert subprocess.run([lockstep, "--help"], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    outside = subprocess.run([lockstep, "bench"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert outside.returncode == 2
     assert "not Lockstep's folder" in outside.stderr
 

@@ -14,7 +14,7 @@ ORDER = (
     *("errors", "paths", "files", "caches", "stats", "terminal", "provenance", "nvml"),
     *("config", "data", "model", "tasks", "strategies", "run", "rank", "session"),
     *("columns", "proof", "evaluation", "report", "frames", "script"),
-    *("cli", "trust", "tuning", "network", "inside_snakemake", "workflow", "view"),
+    *("cli", "trust", "tuning", "network", "inside_snakemake", "workflow", "view", "outside"),
 )
 
 

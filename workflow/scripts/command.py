@@ -19,9 +19,9 @@
     lockstep doctor                say what this machine can run, and what disturbs timing on it
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
 
-ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove and
-gate are called in Lockstep's folder. If there are GPUs and no configuration is named, they use config/gpu.yaml, and say
-so.
+ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove, gate,
+compare and check are called in Lockstep's folder. If there are GPUs and no configuration is named, they use
+config/gpu.yaml, and say so.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SCRIPTS = (
     *("again", "show", "prove", "gate", "predict", "compare", "keep"),
     *("history", "check", "accept", "network", "doctor"),
 )
-ANYWHERE = ("prove", "gate")  # for scripts elsewhere, with the programs of the user's own PATH first
+ANYWHERE = ("prove", "gate", "compare", "check")  # of these, the first two start programs of the user's own
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
@@ -101,9 +101,9 @@ def main() -> None:
         command = [] if asked.command in SCRIPTS else snakemake([asked.command, *asked.arguments])
         anywhere = asked.command in ANYWHERE
         if not anywhere and not Path("workflow/scripts/command.py").is_file():
-            raise BadInput("this is not Lockstep's folder; its commands are called there")
+            raise BadInput(f"this is not Lockstep's folder; {asked.command} is called in a clone of it")
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        os.environ["PATH"] = os.pathsep.join(path[::-1] if anywhere else path)
+        os.environ["PATH"] = os.pathsep.join(path[::-1] if asked.command in ("prove", "gate") else path)
         if asked.command in SCRIPTS:  # in this process, so that its usage line has the name that was typed
             sys.argv = [f"lockstep {asked.command}", *asked.arguments]
             cli.run(importlib.import_module(asked.command).main)

@@ -18,6 +18,7 @@ strategies are loaded by name (config/registry.py), so adding one means adding a
     cli, trust, tuning, network, workflow    the base of commands; checks before Snakemake; two searches; the
                  Snakefile's helpers (inside_snakemake: where they use more than it documents)
     view/        the terminal view while Snakemake works
+    script/      proofs and gates of users' own scripts; outside: the command where there is no clone
 """
 
 import sys

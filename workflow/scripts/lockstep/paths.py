@@ -8,12 +8,14 @@ from pathlib import Path
 
 from lockstep.errors import BadInput
 
-SCRIPTS = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
+INSTALLED = PACKAGE / "_project"  # where `pip install .` puts the project's other files (pyproject.toml)
+PROJECT = INSTALLED if INSTALLED.is_dir() else PACKAGE.parents[2]
+WORKFLOW = PROJECT / "workflow"
+SCRIPTS = WORKFLOW / "scripts"
 TRAIN = SCRIPTS / "train.py"  # one process of a run
-WORKFLOW = SCRIPTS.parent
-PROJECT = WORKFLOW.parent
-STRATEGIES = SCRIPTS / "lockstep" / "strategies"
-TASKS = SCRIPTS / "lockstep" / "tasks"
+STRATEGIES = PACKAGE / "strategies"
+TASKS = PACKAGE / "tasks"
 IMAGES = PROJECT / "docker" / "images.yaml"  # the container images and their contents
 
 
