@@ -66,6 +66,25 @@ def test_what_was_said_of_the_most_is_not_refuted_by_less(seconds, verdict):
     assert claims.backend(done)[0] == verdict
 
 
+def test_a_change_of_speed_holds_in_either_direction():
+    for ours, verdict in (([0.5, 0.51, 0.49], HOLDS), ([2.0, 2.1, 1.9], HOLDS), ([1.0, 1.1, 0.9], UNKNOWN)):
+        done = runs({"more_ranks": ours, "ddp": [1.0, 1.01, 0.99]})
+        assert claims.changes("more_ranks", "ddp")(done)[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("memory", "seconds", "verdicts"),
+    [
+        ([900, 600], [1.5, 1.52, 1.49], (HOLDS, HOLDS)),
+        ([600, 600], [0.5, 0.51, 0.49], (NOT, NOT)),
+        ([], [1.5, 1.52, 1.49], (UNKNOWN, UNKNOWN)),
+    ],
+)
+def test_dataparallel_s_claims_take_two_gpus_and_are_judged_apart(memory, seconds, verdicts):
+    done = runs({"dataparallel": seconds, "ddp": [1.0, 1.01, 0.99]}, memory_by_gpu=memory)
+    assert (claims.first_gpu(done)[0], claims.than_dataparallel(done)[0]) == verdicts
+
+
 def test_steps_are_halved_by_a_larger_batch_only():
     done = runs({"ddp": [1.0], "single": [1.0]}, global_batch=64, steps=105)
     verdict, told = claims.steps(done)
@@ -105,10 +124,22 @@ def test_claims_that_need_no_rows_are_measured_alone():
     assert verdicts == {
         "A sampler without set_epoch repeats its order": HOLDS,
         "DistributedSampler distorts a test on odd numbers": HOLDS,
-        "Equal seeds on all ranks make equal noise": HOLDS,
+        "Equal seeds on all ranks make equal random numbers, so dropout and augmentation are alike": HOLDS,
         "find_unused_parameters avoids an error where parts of the model are unused": HOLDS,
     }
     assert any("10,003" in measured for *_, measured in lines)
+
+
+@pytest.mark.slow
+def test_claims_that_train_or_load_are_measured_alone():
+    command = [sys.executable, "-m", "claims", "batch_norm", "divided_batch", "workers", "four_workers"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
+    verdicts = {said: verdict for said, _, verdict, _ in lines}
+    assert verdicts.pop("SyncBatchNorm makes batch normalisation global") == HOLDS
+    assert verdicts.pop("Each rank takes the batch size divided by the number of ranks") == HOLDS
+    assert len(verdicts) == 2
+    assert torch.cuda.is_available() or set(verdicts.values()) == {UNKNOWN}
 
 
 def test_an_unknown_claim_is_refused():
@@ -123,3 +154,25 @@ def test_the_page_has_every_claim_and_its_verdict():
     lines = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
     assert [line[0].removeprefix("| ") for line in lines] == [claim.said for claim in CLAIMS]
     assert {line[2] for line in lines} <= {HOLDS, NOT, UNKNOWN}
+
+
+def figures(text: str) -> set[float]:
+    """The figures with a point in a text, such as 1.65 and .67."""
+    return {float(figure) for figure in re.findall(r"(?<![\d.])\d*\.\d+(?![\d.])", text)}
+
+
+LINKING = sorted(
+    page for page in (PROJECT / "docs" / "guide").glob("*.md") if "(../claims.md)" in page.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
+def test_figures_that_the_guide_takes_from_the_claims_are_there(page):
+    """A paragraph, or a table's line, with a link to the claims has no figure that is in none of the pages it links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for part in re.split(r"\n\n|\n(?=[|-])", text):
+        if "(../claims.md)" not in part:
+            continue
+        linked = [page.parent / link.partition("#")[0] for link in re.findall(r"\]\((\.\./[\w./-]+\.md[^)]*)\)", part)]
+        known = set().union(*(figures(file.read_text(encoding="utf-8")) for file in linked))
+        assert figures(re.sub(r"\]\([^)]*\)", "", part)) <= known, part

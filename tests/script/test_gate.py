@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lockstep.errors import BadInput
 from lockstep.script import commits, gate, gate_report
 from tests.conftest import PROJECT
-from tests.script.test_prove import started
+from tests.script.test_prove import BIN, started
 
 TRAIN = """
 import torch
@@ -41,6 +41,18 @@ from torch import nn
 
 def network():
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+"""
+
+
+NET = """
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, points):
+        return self.last(self.first(points).relu())
 """
 
 
@@ -133,6 +145,19 @@ def test_another_order_of_sums_is_the_same_model(repository):
     edit(repository / "train.py", "import torch\n", f"import torch\nloss_of = lambda scores, labels: {code}\n")
     outcome = gated(repository, "--fail-if-slower", "900%")[1]
     assert outcome["model"] == gate.EQUAL, outcome
+
+
+@pytest.mark.slow
+def test_other_names_of_parameters_are_the_same_model(repository):
+    edit(repository / "model.py", "nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))", "Net()")
+    with (repository / "model.py").open("a", encoding="utf-8") as stream:
+        stream.write(NET)
+    (repository / "venv").symlink_to(BIN.parent)  # not in the copies, and yet its Python starts both
+    with (repository / ".gitignore").open("a", encoding="utf-8") as stream:
+        stream.write("venv\n")
+    outcome = gated(repository, "--fail-if-slower", "900%", command=("venv/bin/python", "train.py"))[1]
+    assert outcome["model"] == gate.EQUAL, outcome
+    assert "first.weight for 0.weight" in outcome["findings"][0]["says"]
 
 
 BROKEN = {
@@ -273,6 +298,18 @@ def test_a_shallow_clone_and_a_folder_within_the_repository_work(repository, tmp
     assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
     (repository / "part").mkdir()
     assert commits.top(repository / "part") == repository.resolve()
+
+
+def test_submodules_are_named_until_they_are_shared(repository, tmp_path):
+    module = tmp_path / "module"
+    module.mkdir()
+    git(module, "init", "--quiet")
+    git(module, "commit", "--quiet", "--allow-empty", "--message", "Empty")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(module), "library")
+    git(repository, "commit", "--quiet", "--message", "Add a module")
+    git(repository, "branch", "--force", "old", "HEAD~1")
+    _, ours = commits.copies(repository, "old", tmp_path / "without", [])
+    assert commits.lacks(ours) == ["library"]
 
 
 def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path):

@@ -61,6 +61,8 @@ def _main() -> int:
         work = Path(temporary).resolve()
         base, ours = commits.copies(repository, arguments.against, work / "trees", arguments.share)
         print(f"{ours.name} ({ours.commit[:10]}) against {base.name} ({base.commit[:10]})", flush=True)
+        if lacking := commits.lacks(ours):
+            print(f"note: the copies have no submodules; if they are needed: --share {' --share '.join(lacking)}")
         outcome = gate.run(base, ours, asked, repository, work / "runs", lambda line: print(line, flush=True))
         if arguments.output:
             _write(outcome, work / "runs", arguments.output)

@@ -94,9 +94,13 @@ def copies(repository: Path, reference: str, into: Path, shared: list[str]) -> t
 def _check_out(repository: Path, tree: Tree) -> None:
     """A repository of its own that borrows the user's objects; unlike a worktree, it leaves no trace in the user's."""
     tree.folder.mkdir(parents=True)
-    _git(tree.folder, "init", "--quiet")
-    objects = Path(_git(repository, "rev-parse", "--path-format=absolute", "--git-path", "objects"))
+    _git(tree.folder, "init", "--quiet", "--template=")  # without the user's hooks
+    objects, large = (
+        _git(repository, "rev-parse", "--path-format=absolute", "--git-path", name) for name in ("objects", "lfs")
+    )
+    (tree.folder / ".git/objects/info").mkdir(exist_ok=True)
     (tree.folder / ".git/objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
+    _git(tree.folder, "config", "lfs.storage", large)
     _git(tree.folder, "checkout", "--quiet", "--detach", tree.commit)
 
 
@@ -116,6 +120,13 @@ def _copy_changes(repository: Path, folder: Path) -> None:
     _git(folder, "add", "--all", "--force", ".")
     author = ("-c", "user.name=lockstep", "-c", "user.email=lockstep@localhost", "-c", "commit.gpgsign=false")
     _git(folder, *author, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", "The working tree")
+
+
+def lacks(tree: Tree) -> list[str]:
+    """The folders of submodules, which a copy has only if they are shared."""
+    listed = _git(tree.folder, "ls-files", "--stage").splitlines()
+    modules = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
+    return [name for name in modules if not (tree.folder / name).is_symlink()]
 
 
 def _share(repository: Path, folder: Path, shared: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Find and explain differences between a script's ranks, and between its run on several ranks and on one."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -148,6 +148,10 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
     """
     rounding = rounding or [(0.0, 0.0)] * min(one.steps, other.steps)
     found = []
+    if names := _renamed(one, other):
+        other = _with_names(other, names)
+        new, old = next((new, old) for old, new in names.items() if new != old)
+        found.append(Finding("renamed", NOTE, f"parameters have other names, as {new} for {old}"))
     names = _shapes(one).keys() ^ _shapes(other).keys()
     if names:
         found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
@@ -411,6 +415,34 @@ def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
                 f" {sum((mine & its).values())} are among the {sum(mine.values())} of the ranks"
             )
     return ""
+
+
+def _renamed(one: Recording, other: Recording) -> dict[str, str]:
+    """The new name (one's) of each parameter of the other; empty unless only names differ.
+
+    They do if both have as many parameters, which begin with the same values in the same order.
+    """
+    mine, theirs = (each.ranks[0]["initial"]["hashes"] for each in (one, other))
+    if list(mine) == list(theirs) or list(mine.values()) != list(theirs.values()):
+        return {}
+    return dict(zip(theirs, mine, strict=True))
+
+
+def _with_names(recorded: Recording, names: dict[str, str]) -> Recording:
+    """A recording with other names of parameters, wherever they occur."""
+
+    def renamed(by_name: dict) -> dict:
+        return {names.get(name, name): value for name, value in by_name.items()}
+
+    ranks = []
+    for rank in recorded.ranks:
+        steps = [
+            step | {key: renamed(step[key]) for key in ("weights", "hashes", "gradients") if key in step}
+            for step in rank["steps"]
+        ]
+        initial = rank["initial"] | {key: renamed(rank["initial"][key]) for key in ("weights", "hashes")}
+        ranks.append(rank | {"steps": steps, "initial": initial})
+    return replace(recorded, ranks=ranks)
 
 
 def _same_names(recorded: Recording, alone: Recording) -> bool:

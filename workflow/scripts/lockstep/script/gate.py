@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +123,7 @@ def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell
         *({"name": tree.name, "commit": tree.commit} for tree in (base, ours)),
         *(asked.command, asked.slower),
     )
-    runs = Runs(asked, repository, work)
+    runs = Runs(replace(asked, command=_startable(asked.command, ours, repository)), repository, work)
     try:
         outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
         outcome.findings = [asdict(each) for each in found]
@@ -140,6 +140,15 @@ def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell
     outcome.minutes = (time.monotonic() - began) / 60
     _conclude(outcome)
     return outcome
+
+
+def _startable(command: list[str], tree: Tree, repository: Path) -> list[str]:
+    """A command whose program is the user's own where the copies lack it, as .venv/bin/python, which Git ignores."""
+    program, within = Path(command[0]), Path.cwd().resolve().relative_to(repository)
+    if program.is_absolute() or len(program.parts) == 1 or (tree.folder / within / program).exists():
+        return command
+    # Links are not followed, since a Python finds its environment by them.
+    return [os.path.abspath(program), *command[1:]] if program.exists() else command
 
 
 def _conclude(outcome: Outcome) -> None:
@@ -177,6 +186,7 @@ class Runs:
         return recording.Asked(self.asked.compared, self.asked.keep_dropout, self.asked.patience)
 
     def record(self, tree: Tree) -> recording.Recording:
+        """Record a tree for as many steps as models are compared."""
         asked = self.compared
         recorded = self._checked(tree, lambda folder, place: recording.record(self.asked.command, folder, asked, place))
         if recorded.exit_code and recorded.steps < asked.steps:
@@ -187,6 +197,7 @@ class Runs:
         return recorded
 
     def time(self, tree: Tree, steps: int) -> recording.Timing:
+        """Time a tree for so many steps after those that warm up."""
         asked = recording.Asked(steps + self.asked.warm_up, patience=self.asked.patience)
         command, warm_up = self.asked.command, self.asked.warm_up
         return self._checked(tree, lambda folder, place: recording.time_steps(command, folder, asked, place, warm_up))

@@ -82,6 +82,8 @@ class Strategy(ddp.Strategy):
     def live(self):
         arguments = {name: getattr(self.trainer.args, name) for name in self.arguments}
         handed = {name: getattr(self.trainer.args, name) for name in self.own_arguments()}
+        # Those that the row decides are not handed over: they equal the row's values (config/trainer_arguments.py),
+        # which are read back as every row's, such as the learning rate from the optimizer.
         theirs = {"arguments": self.options.get("arguments", {}) | handed, "training_arguments": arguments}
         wrapped = ddp.live_options(self.model) if isinstance(self.model, DistributedDataParallel) else {}
         return {"backend": torch.distributed.get_backend()} | theirs | wrapped
