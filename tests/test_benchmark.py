@@ -281,6 +281,15 @@ def test_single_needs_no_retraining_and_the_failed_row_is_tried_again(benchmark)
     assert "Nothing to be done" in nothing.stdout + nothing.stderr
 
 
+def test_snakemake_s_own_report_is_made_although_a_row_failed(benchmark, tmp_path):
+    file = tmp_path / "report.zip"
+    for settings in (CONFIGURED, ()):  # also by the settings of another command, whose rows were never trained
+        finished = benchmark.snakemake("--report", str(file), *settings)
+        assert finished.returncode == 0, finished.stderr
+        assert file.stat().st_size > 0
+        file.unlink()
+
+
 def test_a_forced_row_refreshes_only_what_follows_from_it(benchmark):
     planned = jobs(benchmark.snakemake("-n", "ddp", "single", "-R", "train_ddp_1", *CONFIGURED))
     assert planned == {"train_ddp_1": 1, "evaluate": 1, "ddp": 1}
