@@ -176,3 +176,13 @@ def test_figures_that_the_guide_takes_from_the_claims_are_there(page):
         linked = [page.parent / link.partition("#")[0] for link in re.findall(r"\]\((\.\./[\w./-]+\.md[^)]*)\)", part)]
         known = set().union(*(figures(file.read_text(encoding="utf-8")) for file in linked))
         assert figures(re.sub(r"\]\([^)]*\)", "", part)) <= known, part
+
+
+def test_the_guide_counts_the_claims_as_the_page_does():
+    table = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
+    verdicts = [line.split(" | ")[2] for line in table.splitlines() if line.startswith("| ")][2:]
+    words = {1: "One", 8: "Eight", 13: "thirteen", 22: "Twenty-two"}
+    page = (PROJECT / "docs/guide/elsewhere.md").read_text(encoding="utf-8")
+    assert f"{words[len(verdicts)]} claims" in page
+    for verdict, said in ((HOLDS, "{} hold there"), (NOT, "{} does not hold"), (UNKNOWN, "The other {} can't be told")):
+        assert said.format(words[verdicts.count(verdict)]) in page

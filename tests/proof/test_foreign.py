@@ -178,6 +178,21 @@ def test_any_saved_weights_are_tested_and_predict(model, theirs, tmp_path):
     assert "accuracy 0.5000" in renamed.stdout, renamed.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_tested_and_predicts(kind, model, theirs, tmp_path):
+    always = {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}
+    always["classifier.bias"] = torch.tensor([0.0, 5.0])
+    weights = written(kind, always, tmp_path)
+    (tmp_path / "texts.csv").write_text(TEXTS)
+    asked = ["--model", model, "--weights", weights]
+    columns = ["--set=data.text=text", "--set=data.label=label"]
+    tested = script("test", *asked, "--data", tmp_path / "texts.csv", *columns)
+    assert "support 4, accuracy 0.5000, macro_f1 0.3333" in tested.stdout, tested.stderr
+    said = script("predict", *asked, "--text", "ab")
+    assert "0.993" in said.stdout, said.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
