@@ -29,10 +29,10 @@ def main() -> int:
     try:
         print(_keep(number, mark, body, silent=verdict == "passed"))
     except urllib.error.HTTPError as error:
-        if error.code not in (401, 403, 404):
-            raise
         # As for a pull request from a fork, whose token can only read; the job's summary has the same.
-        print(f"::notice::no comment: the token may not write one ({error.code}); see the job's summary")
+        print(f"::notice::no comment: GitHub refused it ({error.code}); see the job's summary")
+    except (OSError, ValueError) as error:
+        print(f"::notice::no comment: GitHub does not answer ({error}); see the job's summary")
     return 0
 
 
@@ -62,11 +62,17 @@ def _first(path: str, mark: str) -> dict | None:
     while True:
         comments = _ask("GET", f"{path}?per_page={PAGE}&page={page}")
         for comment in comments:
-            if comment["body"].startswith(mark):
+            if comment["body"].startswith(mark) and _may_write_here(comment):
                 return comment
         if len(comments) < PAGE:
             return None
         page += 1
+
+
+def _may_write_here(comment: dict) -> bool:
+    """Whether a comment is of a job or of a member: anybody else could begin one with a gate's mark."""
+    trusted = comment.get("author_association") in ("OWNER", "MEMBER", "COLLABORATOR")
+    return comment.get("user", {}).get("type") == "Bot" or trusted
 
 
 def _ask(method: str, path: str, about: dict | None = None):

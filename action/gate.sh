@@ -8,9 +8,11 @@ while read -r path; do
 done <<< "$SHARE"
 if [ "$STRICT" = true ]; then options+=(--strict); fi
 # The command is written as in a shell, over several lines if it is long.
+set +u
 eval "words=(
 $COMMAND
-)"
+)" || exit 2
+set -u
 status=0
 "$RUNNER_TEMP/lockstep/bin/python" "$HERE/workflow/scripts/gate.py" "${options[@]}" --output "$folder" -- "${words[@]}" || status=$?
 if [ -f "$folder/gate.json" ]; then

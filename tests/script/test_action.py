@@ -22,7 +22,8 @@ class GitHub:
     """A server on loopback that keeps comments as GitHub's REST API does, a hundred on a page."""
 
     def __init__(self):
-        self.comments = [{"id": number, "body": f"a remark {number}"} for number in range(120)]
+        bot = {"user": {"type": "Bot"}}
+        self.comments = [bot | {"id": number, "body": f"a remark {number}"} for number in range(120)]
         self.refused = 0  # an HTTP status for what writes
         self.writes = []
         keeps = self
@@ -39,7 +40,7 @@ class GitHub:
                     return self._answer(keeps.refused, {})
                 keeps.writes.append((self.command, self.path))
                 if self.command == "POST":
-                    keeps.comments.append({"id": len(keeps.comments), "body": body})
+                    keeps.comments.append(bot | {"id": len(keeps.comments), "body": body})
                 else:
                     keeps.comments[int(self.path.rpartition("/")[2])]["body"] = body
                 return self._answer(200, {})
@@ -112,9 +113,16 @@ def test_each_gate_has_a_comment_of_its_own(github, tmp_path):
     assert github.comments[-1]["body"].splitlines()[1] == "two", "a name can't end the mark"
 
 
+def test_nobody_else_s_comment_is_taken_for_the_gate_s(github, tmp_path):
+    mark = '<!-- lockstep gate: "gate" -->'
+    github.comments.append({"id": 120, "body": f"{mark}\nfine", "user": {"type": "User"}, "author_association": "NONE"})
+    assert "written" in comment(github, tmp_path, "slower", "slower")
+    assert github.writes == [("POST", "/repos/somebody/trains/issues/7/comments")]
+
+
 def test_where_nothing_can_be_written_the_job_goes_on_and_says_so(github, tmp_path):
     github.refused = 403
-    assert "the token may not" in comment(github, tmp_path, "slower", "slower")
+    assert "GitHub refused it" in comment(github, tmp_path, "slower", "slower")
     assert "not of a pull request" in comment(github, tmp_path, "slower", "slower", number=None)
 
 

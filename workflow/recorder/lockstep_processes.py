@@ -1,9 +1,12 @@
 """What the recorder and the timer have in common: ranks, and the files of a process of a user's script."""
 
+import functools
+import importlib.metadata
 import json
 import os
 import sys
 import time
+import urllib.parse
 
 FOLDER = os.environ.get("LOCKSTEP_RECORDING", "")
 # The names of variables that were set before the script's launcher was started; their values are not recorded.
@@ -37,12 +40,11 @@ def note_start():
         "torch": sys.modules["torch"].__version__,
         "variables": {name: value for name, value in os.environ.items() if name not in KNOWN},
     }
-    with open(os.path.join(FOLDER, f"started.{os.getpid()}.json"), "w") as stream:
-        json.dump(about, stream)
+    _write(f"started.{os.getpid()}.json", about)
 
 
 def write(about):
-    """Write what is known of this process; a reader never sees half of the file."""
+    """Write what is known of this process. A reader never sees half of a file."""
     rank, world = rank_and_world()
     about = {
         "rank": rank,
@@ -52,25 +54,54 @@ def write(about):
         "elsewhere": imported_from_elsewhere(),
         **about,
     }
-    file = os.path.join(FOLDER, f"process.{os.getpid()}.json")
+    _write(f"process.{os.getpid()}.json", about)
+
+
+def _write(name, about):
+    file = os.path.join(FOLDER, name)
     with open(f"{file}.tmp", "w") as stream:
         json.dump(about, stream)
     os.replace(f"{file}.tmp", file)
 
 
 def imported_from_elsewhere():
-    """The modules that were imported from the folder LOCKSTEP_ELSEWHERE, with their files; not an environment's."""
+    """The modules that were imported from the folder LOCKSTEP_ELSEWHERE, with their files.
+
+    An environment in that folder does not count, unless a package in it was installed from that folder.
+    """
     if not ELSEWHERE:
         return {}
-    files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    return {
-        name: file
-        for name, file in files.items()
-        if isinstance(file, str)
-        and os.path.abspath(file).startswith(ELSEWHERE + os.sep)
-        and "site-packages" not in file
-        and not os.path.abspath(file).startswith(sys.prefix + os.sep)
-    }
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        if name == "__main__" and getattr(module, "__spec__", None):
+            name = module.__spec__.name  # of python -m
+        real = os.path.realpath(file)
+        in_environment = "site-packages" in real or (
+            sys.prefix != ELSEWHERE and real.startswith(os.path.realpath(sys.prefix) + os.sep)
+        )
+        if in_environment:
+            if name.partition(".")[0] in _installed_from_elsewhere():
+                found[name] = real
+        elif real.startswith(ELSEWHERE + os.sep):
+            found[name] = real
+    return found
+
+
+@functools.cache
+def _installed_from_elsewhere():
+    """The top-level modules of packages that pip installed from LOCKSTEP_ELSEWHERE, as a copy (PEP 610)."""
+    names = set()
+    for distribution in importlib.metadata.distributions():
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        url = urllib.parse.urlparse(origin.get("url", ""))
+        folder = os.path.realpath(urllib.parse.unquote(url.path))
+        inside = folder == ELSEWHERE or folder.startswith(ELSEWHERE + os.sep)
+        if url.scheme == "file" and inside and not origin.get("dir_info", {}).get("editable"):
+            names |= {str(file).partition("/")[0].removesuffix(".py") for file in distribution.files or ()}
+    return names
 
 
 def end_together(world):

@@ -56,7 +56,7 @@ class State:
 
 
 def _empty_step():
-    return {"calls": [], "losses": [], "clip": []}
+    return {"calls": [], "losses": [], "clip": [], "dropout": []}
 
 
 state = State()
@@ -548,18 +548,27 @@ def _keys(value):
 
 
 def _change_dropout(torch):
-    """Disable dropout, since runs that drop different units can't be compared."""
+    """Disable dropout, since runs that drop different units can't be compared; its probabilities are recorded."""
     functional = torch.nn.functional
+    is_compiling = torch.compiler.is_compiling
+
+    def note_dropout(probability):
+        if not is_compiling() and state.models and not state.finished and probability:
+            state.step["dropout"].append(float(probability))
+
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
         usual = getattr(functional, name)
 
         def without(input, p=0.5, training=True, inplace=False, _usual=usual):
+            if training:
+                note_dropout(p)
             return _usual(input, 0.0, training, inplace)
 
         setattr(functional, name, without)
     attention = functional.scaled_dot_product_attention
 
     def without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
+        note_dropout(dropout_p)
         return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
     functional.scaled_dot_product_attention = without_dropout

@@ -5,7 +5,8 @@ readings of the clock to a step. LOCKSTEP_RECORDING names the folder, LOCKSTEP_W
 timed window, and LOCKSTEP_STEPS the number of all steps, after which this process ends.
 
 The window opens after the last warm-up step, and closes after the last step, each time with the device's queue empty.
-If the script ends by itself before, the window closes with its last step.
+If the script ends by itself before, the window closes with its last step, whose work may still be queued; the gate then
+times as many steps as the script has (lockstep/script/gate.py).
 """
 
 import atexit
@@ -24,6 +25,8 @@ class State:
         self.depth = 0  # of nested calls of optimizers' steps
         self.times = []  # when each step ended, in seconds of time.perf_counter
         self.finished = False
+        self.computed = False  # whether gradients were computed since the last step that counts
+        self.by_backward = False  # whether they are ever computed by torch.autograd.backward
         self.engine = False  # whether DeepSpeed's engine steps, which calls its optimizer's step
 
 
@@ -35,9 +38,12 @@ def before_step(*_):
 
 
 def after_step(*_):
+    """Count a step. Further optimizers that step on the same gradients belong to it, as for the recorder."""
     state.depth -= 1
-    if not state.depth and not state.engine:
-        step_done()
+    if state.depth or state.engine or (state.by_backward and not state.computed):
+        return
+    state.computed = False
+    step_done()
 
 
 def step_done():
@@ -57,8 +63,11 @@ def step_done():
 
 def _wait_for_devices():
     torch = sys.modules["torch"]
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    if hasattr(torch, "accelerator"):  # PyTorch 2.6 and later
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+    elif torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def write():
@@ -78,6 +87,13 @@ def change_torch(module):
     processes.note_start()
     optimizer.register_optimizer_step_pre_hook(before_step)
     optimizer.register_optimizer_step_post_hook(after_step)
+    backward = module.autograd.backward
+
+    def noted(*args, **kwargs):
+        state.computed = state.by_backward = True
+        return backward(*args, **kwargs)
+
+    module.autograd.backward = noted
 
 
 def change_deepspeed(module):

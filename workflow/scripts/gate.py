@@ -7,15 +7,17 @@ compared step by step, as in `lockstep prove`. Then both are timed in turns, in 
 per optimizer step gets an interval. A change passes once the interval lies below the limit, and fails if it lies above
 it after the last block. If it does neither, the gate is undecided.
 
-The exit code is 0 if it passed or is undecided, 1 if the change is slower or trains another model, 3 if undecided and
---strict, and 4 if it could not be measured.
+The exit code is 0 if it passed or is undecided, 1 if the change is slower or trains another model, 2 if it was called
+wrongly, 3 if undecided and --strict, and 4 if it could not be measured.
 """
 
 import argparse
+import os
 import re
 import shutil
 import sys
 import tempfile
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,13 +31,16 @@ JSON, COMMENT, JUNIT = "gate.json", "gate.md", "gate.xml"
 
 
 def main() -> int:
+    """Run the gate. The exit code 1 is a verdict, so nothing else may end with it."""
     try:
         return _main()
-    except RunStopped:
+    except (BadInput, RunStopped):
         raise
-    except RunFailed as error:  # the exit code 1 is a verdict
+    except RunFailed as error:
         tell(f"gate could not measure: {error}", sys.stderr, bad=True)
-        return EXIT[gate.NOT_MEASURED]
+    except Exception:
+        traceback.print_exc()
+    return EXIT[gate.NOT_MEASURED]
 
 
 def _main() -> int:
@@ -57,13 +62,14 @@ def _main() -> int:
     arguments = parser.parse_args()
     asked = _asked(arguments)
     repository = commits.top(Path.cwd())
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as temporary:
         work = Path(temporary).resolve()
-        base, ours = commits.copies(repository, arguments.against, work / "trees", arguments.share)
+        shared = [Path(os.path.normpath(Path.cwd().resolve() / name)) for name in arguments.share]
+        base, ours = commits.copies(repository, arguments.against, work / "trees", shared)
         print(f"{ours.name} ({ours.commit[:10]}) against {base.name} ({base.commit[:10]})", flush=True)
         if lacking := commits.lacks(ours):
             print(f"note: the copies have no submodules; if they are needed: --share {' --share '.join(lacking)}")
-        outcome = gate.run(base, ours, asked, repository, work / "runs", lambda line: print(line, flush=True))
+        outcome = gate.run(base, ours, asked, repository, work / "runs", lambda line: print(line, flush=True), shared)
         if arguments.output:
             _write(outcome, work / "runs", arguments.output)
     print(f"{gate_report.headline(outcome)}: {outcome.reason}")

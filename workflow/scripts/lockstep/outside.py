@@ -9,12 +9,13 @@ from pathlib import Path
 
 from lockstep.paths import SCRIPTS
 
-CLONE = Path("workflow/scripts/command.py")
+COMMAND = Path("workflow/scripts/command.py")
+IN_A_CLONE = Path("workflow/scripts/lockstep/outside.py")  # other projects may have a workflow/scripts/command.py, too
 
 
 def main() -> None:
-    if CLONE.is_file():
-        os.execv(sys.executable, [sys.executable, str(CLONE), *sys.argv[1:]])
+    if IN_A_CLONE.is_file():
+        os.execv(sys.executable, [sys.executable, str(COMMAND), *sys.argv[1:]])
     sys.path.insert(0, str(SCRIPTS))  # the commands are not modules of the package
     import command
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from lockstep.errors import BadInput
 
 PACKAGE = Path(__file__).resolve().parent
-INSTALLED = PACKAGE / "_project"  # where `pip install .` puts the project's other files (pyproject.toml)
-PROJECT = INSTALLED if INSTALLED.is_dir() else PACKAGE.parents[2]
+BUNDLED = PACKAGE / "_project"  # where `pip install .` puts the project's other files (pyproject.toml)
+PROJECT = BUNDLED if BUNDLED.is_dir() else PACKAGE.parents[2]
 WORKFLOW = PROJECT / "workflow"
 SCRIPTS = WORKFLOW / "scripts"
 TRAIN = SCRIPTS / "train.py"  # one process of a run

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import BadInput
@@ -22,6 +22,16 @@ class Tree:
     commit: str
     folder: Path
     kept: frozenset[Path] = frozenset()
+    shared: list[Path] = field(default_factory=list)  # within it, which are links to the user's own
+
+    def link(self, repository: Path) -> None:
+        """Link all shared paths to the user's own."""
+        for name in self.shared:
+            target = self.folder / name
+            if target.is_dir() and not target.is_symlink():
+                target.rmdir()  # a submodule's empty folder
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(repository / name)
 
     def keep_present_files(self) -> None:
         """Let `reset` keep all files that are present now."""
@@ -34,7 +44,9 @@ class Tree:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)  # its folder may be gone
-        _git(self.folder, "checkout", "--quiet", "--force", "HEAD", "--", ".")
+        # A link that stands for a submodule would be replaced by an empty folder.
+        links = [f":(exclude,top,literal){name}" for name in self.shared]
+        _git(self.folder, "checkout", "--quiet", "--force", "HEAD", "--", ".", *links)
 
     def _present(self) -> Iterator[Path]:
         """All files and folders but Git's and compiled Python files, which only speed up the start."""
@@ -54,26 +66,25 @@ def top(folder: Path) -> Path:
 def base_of(repository: Path, reference: str) -> str:
     """The commit to compare with: where HEAD's history and that of `reference` (a branch, tag or commit) part.
 
-    A later commit on that branch is no change of HEAD's. Without a common history (a shallow clone) it is the
-    reference's own commit. Raises BadInput for a name that Git does not know.
+    A later commit on that branch is no change of HEAD's. Raises BadInput for a name that Git does not know, and if no
+    common commit is known.
     """
     for name in (reference, f"origin/{reference}"):
         commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", check=False)
+        if commit and (common := _git(repository, "merge-base", commit, "HEAD", check=False)):
+            return common
         if commit:
-            return _git(repository, "merge-base", commit, "HEAD", check=False) or commit
-    raise BadInput(
-        f"--against {reference}: Git does not know it here. Fetch it: git fetch origin {reference} (in a CI job, check"
-        " out the whole history; for actions/checkout that is fetch-depth: 0)"
-    )
+            raise BadInput(f"--against {reference}: it has no known commit in common with HEAD. {FETCH}")
+    raise BadInput(f"--against {reference}: Git does not know it here. {FETCH}")
 
 
-def copies(repository: Path, reference: str, into: Path, shared: list[str]) -> tuple[Tree, Tree]:
+def copies(repository: Path, reference: str, into: Path, shared: list[Path]) -> tuple[Tree, Tree]:
     """Copies of the base (see `base_of`) and of the working tree, with all changes that are not committed.
 
     shared: paths within the repository that Git ignores and both need (data); both link to the user's.
     """
     commit, head = base_of(repository, reference), _git(repository, "rev-parse", "HEAD")
-    changed = bool(_git(repository, "status", "--porcelain"))
+    changed = bool(_git(repository, "status", "--porcelain", "--untracked-files=normal"))
     if commit == head and not changed:
         raise BadInput(
             f"--against {reference}: it has this same commit ({head[:10]}), and nothing is changed since, so there is"
@@ -81,78 +92,112 @@ def copies(repository: Path, reference: str, into: Path, shared: list[str]) -> t
         )
     base = Tree(reference, commit, into / "base")
     ours = Tree("the working tree" if changed else "HEAD", head, into / "ours")
+    for path in shared:
+        _refuse(path, repository, (base, ours))
+    names = [path.relative_to(repository) for path in shared]
     for tree in (base, ours):
         _check_out(repository, tree)
     if changed:
-        _copy_changes(repository, ours.folder)
+        _copy_changes(repository, ours.folder, names)
     for tree in (base, ours):
-        _share(repository, tree.folder, shared)
+        tree.shared = names
+        tree.link(repository)
         tree.keep_present_files()
     return base, ours
+
+
+def lacks(tree: Tree) -> list[str]:
+    """The folders of submodules, which a copy has only if they are shared."""
+    lines = _names(tree.folder, "ls-files", "-z", "--stage")
+    modules = [line.partition("\t")[2] for line in lines if line.startswith("160000 ")]
+    return [name for name in modules if not (tree.folder / name).is_symlink()]
+
+
+FETCH = (
+    "Fetch its history (in a CI job, check out all of it; for actions/checkout that is fetch-depth: 0, for GitLab"
+    " GIT_DEPTH: 0)"
+)
 
 
 def _check_out(repository: Path, tree: Tree) -> None:
     """A repository of its own that borrows the user's objects; unlike a worktree, it leaves no trace in the user's."""
     tree.folder.mkdir(parents=True)
     _git(tree.folder, "init", "--quiet", "--template=")  # without the user's hooks
-    objects, large = (
-        _git(repository, "rev-parse", "--path-format=absolute", "--git-path", name) for name in ("objects", "lfs")
+    objects, common = (
+        _git(repository, "rev-parse", "--path-format=absolute", *what)
+        for what in (("--git-path", "objects"), ("--git-common-dir",))
     )
     (tree.folder / ".git/objects/info").mkdir(exist_ok=True)
     (tree.folder / ".git/objects/info/alternates").write_text(f"{objects}\n", encoding="utf-8")
-    _git(tree.folder, "config", "lfs.storage", large)
+    _git(tree.folder, "config", "lfs.storage", str(Path(common) / "lfs"))
+    filters = _git(repository, "config", "--local", "--get-regexp", r"^filter\.", check=False)
+    for key, _, value in (line.partition(" ") for line in filters.splitlines()):
+        _git(tree.folder, "config", key, value)
     _git(tree.folder, "checkout", "--quiet", "--detach", tree.commit)
 
 
-def _copy_changes(repository: Path, folder: Path) -> None:
+def _copy_changes(repository: Path, folder: Path, shared: list[Path]) -> None:
     """Make a copy of HEAD one of the working tree: tracked files, and others that Git does not ignore."""
-    listed = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
-    here = {name for name in _git(repository, *listed).split("\0") if name and os.path.lexists(repository / name)}
-    for name in _git(folder, "ls-files", "-z").split("\0"):
-        if name and name not in here:
-            (folder / name).unlink()
-    for name in here:
+    for path in folder.iterdir():
+        if path.name != ".git":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for name in _names(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"):
         source, target = repository / name, folder / name
+        beneath = [repository / part for part in Path(name).parents]
+        if not os.path.lexists(source) or any(part.is_symlink() for part in beneath if part != repository):
+            continue  # deleted, or a folder of it has become a link
         if source.is_dir() and not source.is_symlink():
-            continue  # a submodule or another repository
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target, follow_symlinks=False)
-    _git(folder, "add", "--all", "--force", ".")
+            target.mkdir(parents=True, exist_ok=True)  # a submodule or another repository
+        elif not any(Path(name).is_relative_to(path) for path in shared):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    # Large files are kept as they are: by Git LFS's filter they would go into the user's own store.
+    plain = ("-c", "filter.lfs.clean=", "-c", "filter.lfs.process=", "-c", "filter.lfs.required=false")
+    _git(folder, *plain, "add", "--all", "--force", ".")
     author = ("-c", "user.name=lockstep", "-c", "user.email=lockstep@localhost", "-c", "commit.gpgsign=false")
     _git(folder, *author, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", "The working tree")
 
 
-def lacks(tree: Tree) -> list[str]:
-    """The folders of submodules, which a copy has only if they are shared."""
-    listed = _git(tree.folder, "ls-files", "--stage").splitlines()
-    modules = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
-    return [name for name in modules if not (tree.folder / name).is_symlink()]
+def _refuse(path: Path, repository: Path, trees: tuple[Tree, Tree]) -> None:
+    """Raise BadInput unless a path can be shared: Git ignores it, or it is a submodule that both commits have alike."""
+    if not path.is_relative_to(repository) or path == repository:
+        raise BadInput(f"--share {path}: name a path within {repository}")
+    if not path.exists():
+        raise BadInput(f"--share {path}: it does not exist")
+    name = str(path.relative_to(repository))
+    entries = [_git(repository, "ls-tree", tree.commit, "--", name) for tree in trees]
+    if not any(entries) and not _git(repository, "ls-files", "--", name):
+        return
+    if not all(entry.startswith("160000 ") for entry in entries):
+        raise BadInput(f"--share {path}: Git tracks it, so that each commit has its own. Leave it out")
+    present = [_git(path, "rev-parse", "HEAD"), _git(path, "status", "--porcelain")]
+    if entries[0] != entries[1] or present != [entries[0].split()[2], ""]:
+        raise BadInput(f"--share {path}: this submodule is not the same in both commits, so it can't be shared")
 
 
-def _share(repository: Path, folder: Path, shared: list[str]) -> None:
-    for name in shared:
-        source = Path(os.path.abspath(repository / name))
-        if not source.is_relative_to(repository) or source == repository:
-            raise BadInput(f"--share {name}: name a path within {repository}")
-        if not source.exists():
-            raise BadInput(f"--share {name}: {source} does not exist")
-        target = folder / source.relative_to(repository)
-        if target.is_dir() and not target.is_symlink() and not any(target.iterdir()):
-            target.rmdir()  # a submodule's folder
-        if os.path.lexists(target):
-            raise BadInput(f"--share {name}: Git tracks it, so that each commit has its own. Leave it out")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(source)
+def _names(folder: Path, *words: str) -> list[str]:
+    """The names that Git lists with -z, however they are encoded."""
+    return [os.fsdecode(name) for name in _run(folder, *words).stdout.split(b"\0") if name]
 
 
 def _git(folder: Path, *words: str, check: bool = True) -> str:
-    # Variables of a hook or of another repository would redirect these commands.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    """What Git says; with check=False nothing if it fails."""
+    finished = _run(folder, *words, check=check)
+    return "" if finished.returncode else os.fsdecode(finished.stdout.removesuffix(b"\n"))
+
+
+# Variables that a Git hook has, by which these commands would work on another repository or index.
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+OF_A_HOOK += ("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")
+
+
+def _run(folder: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
+    command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
     try:
-        command = ["git", "--no-optional-locks", "-C", str(folder), *words]
-        finished = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        finished = subprocess.run(command, capture_output=True, env=environment, check=False)
     except FileNotFoundError:
         raise BadInput("git is not installed, and the commits to compare are Git's") from None
     if finished.returncode and check:
-        raise BadInput(f"git {words[0]}: {finished.stderr.strip() or 'it failed'}")
-    return "" if finished.returncode else finished.stdout.strip("\n")
+        raise BadInput(f"git {words[0]}: {finished.stderr.decode(errors='replace').strip() or 'it failed'}")
+    return finished

@@ -72,6 +72,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
         return untold(how, found)
     steps = recorded.steps
+    if (at := not_finite(recorded)) and not_finite(alone) == at:
+        return untold(f"in step {at} weights become infinite or NaN, with several ranks and with one", found)
     if other_data := _other_data(recorded, alone):
         return Verdict(DIFFERENT, other_data.says, [other_data, *found])
     if other := _other_samples(recorded, alone, steps):
@@ -101,7 +103,9 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         )
         return untold(reason, found, distances[-1], floors[-1], table)
     smallest = _smallest(recorded)
-    first = next((step for step in range(steps) if distances[step] > ABOVE_FLOOR * max(floors[step], smallest)), None)
+    first = next(
+        (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
+    )
     gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
     if first is None and gradient is None:
         wrong = wrong_of(found)
@@ -143,41 +147,22 @@ def rounding_of(alone: Recording, floor: Recording) -> list[tuple[float, float]]
 def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
     """What two scripts, each with its own samples, do differently, in the first step with a difference.
 
-    Gradients and weights are compared as long as all samples so far are the same.
-    rounding: for each step how far rounding alone moves the gradient and the weights (rounding_of), where it is known.
+    Gradients and weights are compared as long as all samples so far are the same. rounding: for each step, how far
+    rounding alone moves the gradient and the weights (rounding_of); without it, they may differ as ranks in half
+    precision do.
     """
-    rounding = rounding or [(0.0, 0.0)] * min(one.steps, other.steps)
     found = []
     if names := _renamed(one, other):
         other = _with_names(other, names)
         new, old = next((new, old) for old, new in names.items() if new != old)
         found.append(Finding("renamed", NOTE, f"parameters have other names, as {new} for {old}"))
-    names = _shapes(one).keys() ^ _shapes(other).keys()
-    if names:
-        found.append(Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}"))
-    elif _initial_distance(one, other) > SMALLEST_ELSE:
-        found.append(Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike."))
-    dropouts = [each.ranks[0]["initial"]["dropout"] for each in (one, other)]
-    if dropouts[0] != dropouts[1]:
-        says = f"their highest dropout probability is {dropouts[0]:g} against {dropouts[1]:g}"
-        found.append(Finding("dropout", DIFFERENT, says))
+    found += _other_start(one, other)
     for step in range(min(one.steps, other.steps)):
-        mine, theirs = (Counter(_union(each, step)) for each in (one, other))
-        if mine != theirs:
-            shared = sum((mine & theirs).values())
-            says = f"{sum(mine.values())} samples against {sum(theirs.values())}, {shared} shared"
-            found.append(Finding("samples", DIFFERENT, says, step=step + 1, line=_call_line(one, step)))
-            break
-        ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
-        floors = rounding[min(step, len(rounding) - 1)]
-        of_gradient, of_weights = (ABOVE_FLOOR * max(_smallest(one), floor) for floor in floors)
-        if not found and ratio is not None and _gradient_distance(one, other, step, names) > of_gradient:
-            says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
-            found.append(Finding("gradient", DIFFERENT, says, step=step + 1, line=_line(one, step)))
-            break
-        if not found and _distance(one, other, step) > of_weights:
-            says = "the gradients are the same, and the weights after the step are not"
-            found.append(Finding("step", DIFFERENT, says, step=step + 1, line=_line(one, step)))
+        smallest = SMALLEST_ELSE if rounding else _smallest(one)
+        floors = rounding[min(step, len(rounding) - 1)] if rounding else (0.0, 0.0)
+        different = _other_step(one, other, step, *(ABOVE_FLOOR * max(smallest, floor) for floor in floors))
+        found += [each for each in different if each.kind not in {earlier.kind for earlier in found}]
+        if wrong_of(different):
             break
     for step in range(min(one.steps, other.steps)):
         rates = [each.ranks[0]["steps"][step]["rates"] for each in (one, other)]
@@ -186,6 +171,92 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
             found.append(Finding("rate", DIFFERENT, says, step=step + 1, line=_line(one, step)))
             break
     return found
+
+
+def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, float]] | None = None) -> list[Finding]:
+    """What a change does differently from its base: as two_scripts, but like with like, and on every rank.
+
+    rounding: as there; without it, only equal sums are the same.
+    """
+    rounding = rounding or [(0.0, 0.0)]
+    found = two_scripts(one, other, rounding)
+    kinds = [sorted(each.ranks[0]["notes"].get("precisions", [])) for each in (one, other)]
+    if kinds[0] != kinds[1]:
+        says = " against ".join(", ".join(each).replace("torch.", "") for each in kinds)
+        found.append(Finding("precision", DIFFERENT, f"they compute in {says}"))
+    if one.world != other.world:
+        found.append(Finding("world", NOTE, f"{one.world} ranks against {other.world}"))
+    elif one.steps != other.steps:
+        says = f"training ends after {one.steps} steps, against {other.steps}"
+        found.append(Finding("length", DIFFERENT, says))
+    elif not wrong_of(found):  # ranks may hold other parts of the model than rank 0
+        for rank in range(1, one.world):
+            mine, theirs = (replace(each, ranks=[each.ranks[rank]]) for each in (one, other))
+            if all(_same_samples_in(mine, theirs, step) for step in range(one.steps)):
+                wrong = wrong_of(two_scripts(mine, theirs, rounding))
+                found += [replace(each, says=f"rank {rank}: {each.says}") for each in wrong]
+    earlier = {(each.kind, each.says) for each in between_ranks(other)}
+    return found + [each for each in between_ranks(one) if (each.kind, each.says) not in earlier]
+
+
+def not_finite(recorded: Recording) -> int | None:
+    """The first step, from 1, after which a weight of any rank is not a finite number."""
+    for step in range(recorded.steps):
+        if not all(np.isfinite(_sketches(rank["steps"][step]["weights"])).all() for rank in recorded.ranks):
+            return step + 1
+    return None
+
+
+def _other_start(one: Recording, other: Recording) -> list[Finding]:
+    names = _shapes(one).keys() ^ _shapes(other).keys()
+    if names:
+        return [Finding("parameters", DIFFERENT, f"they train other parameters: {_listed(sorted(names))}")]
+    if not _initial_distance(one, other) <= SMALLEST_ELSE:
+        return [Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike.")]
+    return []
+
+
+def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:
+    mine, theirs = (Counter(_union(each, step)) for each in (one, other))
+    return mine == theirs
+
+
+def _other_step(one: Recording, other: Recording, step: int, of_gradient: float, of_weights: float) -> list[Finding]:
+    """What differs in a step, whose gradients and weights may be so far apart."""
+    mine, theirs = (Counter(_union(each, step)) for each in (one, other))
+    line = _line(one, step)
+    ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
+    same_gradient = ratio is None or _gradient_distance(one, other, step, names) <= of_gradient
+    same_weights = _comparable(one, other) and _distance(one, other, step) <= of_weights
+    dropouts = [_dropouts(each, step) for each in (one, other)]
+    if mine != theirs:
+        if ratio is not None and same_gradient and same_weights and mine.total() == theirs.total():
+            return [Finding("samples_written", NOTE, "the same samples are given in another form", step=step + 1)]
+        shared = (mine & theirs).total()
+        says = f"{mine.total()} samples against {theirs.total()}, {shared} shared"
+        return [Finding("samples", DIFFERENT, says, step=step + 1, line=_call_line(one, step))]
+    if dropouts[0] != dropouts[1]:
+        says = " against ".join(_listed(f"{p:g}" for p in sorted(set(each))) or "none" for each in dropouts)
+        return [Finding("dropout", DIFFERENT, f"dropout with other probabilities: {says}", step=step + 1, line=line)]
+    if not _comparable(one, other):
+        return []
+    if not same_gradient:
+        says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
+        return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
+    if not same_weights:
+        says = "the gradients are the same, and the weights after the step are not"
+        return [Finding("step", DIFFERENT, says, step=step + 1, line=line)]
+    return []
+
+
+def _comparable(one: Recording, other: Recording) -> bool:
+    """Whether both train parameters of the same names, from the same weights."""
+    return not _other_start(one, other)
+
+
+def _dropouts(recorded: Recording, step: int) -> list[float]:
+    """The probabilities of all dropouts that rank 0 computed in a step; none are noted in compiled code."""
+    return sorted(recorded.ranks[0]["steps"][step].get("dropout", []))
 
 
 # --- Findings from the ranks alone ------------------------------------------------------------------------------
@@ -609,7 +680,7 @@ def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, s
     if not names:
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
-    return _gradient_distance(recorded, alone, step, names) > ABOVE_FLOOR * rounding
+    return not _gradient_distance(recorded, alone, step, names) <= ABOVE_FLOOR * rounding
 
 
 def _by_parameter(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[dict]:

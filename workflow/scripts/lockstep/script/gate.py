@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lockstep import stats
-from lockstep.errors import BadInput, RunFailed, RunStopped
+from lockstep.errors import BadInput, RunFailed, RunStopped, printable
 from lockstep.script import findings, recording
 from lockstep.script.commits import Tree
 
@@ -27,6 +27,7 @@ EQUAL, UNTOLD = findings.EQUAL, findings.UNTOLD  # of the model; or UNEQUAL
 FEWEST_BLOCKS = 5  # before anything is decided
 MOST_MORE = 1000  # blocks that could still decide; more are not named
 TRIED = 10  # timed steps of the first run, which shows how long a step takes
+FAR = 0.01  # a difference of this share of the gradient or the update is not taken for rounding
 WINDOW = 3.0  # seconds of a timed run, by default
 
 
@@ -112,17 +113,27 @@ def _blocks_to_decide(base: list[float], ours: list[float], border: float) -> in
     return None
 
 
-def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell: Callable[[str], None]) -> Outcome:
+def run(
+    base: Tree,
+    ours: Tree,
+    asked: Asked,
+    repository: Path,
+    work: Path,
+    tell: Callable[[str], None],
+    shared: list[Path] | None = None,
+) -> Outcome:
     """Compare two trees, and keep logs and recordings in `work`. tell: prints a line of progress.
 
-    repository: the user's own, from which neither tree may import a module.
+    repository: the user's own, from which neither tree may import a module; shared: paths in it that both trees have.
     """
+    shared = shared or []
     began = time.monotonic()
     outcome = Outcome(
         *(NOT_MEASURED, ""),
         *({"name": tree.name, "commit": tree.commit} for tree in (base, ours)),
         *(asked.command, asked.slower),
     )
+    before = _stamps(shared)
     runs = Runs(replace(asked, command=_startable(asked.command, ours, repository)), repository, work)
     try:
         outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
@@ -131,6 +142,11 @@ def run(base: Tree, ours: Tree, asked: Asked, repository: Path, work: Path, tell
         for finding in found:
             where = f" ({finding.line})" if finding.line else ""
             tell(f"- {finding.level}: {finding.says}{where}")
+        if changed := before ^ _stamps(shared):
+            raise RunFailed(
+                f"a run changed {min(changed)[0]}, which both commits share, so that the second read what the first"
+                " wrote. Run the command once before, or share less"
+            )
         if outcome.model == EQUAL:  # how fast another model trains is no answer
             _time(base, ours, runs, outcome, began + 60 * asked.minutes, tell)
     except (RunStopped, BadInput):
@@ -151,8 +167,17 @@ def _startable(command: list[str], tree: Tree, repository: Path) -> list[str]:
     return [os.path.abspath(program), *command[1:]] if program.exists() else command
 
 
+def _stamps(shared: list[Path]) -> set[tuple[str, float, int]]:
+    """Name, time of change and size of all shared files."""
+    files = [path for each in shared for path in (each.rglob("*") if each.is_dir() else [each]) if path.is_file()]
+    return {(str(file), file.stat().st_mtime, file.stat().st_size) for file in files if "__pycache__" not in file.parts}
+
+
 def _conclude(outcome: Outcome) -> None:
     """The verdict of both parts. Another model counts even if nothing could be timed."""
+    outcome.reason = printable(outcome.reason)
+    for finding in outcome.findings:
+        finding["says"] = printable(finding["says"])
     speed = Speed(**outcome.speed) if outcome.speed else None
     if outcome.model == UNEQUAL:
         wrong = next(each for each in outcome.findings if each["level"] == findings.DIFFERENT)
@@ -172,7 +197,7 @@ def says_of(speed: Speed, outcome: Outcome) -> str:
 
 
 class Runs:
-    """Runs the command in a tree, in its part of the repository that the user is in, with a log for each run."""
+    """Runs the command in a tree, in the part of the repository that the user is in, with a log for each run."""
 
     def __init__(self, asked: Asked, repository: Path, work: Path):
         self.asked, self.repository, self.work = asked, repository, work
@@ -187,8 +212,8 @@ class Runs:
 
     def record(self, tree: Tree) -> recording.Recording:
         """Record a tree for as many steps as models are compared."""
-        asked = self.compared
-        recorded = self._checked(tree, lambda folder, place: recording.record(self.asked.command, folder, asked, place))
+        command, asked = self.command(tree), self.compared
+        recorded = self._checked(tree, lambda folder, place: recording.record(command, folder, asked, place))
         if recorded.exit_code and recorded.steps < asked.steps:
             raise RunFailed(
                 f"{tree.name}: the command ended with exit code {recorded.exit_code} after {recorded.steps} of"
@@ -196,25 +221,41 @@ class Runs:
             )
         return recorded
 
+    def rounding(self, tree: Tree, recorded: recording.Recording) -> list[tuple[float, float]]:
+        """How far rounding alone moves each step of a recorded tree. Raises RunFailed if that can't be measured."""
+        replays = [
+            self._checked(
+                tree,
+                lambda folder, place, backwards=backwards: recording.replay(
+                    recorded, folder, self.compared, backwards=backwards, variables=place.variables
+                ),
+            )
+            for backwards in (False, True)
+        ]
+        return findings.rounding_of(*replays)
+
     def time(self, tree: Tree, steps: int) -> recording.Timing:
         """Time a tree for so many steps after those that warm up."""
         asked = recording.Asked(steps + self.asked.warm_up, patience=self.asked.patience)
-        command, warm_up = self.asked.command, self.asked.warm_up
+        command, warm_up = self.command(tree), self.asked.warm_up
         return self._checked(tree, lambda folder, place: recording.time_steps(command, folder, asked, place, warm_up))
+
+    def command(self, tree: Tree) -> list[str]:
+        """The command in a tree: files of the user's tree that it names by their whole path are the copy's."""
+        return [self._in_tree(word, tree) for word in self.asked.command]
 
     def _checked(self, tree: Tree, run):
         """Run in a tree; if modules came from the user's own tree, run again with the copy's in front of them."""
         result = self._one(tree, run)
         if result.elsewhere:
-            roots = {_root(name, file).relative_to(self.repository) for name, file in result.elsewhere.items()}
-            self.paths[tree.folder.name] = [str(tree.folder / root) for root in sorted(roots)]
+            roots = {_root(name, file, self.repository) for name, file in result.elsewhere.items()}
+            self.paths[tree.folder.name] = [str(tree.folder / root) for root in sorted(filter(None, roots))]
             result = self._one(tree, run)
         if result.elsewhere:
             name, file = next(iter(result.elsewhere.items()))
             raise RunFailed(
-                f"{tree.name}: its module {name} was imported from {file}, in the working tree, so that both commits"
-                " would run the same code. Name files relative to the repository, and do not install it by"
-                " `pip install -e`, or set PYTHONPATH"
+                f"{tree.name}: its module {name} was imported from {file}, not from the commit's own files, so that"
+                " both commits would run the same code. Install the repository by `pip install -e`, or set PYTHONPATH"
             )
         return result
 
@@ -223,50 +264,76 @@ class Runs:
         self.count += 1
         folder = self.work / f"{self.count:03d}-{tree.folder.name}"
         folder.mkdir(parents=True)
-        variables = self._variables(tree)
+        place = recording.Place(tree.folder / self.within, self._variables(tree), folder / "log.txt")
+        if not place.folder.is_dir():
+            raise RunFailed(f"{tree.name}: it has no folder {self.within}")
         try:
-            return run(folder / "recording", recording.Place(tree.folder / self.within, variables, folder / "log.txt"))
-        except (RunStopped, BadInput):
+            return run(folder / "recording", place)
+        except RunStopped:
             raise
-        except RunFailed as error:
+        except (BadInput, RunFailed) as error:
             raise RunFailed(f"{tree.name}: {error}") from None
 
     def _variables(self, tree: Tree) -> dict[str, str]:
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        mapped = [self._in_tree(Path(path), tree) for path in given if path]
+        mapped = [self._in_tree(path, tree) for path in given if path]
         paths = os.pathsep.join([*self.paths[tree.folder.name], *mapped])
-        return {"LOCKSTEP_ELSEWHERE": str(self.repository), **({"PYTHONPATH": paths} if paths else {})}
+        named = {name: self._in_tree(os.environ[name], tree) for name in NAME_THE_TREE if name in os.environ}
+        variables = {"LOCKSTEP_ELSEWHERE": str(self.repository), "PWD": str(tree.folder / self.within)}
+        return named | variables | ({"PYTHONPATH": paths} if paths else {})
 
-    def _in_tree(self, path: Path, tree: Tree) -> str:
-        inside = path.is_absolute() and path.resolve().is_relative_to(self.repository)
-        return str(tree.folder / path.resolve().relative_to(self.repository)) if inside else str(path)
+    def _in_tree(self, word: str, tree: Tree) -> str:
+        """The copy of a path within the user's tree, if there is one; anything else as it is."""
+        path = Path(word)
+        if not path.is_absolute() or not path.exists() or not path.resolve().is_relative_to(self.repository):
+            return word
+        copy = tree.folder / path.resolve().relative_to(self.repository)
+        return str(copy) if copy.exists() else word
 
 
-def _root(name: str, file: str) -> Path:
-    """The folder that must be on Python's path for a module of this name to be this file."""
+# Variables by which scripts find their repository in CI.
+NAME_THE_TREE = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR", "BUILDKITE_BUILD_CHECKOUT_PATH", "WORKSPACE")
+
+
+def _root(name: str, file: str, repository: Path) -> Path | None:
+    """The folder, within the repository, that must be on Python's path for a module of this name to be this file."""
     path = Path(file)
     levels = name.count(".") + (path.name == "__init__.py")
-    return path.parents[levels]
+    folder = path.parents[levels] if levels < len(path.parents) else path
+    inside = folder.is_relative_to(repository) and "site-packages" not in path.parts
+    return folder.relative_to(repository) if inside else None
 
 
 def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[findings.Finding], str]:
-    """Whether both train the same model, what was found, and the version of PyTorch."""
+    """Whether both train the same model, what was found, and the version of PyTorch.
+
+    Raises RunFailed if that can't be told.
+    """
     before, now = runs.record(base), runs.record(ours)
     torch = _version(now)
-    found = findings.two_scripts(now, before)
-    if any(each.kind in ("gradient", "step") for each in found):
-        # A change of the order of sums is no other model: how far that goes is measured, by the base alone.
-        try:
-            alone = recording.replay(before, runs.work / "alone", runs.compared)
-            floor = recording.replay(before, runs.work / "floor", runs.compared, backwards=True)
-            found = findings.two_scripts(now, before, findings.rounding_of(alone, floor))
-        except RunFailed as error:
-            says = f"how far rounding alone goes is not known: {error}"
-            found.append(findings.Finding("not_measured", findings.NOTE, says))
-    earlier = {each.kind for each in findings.between_ranks(before)}
-    found += [each for each in findings.between_ranks(now) if each.kind not in earlier]
+    if (step := findings.not_finite(before)) and findings.not_finite(now) == step:
+        raise RunFailed(f"in step {step} weights become infinite or NaN in both commits")
+    found = findings.two_commits(now, before)
     wrong = findings.wrong_of(found)
-    return (UNEQUAL if wrong else EQUAL), found, torch
+    if not wrong:
+        return EQUAL, found, torch
+    if findings.wrong_of(findings.two_commits(runs.record(base), before)):
+        raise RunFailed(f"two runs of {base.name} alone differ as well, so that the command needs a seed")
+    if {each.kind for each in wrong} <= {"gradient", "step"}:
+        # Sums in another order are no other model: how far that goes is measured, by the base alone.
+        try:
+            rounding = runs.rounding(base, before)
+        except RunFailed as error:
+            rounding, why = [], str(error)
+        if max(map(max, rounding), default=0.0) in (0.0, np.inf):
+            why = "reversing its batches changes nothing" if rounding else why
+            if findings.wrong_of(findings.two_commits(now, before, [(FAR / findings.ABOVE_FLOOR,) * 2])):
+                return UNEQUAL, found, torch
+            raise RunFailed(f"{wrong[0].says}, by less than {FAR:.0%}; how far rounding goes is not known: {why}")
+        if findings.ABOVE_FLOOR * max(map(max, rounding)) > findings.TOO_HIGH:
+            raise RunFailed(f"{wrong[0].says}, but rounding alone moves {base.name} by {max(map(max, rounding)):.1%}")
+        found = findings.two_commits(now, before, rounding)
+    return (UNEQUAL if findings.wrong_of(found) else EQUAL), found, torch
 
 
 def _version(recorded: recording.Recording) -> str:
@@ -279,10 +346,12 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
     """Time both trees in blocks, until it is decided, or the blocks or the minutes are used up."""
     asked = runs.asked
     first = runs.time(base, asked.steps or TRIED)  # not counted: it reads files that later runs have in memory
-    steps = asked.steps or max(TRIED, round(WINDOW / first.median))
+    # The mean is too long where something disturbed a step, and the median too short where work is only queued.
+    steps = asked.steps or max(TRIED, round(WINDOW / (first.seconds * first.median) ** 0.5))
+    ends = False  # whether it is known that the command ends after these steps
     outcome.world = first.world
     longest = 0.0
-    for block in range(asked.blocks):
+    while (block := len(outcome.seconds["base"])) < asked.blocks:
         began = time.monotonic()
         if block and began + longest > until:
             break
@@ -294,6 +363,10 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
                 f"{outcome.base['name']} did {counts['base'][0]} timed steps on {counts['base'][1]} ranks, and"
                 f" {outcome.ours['name']} {counts['ours'][0]} on {counts['ours'][1]}, so their steps are not comparable"
             )
+        if counts["base"][0] < steps and not ends:
+            # The command has fewer steps. So many are timed, or the last would be taken while its work is still queued.
+            steps, ends = counts["base"][0], True
+            continue
         outcome.steps = counts["base"][0]
         for name, timing in timed.items():
             outcome.seconds[name].append(timing.seconds)

@@ -57,7 +57,7 @@ def comment(outcome: gate.Outcome) -> str:
         "| | |",
         "|---|---|",
         f"| model | {_cell(model_says(outcome))} |",
-        f"| speed | {_cell(speed_says(outcome))}; the limit is {1 + outcome.limit:.3g} |",
+        f"| speed | {_cell(speed_says(outcome))}; the limit is {100 * outcome.limit:g} % slower |",
     ]
     if outcome.verdict == gate.NOT_MEASURED:
         lines.append(f"| why | {_cell(outcome.reason)} |")
@@ -70,11 +70,13 @@ def comment(outcome: gate.Outcome) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table; a script's own words can't end it, or become HTML or a mention of somebody."""
-    plain = " ".join(text.split())
-    for letter, written in {"&": "&amp;", "<": "&lt;", "|": "\\|", "@": "@\u200b", "`": "'"}.items():
-        plain = plain.replace(letter, written)
-    return plain
+    """Text for a cell of a table, shown as it is: a script's words can't end it, or become a link or a mention."""
+    plain = " ".join(text.split())[:LONGEST]
+    return "".join(f"&#{ord(letter)};" if letter in LIVE else letter for letter in plain).replace("@", "@\u200b")
+
+
+LONGEST = 500  # characters of a cell; GitHub refuses comments above 65,536
+LIVE = "&<>|`[]!#*_~\\"  # letters that mean something in Markdown or HTML
 
 
 def junit(outcome: gate.Outcome) -> str:
@@ -87,6 +89,8 @@ def junit(outcome: gate.Outcome) -> str:
     elif outcome.model != gate.EQUAL:
         ElementTree.SubElement(model, "error", message=outcome.reason or outcome.model)
     verdict = outcome.speed["verdict"] if outcome.speed else gate.NOT_MEASURED
+    if outcome.verdict == gate.NOT_MEASURED:  # though some blocks may have been timed
+        verdict = gate.NOT_MEASURED
     if verdict == gate.SLOWER:
         ElementTree.SubElement(speed, "failure", message=speed_says(outcome))
     elif verdict == gate.UNDECIDED or outcome.model == gate.UNEQUAL:

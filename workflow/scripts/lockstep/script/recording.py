@@ -125,11 +125,18 @@ def time_steps(command: list[str], folder: Path, asked: Asked, place: Place, war
     return Timing(float(slowest.mean()), float(np.median(slowest)), timed, recorded.world, recorded.elsewhere)
 
 
-def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool = False) -> Recording:
+def replay(
+    recorded: Recording,
+    folder: Path,
+    asked: Asked,
+    *,
+    backwards: bool = False,
+    variables: dict[str, str] | None = None,
+) -> Recording:
     """Run a recording's script as one process, on the samples of all its ranks, from rank 0's initial weights.
 
-    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. The output is in
-    `folder`/log.txt. Raises RunFailed if no step was recorded.
+    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. variables: of the
+    environment, set last. The output is in `folder`/log.txt. Raises RunFailed if no step was recorded.
     """
     write_json(recorded.folder / "replay.json", merged(recorded))
     started = _start(recorded)
@@ -141,6 +148,7 @@ def replay(recorded: Recording, folder: Path, asked: Asked, *, backwards: bool =
     environment = dict(os.environ) | kept
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(free_port("auto"))}
+    environment |= variables or {}
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),
         "LOCKSTEP_REVERSED": str(int(backwards)),
@@ -287,6 +295,8 @@ def _start(recorded: Recording) -> dict:
     for file in recorded.folder.glob("started.*.json"):
         about = json.loads(file.read_text(encoding="utf-8"))
         started[about["pid"]] = about
+    if recorded.ranks[0]["pid"] not in started:
+        raise RunFailed("its ranks are forks of a process that had imported PyTorch, so how to start one is not known")
     about = started[recorded.ranks[0]["pid"]]
     while any("multiprocessing" in word for word in about["command"][:4]) and about["parent"] in started:
         about = started[about["parent"]]
