@@ -37,15 +37,13 @@ def gating(folder: Path, blocks: int) -> list[list[str]]:
         if 3 * size > blocks:
             break
         verdicts = judged(base, ours, size)
-        share = {verdict: verdicts.count(verdict) / len(verdicts) for verdict in (gate.SLOWER, gate.UNDECIDED)}
-        failed = f"{verdicts.count(gate.SLOWER)} of {len(verdicts)}"
         lines.append(
             [
                 str(size),
                 f"{size * minutes:.1f}",
                 str(len(verdicts)),
-                failed,
-                f"{share[gate.UNDECIDED]:.0%}",
+                f"{verdicts.count(gate.SLOWER)} of {len(verdicts)}",
+                f"{verdicts.count(gate.UNDECIDED) / len(verdicts):.0%}",
                 f"{smallest_found(base, ours, size):.1%}",
             ]
         )
@@ -64,13 +62,14 @@ def measured(folder: Path, blocks: int) -> tuple[list[float], list[float], float
     os.chdir(repository)
     trees = commits.copies(repository.resolve(), "HEAD", folder / "trees", [])
     runs = gate.Runs(gate.Asked(["python", "train.py"], LIMIT), repository.resolve(), folder / "runs")
-    steps = max(gate.TRIED, round(gate.WINDOW / runs.time(trees[0], gate.TRIED).median))
-    seconds, began = ([], []), time.monotonic()
+    steps = gate.steps_of_a_run(runs.time(trees[0], gate.TRIED))
+    base, ours, began = [], [], time.monotonic()
     for block in range(blocks):
-        for place in (0, 1) if block % 2 == 0 else (1, 0):
-            seconds[place].append(runs.time(trees[place], steps).seconds)
-        print(f"block {block + 1} of {blocks}: {seconds[1][-1] / seconds[0][-1]:.3f}", flush=True)
-    return *seconds, (time.monotonic() - began) / 60 / blocks
+        timed = runs.block(*trees, steps, block)
+        base.append(timed["base"].seconds)
+        ours.append(timed["ours"].seconds)
+        print(f"block {block + 1} of {blocks}: {ours[-1] / base[-1]:.3f}", flush=True)
+    return base, ours, (time.monotonic() - began) / 60 / blocks
 
 
 def judged(base: list[float], ours: list[float], size: int, slower: float = 0.0) -> list[str]:

@@ -482,7 +482,7 @@ def test_rounding_that_was_measured_is_allowed_for():
 def test_junit_has_an_error_where_timing_broke_off(tmp_path):
     tree = {"name": "main", "commit": "0" * 40}
     outcome = gate.Outcome(gate.NOT_MEASURED, "\x1b[31mit broke off", tree, tree, ["python"], 0.05, model=gate.EQUAL)
-    outcome.speed = {"ratio": 1.0, "low": 0.9, "high": 1.1, "blocks": 2, "verdict": gate.UNDECIDED, "more": 3}
+    outcome.speed = gate.Speed(1.0, 0.9, 1.1, 2, gate.UNDECIDED, 3)
     gate._conclude(outcome)
     suite = ElementTree.fromstring(gate_report.junit(outcome).encode())[0]
     assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")

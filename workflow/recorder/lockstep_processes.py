@@ -78,7 +78,7 @@ def imported_from_elsewhere():
             continue
         if name == "__main__" and getattr(module, "__spec__", None):
             name = module.__spec__.name  # of python -m
-        real = os.path.realpath(file)
+        real = _real_path(file)
         in_environment = "site-packages" in real or (
             sys.prefix != ELSEWHERE and real.startswith(os.path.realpath(sys.prefix) + os.sep)
         )
@@ -104,8 +104,33 @@ def _installed_from_elsewhere():
     return names
 
 
-def end_together(world):
+_real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing
+
+
+def follow_engine(module, state, done):
+    """Call done(engine) after each step of DeepSpeed's engine, which does not call PyTorch's hooks once per step.
+
+    While the engine steps, state.engine is True.
+    """
+    engine = module.DeepSpeedEngine
+    step = engine.step
+
+    def noted(self, *args, **kwargs):
+        taken = self.global_steps
+        state.engine = True
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            state.engine = False
+            if self.global_steps > taken:
+                done(self)
+
+    engine.step = noted
+
+
+def end_together():
     """End this process when all ranks have done their steps; leaving earlier would make the others fail."""
+    _, world = rank_and_world()
     open(os.path.join(FOLDER, f"done.{os.getpid()}"), "w").close()
     until = time.monotonic() + WAIT
     while time.monotonic() < until and len([1 for name in os.listdir(FOLDER) if name.startswith("done.")]) < world:

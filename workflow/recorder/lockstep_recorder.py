@@ -384,7 +384,7 @@ def write():
 def end():
     """End this process when all ranks have done their steps."""
     state.finished = True
-    processes.end_together(rank_and_world()[1])
+    processes.end_together()
 
 
 @atexit.register
@@ -767,24 +767,16 @@ def _of_one(value, ranks):
 
 
 def change_deepspeed(module):
-    """Record the steps of DeepSpeed's engine, which does not call PyTorch's hooks once per step."""
-    engine = module.DeepSpeedEngine
-    step = engine.step
+    """Record the steps of DeepSpeed's engine."""
 
-    def noted(self, *args, **kwargs):
-        taken = self.global_steps
-        state.engine = True
-        try:
-            return step(self, *args, **kwargs)
-        finally:
-            state.engine = False
-            if self.global_steps > taken and state.models and not state.finished:
-                state.step["line"] = line()
-                state.step["rates"] = [float(rate) for rate in self.get_lr()]
-                state.step["gradients"] = {}
-                step_done()
+    def done(engine):
+        if state.models and not state.finished:
+            state.step["line"] = line()
+            state.step["rates"] = [float(rate) for rate in engine.get_lr()]
+            state.step["gradients"] = {}
+            step_done()
 
-    engine.step = noted
+    processes.follow_engine(module, state, done)
 
 
 def change_deepspeed_itself(module):

@@ -58,7 +58,7 @@ def step_done():
     if len(state.times) == STEPS:
         state.finished = True
         write()
-        processes.end_together(processes.rank_and_world()[1])
+        processes.end_together()
 
 
 def _wait_for_devices():
@@ -97,21 +97,7 @@ def change_torch(module):
 
 
 def change_deepspeed(module):
-    """Count the steps of DeepSpeed's engine, which does not call PyTorch's hooks once per step."""
-    engine = module.DeepSpeedEngine
-    step = engine.step
-
-    def noted(self, *args, **kwargs):
-        taken = self.global_steps
-        state.engine = True
-        try:
-            return step(self, *args, **kwargs)
-        finally:
-            state.engine = False
-            if self.global_steps > taken:
-                step_done()
-
-    engine.step = noted
+    processes.follow_engine(module, state, lambda engine: step_done())
 
 
 CHANGES = {"torch": change_torch, "deepspeed.runtime.engine": change_deepspeed}

@@ -40,7 +40,8 @@ SCRIPTS = (
     *("again", "show", "prove", "gate", "predict", "compare", "keep"),
     *("history", "check", "accept", "network", "doctor"),
 )
-ANYWHERE = ("prove", "gate", "compare", "check")  # of these, the first two start programs of the user's own
+OF_SCRIPTS = ("prove", "gate")  # they start programs of the user's own, whose PATH comes first
+ANYWHERE = (*OF_SCRIPTS, "compare", "check")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 
@@ -103,7 +104,7 @@ def main() -> None:
         if not anywhere and not Path("workflow/scripts/command.py").is_file():
             raise BadInput(f"this is not Lockstep's folder; {asked.command} is called in a clone of it")
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        os.environ["PATH"] = os.pathsep.join(path[::-1] if asked.command in ("prove", "gate") else path)
+        os.environ["PATH"] = os.pathsep.join(path[::-1] if asked.command in OF_SCRIPTS else path)
         if asked.command in SCRIPTS:  # in this process, so that its usage line has the name that was typed
             sys.argv = [f"lockstep {asked.command}", *asked.arguments]
             cli.run(importlib.import_module(asked.command).main)

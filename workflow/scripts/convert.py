@@ -38,8 +38,7 @@ def main() -> None:
         raise BadInput(
             "Give a run's folder, with or without --snapshot, or --model FOLDER, --weights FILE and --output FOLDER."
         )
-    if arguments.output.exists():
-        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder.")
+    cli.must_be_new(arguments.output)
     from lockstep.proof import foreign
 
     for note in foreign.convert(arguments.weights, arguments.model, arguments.output, cli.labels(arguments)):

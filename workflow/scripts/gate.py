@@ -47,15 +47,29 @@ def _main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    defaults = gate.Asked
     parser.add_argument("--against", required=True, metavar="COMMIT", help="a branch, tag or commit to compare with")
     parser.add_argument("--fail-if-slower", default="5%", metavar="P%", help="the limit (default: 5%%)")
-    parser.add_argument("--blocks", type=int, default=10, help="the most blocks of two runs (default: 10)")
-    parser.add_argument("--minutes", type=float, default=30, help="begin no block that would end later (default: 30)")
-    parser.add_argument("--steps", type=int, default=0, help="timed steps of a run (default: about 3 seconds of them)")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps of a run that are not timed (default: 3)")
+    parser.add_argument(
+        "--blocks", type=int, default=defaults.blocks, help="the most blocks of two runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=defaults.minutes,
+        help="begin no block that would end later (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=defaults.steps, help="timed steps of a run (default: about 3 seconds of them)"
+    )
+    parser.add_argument(
+        "--warm-up", type=int, default=defaults.warm_up, help="steps of a run that are not timed (default: %(default)s)"
+    )
     parser.add_argument("--share", action="append", default=[], metavar="PATH", help="untracked data that both need")
     parser.add_argument("--keep-dropout", action="store_true", help="keep dropout when models are compared")
-    parser.add_argument("--patience", type=float, default=600, help="seconds without a step that count as hanging")
+    parser.add_argument(
+        "--patience", type=float, default=defaults.patience, help="seconds without a step that count as hanging"
+    )
     parser.add_argument("--strict", action="store_true", help=f"exit with {STRICT} if undecided")
     parser.add_argument("--output", type=Path, help=f"a new folder for {JSON}, {COMMENT}, {JUNIT} and all logs")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that starts the training")
@@ -80,9 +94,7 @@ def _main() -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> gate.Asked:
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not command:
-        raise BadInput("name the command that starts your training: lockstep gate --against main -- python train.py")
+    command = cli.users_command(arguments.command, "lockstep gate --against main -- python train.py")
     given = re.fullmatch(r"(\d+(?:\.\d+)?)%", arguments.fail_if_slower.strip())
     if not given:
         raise BadInput(f"--fail-if-slower {arguments.fail_if_slower}: give a share with its sign, as 5%")
@@ -94,8 +106,7 @@ def _asked(arguments: argparse.Namespace) -> gate.Asked:
         raise BadInput(f"--warm-up {arguments.warm_up}: at least 1 is needed, after which the clock starts")
     if arguments.steps < 0 or 0 < arguments.steps < gate.recording.FEWEST:
         raise BadInput(f"--steps {arguments.steps}: at least {gate.recording.FEWEST} are needed")
-    if arguments.output and arguments.output.exists():
-        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder")
+    cli.must_be_new(arguments.output)
     return gate.Asked(
         command=command,
         slower=float(given[1]) / 100,

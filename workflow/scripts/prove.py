@@ -42,13 +42,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help=f"a folder for {PAGE}, verdict.json and the recordings")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command that starts the script")
     arguments = parser.parse_args()
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not command:
-        raise BadInput("name the command that starts your script, as in: lockstep prove -- torchrun ... train.py")
+    command = cli.users_command(arguments.command, "lockstep prove -- torchrun ... train.py")
     if arguments.gpus < 0:
         raise BadInput(f"--gpus {arguments.gpus}: give the number of pretended GPUs.")
-    if arguments.output and arguments.output.exists():
-        raise BadInput(f"--output: {arguments.output} exists already. Name a new folder.")
+    cli.must_be_new(arguments.output)
     if arguments.steps < 1:
         raise BadInput(f"--steps {arguments.steps}: at least 1 is needed.")
     asked = recording.Asked(arguments.steps, arguments.keep_dropout, arguments.patience, arguments.gpus)

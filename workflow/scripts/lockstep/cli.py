@@ -84,6 +84,20 @@ def labels(arguments: argparse.Namespace) -> list[str] | None:
     return names
 
 
+def users_command(words: list[str], example: str) -> list[str]:
+    """The command of the user's own that stands after --. Raises BadInput if there is none."""
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise BadInput(f"name the command that starts your script, as in: {example}")
+    return command
+
+
+def must_be_new(output: Path | None) -> None:
+    """Raise BadInput if a folder to be made exists already."""
+    if output and output.exists():
+        raise BadInput(f"--output: {output} exists already. Name a new folder.")
+
+
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:
     """The requested configuration; for a command on `finished` results, by default the one that they were made with.
 

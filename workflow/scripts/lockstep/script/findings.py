@@ -158,11 +158,13 @@ def two_scripts(one: Recording, other: Recording, rounding: list[tuple[float, fl
         other = _with_names(other, names)
         new, old = next((new, old) for old, new in names.items() if new != old)
         found.append(Finding("renamed", NOTE, f"parameters have other names, as {new} for {old}"))
-    found += _other_start(one, other)
+    start = _other_start(one, other)
+    found += start
     for step in range(min(one.steps, other.steps)):
         smallest = SMALLEST_ELSE if rounding else _smallest(one)
         floors = rounding[min(step, len(rounding) - 1)] if rounding else (0.0, 0.0)
-        different = _other_step(one, other, step, *(ABOVE_FLOOR * max(smallest, floor) for floor in floors))
+        limits = [ABOVE_FLOOR * max(smallest, floor) for floor in floors]
+        different = _other_step(one, other, step, limits, comparable=not start)
         found += [each for each in different if each.kind not in {earlier.kind for earlier in found}]
         if wrong_of(different):
             break
@@ -223,13 +225,15 @@ def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:
     return mine == theirs
 
 
-def _other_step(one: Recording, other: Recording, step: int, of_gradient: float, of_weights: float) -> list[Finding]:
-    """What differs in a step, whose gradients and weights may be so far apart."""
+def _other_step(one: Recording, other: Recording, step: int, limits: list[float], *, comparable: bool) -> list[Finding]:
+    """What differs in a step. limits: how far its gradients and weights may be apart; comparable: whether both train
+    parameters of the same names, from the same weights."""
+    of_gradient, of_weights = limits
     mine, theirs = (Counter(_union(each, step)) for each in (one, other))
     line = _line(one, step)
     ratio, names = _gradient_ratio(one, other, step), _common(one, other, step)
     same_gradient = ratio is None or _gradient_distance(one, other, step, names) <= of_gradient
-    same_weights = _comparable(one, other) and _distance(one, other, step) <= of_weights
+    same_weights = comparable and _distance(one, other, step) <= of_weights
     dropouts = [_dropouts(each, step) for each in (one, other)]
     if mine != theirs:
         if ratio is not None and same_gradient and same_weights and mine.total() == theirs.total():
@@ -240,7 +244,7 @@ def _other_step(one: Recording, other: Recording, step: int, of_gradient: float,
     if dropouts[0] != dropouts[1]:
         says = " against ".join(_listed(f"{p:g}" for p in sorted(set(each))) or "none" for each in dropouts)
         return [Finding("dropout", DIFFERENT, f"dropout with other probabilities: {says}", step=step + 1, line=line)]
-    if not _comparable(one, other):
+    if not comparable:
         return []
     if not same_gradient:
         says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
@@ -249,11 +253,6 @@ def _other_step(one: Recording, other: Recording, step: int, of_gradient: float,
         says = "the gradients are the same, and the weights after the step are not"
         return [Finding("step", DIFFERENT, says, step=step + 1, line=line)]
     return []
-
-
-def _comparable(one: Recording, other: Recording) -> bool:
-    """Whether both train parameters of the same names, from the same weights."""
-    return not _other_start(one, other)
 
 
 def _dropouts(recorded: Recording, step: int) -> list[float]:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from lockstep import stats
 from lockstep.errors import BadInput, RunFailed, RunStopped, printable
 from lockstep.script import findings, recording
 from lockstep.script.commits import Tree
+from lockstep.script.findings import Finding
 
 PASSED, SLOWER, UNEQUAL = "passed", "slower", "unequal"  # verdicts
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
@@ -76,8 +77,8 @@ class Outcome:
     command: list[str]
     limit: float
     model: str = UNTOLD
-    findings: list[dict] = field(default_factory=list)
-    speed: dict | None = None
+    findings: list[Finding] = field(default_factory=list)
+    speed: Speed | None = None
     steps: int = 0  # of a timed run
     world: int = 0
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"base": [], "ours": []})  # per step, by block
@@ -137,11 +138,10 @@ def run(
     runs = Runs(replace(asked, command=_startable(asked.command, ours, repository)), repository, work)
     try:
         outcome.model, found, outcome.torch = _compare_models(base, ours, runs)
-        outcome.findings = [asdict(each) for each in found]
+        outcome.findings = [replace(each, says=printable(each.says)) for each in found]
         tell(f"model: {outcome.model}")
-        for finding in found:
-            where = f" ({finding.line})" if finding.line else ""
-            tell(f"- {finding.level}: {finding.says}{where}")
+        for finding in outcome.findings:
+            tell(f"- {finding.level}: {told(finding)}")
         if changed := before ^ _stamps(shared):
             raise RunFailed(
                 f"a run changed {min(changed)[0]}, which both commits share, so that the second read what the first"
@@ -176,18 +176,20 @@ def _stamps(shared: list[Path]) -> set[tuple[str, float, int]]:
 def _conclude(outcome: Outcome) -> None:
     """The verdict of both parts. Another model counts even if nothing could be timed."""
     outcome.reason = printable(outcome.reason)
-    for finding in outcome.findings:
-        finding["says"] = printable(finding["says"])
-    speed = Speed(**outcome.speed) if outcome.speed else None
     if outcome.model == UNEQUAL:
-        wrong = next(each for each in outcome.findings if each["level"] == findings.DIFFERENT)
-        outcome.verdict, outcome.reason = UNEQUAL, wrong["says"]
-    elif speed and not outcome.reason:
-        outcome.verdict, outcome.reason = speed.verdict, says_of(speed, outcome)
+        outcome.verdict, outcome.reason = UNEQUAL, findings.wrong_of(outcome.findings)[0].says
+    elif outcome.speed and not outcome.reason:
+        outcome.verdict, outcome.reason = outcome.speed.verdict, speed_told(outcome)
 
 
-def says_of(speed: Speed, outcome: Outcome) -> str:
-    """The result of timing, in a sentence."""
+def told(finding: Finding) -> str:
+    """A finding in a line, with the script's line if it is known."""
+    return f"{finding.says} ({finding.line})" if finding.line else finding.says
+
+
+def speed_told(outcome: Outcome) -> str:
+    """The result of timing, of which there must be one, in a sentence."""
+    speed = outcome.speed
     interval = f"{speed.low:.3f} to {speed.high:.3f}, 95 %, {speed.blocks} blocks"
     text = f"a step takes {speed.ratio:.3f} times as long as in {outcome.base['name']} ({interval})"
     if speed.verdict != UNDECIDED:
@@ -239,6 +241,11 @@ class Runs:
         asked = recording.Asked(steps + self.asked.warm_up, patience=self.asked.patience)
         command, warm_up = self.command(tree), self.asked.warm_up
         return self._checked(tree, lambda folder, place: recording.time_steps(command, folder, asked, place, warm_up))
+
+    def block(self, base: Tree, ours: Tree, steps: int, number: int) -> dict[str, recording.Timing]:
+        """One run of each tree, by the names of their folders; in every second block ours is first."""
+        order = (base, ours) if number % 2 == 0 else (ours, base)
+        return {tree.folder.name: self.time(tree, steps) for tree in order}
 
     def command(self, tree: Tree) -> list[str]:
         """The command in a tree: files of the user's tree that it names by their whole path are the copy's."""
@@ -304,7 +311,7 @@ def _root(name: str, file: str, repository: Path) -> Path | None:
     return folder.relative_to(repository) if inside else None
 
 
-def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[findings.Finding], str]:
+def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Finding], str]:
     """Whether both train the same model, what was found, and the version of PyTorch.
 
     Raises RunFailed if that can't be told.
@@ -342,12 +349,17 @@ def _version(recorded: recording.Recording) -> str:
     return ""
 
 
+def steps_of_a_run(tried: recording.Timing) -> int:
+    """So many steps as take about three seconds, by a run that tried a few."""
+    # The mean is too long where something disturbed a step, and the median too short where work is only queued.
+    return max(TRIED, round(WINDOW / (tried.seconds * tried.median) ** 0.5))
+
+
 def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, tell: Callable[[str], None]) -> None:
     """Time both trees in blocks, until it is decided, or the blocks or the minutes are used up."""
     asked = runs.asked
     first = runs.time(base, asked.steps or TRIED)  # not counted: it reads files that later runs have in memory
-    # The mean is too long where something disturbed a step, and the median too short where work is only queued.
-    steps = asked.steps or max(TRIED, round(WINDOW / (first.seconds * first.median) ** 0.5))
+    steps = asked.steps or steps_of_a_run(first)
     ends = False  # whether it is known that the command ends after these steps
     outcome.world = first.world
     longest = 0.0
@@ -355,8 +367,7 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
         began = time.monotonic()
         if block and began + longest > until:
             break
-        order = (base, ours) if block % 2 == 0 else (ours, base)
-        timed = {tree.folder.name: runs.time(tree, steps) for tree in order}
+        timed = runs.block(base, ours, steps, block)
         counts = {name: (timing.steps, timing.world) for name, timing in timed.items()}
         if counts["base"] != counts["ours"]:
             raise RunFailed(
@@ -373,8 +384,7 @@ def _time(base: Tree, ours: Tree, runs: Runs, outcome: Outcome, until: float, te
         longest = max(longest, time.monotonic() - began)
         if block:
             last = block + 1 == asked.blocks or time.monotonic() + longest > until
-            speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last)
-            outcome.speed = asdict(speed)
+            outcome.speed = speed = judge(outcome.seconds["base"], outcome.seconds["ours"], asked.slower, last)
             tell(f"block {block + 1} of {asked.blocks}: {speed.ratio:.3f} ({speed.low:.3f} to {speed.high:.3f})")
             if speed.verdict != UNDECIDED:
                 return

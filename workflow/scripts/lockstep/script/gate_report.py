@@ -26,14 +26,14 @@ def speed_says(outcome: gate.Outcome) -> str:
     """The speed in a sentence, whatever the verdict; "not measured" without a timed block."""
     if not outcome.speed:
         return "not measured, since it is another model" if outcome.model == gate.UNEQUAL else "not measured"
-    return gate.says_of(gate.Speed(**outcome.speed), outcome)
+    return gate.speed_told(outcome)
 
 
 def model_says(outcome: gate.Outcome) -> str:
-    wrong = [each["says"] for each in outcome.findings if each["level"] == findings.DIFFERENT]
+    wrong = findings.wrong_of(outcome.findings)
     if outcome.model == gate.EQUAL:
         return f"equal to {outcome.base['name']}'s, step by step"
-    return f"{outcome.model}: {wrong[0]}" if wrong else outcome.model
+    return f"{outcome.model}: {wrong[0].says}" if wrong else outcome.model
 
 
 def conditions(outcome: gate.Outcome) -> str:
@@ -62,8 +62,7 @@ def comment(outcome: gate.Outcome) -> str:
     if outcome.verdict == gate.NOT_MEASURED:
         lines.append(f"| why | {_cell(outcome.reason)} |")
     for finding in outcome.findings:
-        where = f" ({finding['line']})" if finding["line"] else ""
-        lines.append(f"| {finding['level']} | {_cell(finding['says'] + where)} |")
+        lines.append(f"| {finding.level} | {_cell(gate.told(finding))} |")
     command = shlex.join(outcome.command).replace("`", "'")
     lines += ["", f"`{command}`: {ours} against {base}; {conditions(outcome)}."]
     return "\n".join(lines) + "\n"
@@ -88,7 +87,7 @@ def junit(outcome: gate.Outcome) -> str:
         ElementTree.SubElement(model, "failure", message=model_says(outcome))
     elif outcome.model != gate.EQUAL:
         ElementTree.SubElement(model, "error", message=outcome.reason or outcome.model)
-    verdict = outcome.speed["verdict"] if outcome.speed else gate.NOT_MEASURED
+    verdict = outcome.speed.verdict if outcome.speed else gate.NOT_MEASURED
     if outcome.verdict == gate.NOT_MEASURED:  # though some blocks may have been timed
         verdict = gate.NOT_MEASURED
     if verdict == gate.SLOWER:
