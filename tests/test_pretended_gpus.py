@@ -16,7 +16,9 @@ import psutil
 import pytest
 import yaml
 
-from lockstep.config import machine
+from lockstep.config import machine, reading
+from lockstep.forecast import memory
+from lockstep.forecast.model import Model
 from tests import pretended
 from tests.conftest import HOROVOD, copy_project
 
@@ -316,6 +318,30 @@ def test_each_rank_has_a_gpu_of_its_own(two, row):
         on_cpu = two.read("runs/single/n1/rep2/record.json")
         assert on_cpu["settings"]["device"] == "cpu"
         assert on_cpu["losses"] == pytest.approx(made["losses"], abs=1e-5)
+
+
+FORETOLD = ("ddp", "ddp_amp", "deepspeed", "fsdp", "trainer", "bf16_hook", "deepspeed_fp16_stage_2", "weights")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[in_ci] if row in IN_CI else []) for row in FORETOLD])
+def test_the_memory_that_a_rank_took_is_what_fits_counts_without_its_gpu(two, libraries, monkeypatch, row):
+    """By the formula of attention and without cuBLAS, as the pretended GPUs compute."""
+    monkeypatch.setattr("lockstep.script.pretended._kept", lambda: libraries)
+    padded = ["train.attention=math", "train.batching=padded"]
+    changed = ["--config=options.yaml", *(f"--set={key}" for key in padded)]
+    assert two.script("plan", *changed).returncode == 0
+    finished = two.launch(row, "", *changed, "--repeat=4")
+    assert finished.returncode == 0, finished.stderr
+    took = two.read(f"runs/{row}/n*/rep4/ranks/0.json")["memory"]["peak_mb"]
+    plan = two.place.path(two.read(f"runs/{row}/n*/rep4/settings.json")["plan_file"])
+    length = int(np.load(plan)["widths"].max())
+    files = [two.place.path(name) for name in ("config/config.yaml", "small.yaml", "options.yaml")]
+    here = ["hardware.device=cuda", "hardware.node_gpus=2", "hardware.node_cores=4"]
+    asked = reading.read(files, [*here, *padded]).rows[row]
+    shape = json.loads(two.place.path("results/data/weights/config.json").read_text(encoding="utf-8"))
+    # Of 31 samples the first of two ranks has 16, and the only one all.
+    (counted,) = memory.peaks(asked, Model(shape, length), [16 if asked.replicas > 1 else 31], workspace=0)
+    assert counted.allocated / 2**20 == pytest.approx(took, rel=0.02)
 
 
 # What the published rows did on two GPUs, in fp16, which a CPU shows in bf16 only, or on one device.

@@ -7,18 +7,23 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/InferSize.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
+#include "cache.h"
 #include "memory.h"
+#include "sizes.h"
 
 #include <atomic>
 #include <cstdlib>
+#include <iostream>
 
 namespace {
 
@@ -35,30 +40,13 @@ int count_of_devices() {
 }
 
 thread_local DeviceIndex current = 0;
-std::atomic<int64_t> allocated[MOST], peak[MOST];
+cache::Device devices[MOST];
 
-std::string binary_size(int64_t bytes) {
-  const bool large = bytes >= 1 << 30;
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f %s", bytes / (large ? 1073741824.0 : 1048576.0), large ? "GiB" : "MiB");
-  return text;
-}
-
-// What this process asks for beyond a GPU's memory is refused, in the words of CUDACachingAllocator.cpp.
-void refuse_more(DeviceIndex device, int64_t bytes) {
-  const int64_t room = MEMORY_OF_A_GPU - allocated[device];
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, bytes <= room, "CUDA out of memory. Tried to allocate ", binary_size(bytes), ". GPU ",
-      int(device), " has a total capacity of ", binary_size(MEMORY_OF_A_GPU), " of which ", binary_size(room),
-      " is free.");
-}
-
-void count_bytes(DeviceIndex device, int64_t bytes) {
-  refuse_more(device, bytes);
-  int64_t now = allocated[device] += bytes;
-  int64_t before = peak[device].load();
-  while (now > before && !peak[device].compare_exchange_weak(before, now)) {
-  }
+// The memory of each GPU; only counting has no end unless one is given.
+int64_t capacity() {
+  static const char* given = std::getenv("LOCKSTEP_PRETENDED_MEMORY");
+  static const int64_t bytes = given ? std::atoll(given) : sizes::only() ? int64_t(1) << 60 : MEMORY_OF_A_GPU;
+  return bytes;
 }
 
 // ---- devices ----
@@ -99,29 +87,32 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 // What holds the memory of a tensor on a GPU: the host's tensor or bytes, until the last one that uses it goes.
 struct Held {
   c10::Storage storage;
-  int64_t bytes;
+  cache::Block* block;
   DeviceIndex device;
 };
 
 void release(void* held) {
   auto* mine = static_cast<Held*>(held);
-  allocated[mine->device] -= mine->bytes;
+  devices[mine->device].release(mine->block);
   delete mine;
 }
 
-c10::DataPtr on_device(c10::Storage storage, DeviceIndex device) {
-  auto bytes = static_cast<int64_t>(storage.nbytes());
-  count_bytes(device, bytes);
+cache::Block* take(size_t bytes, DeviceIndex device) {
+  return devices[device].allocate(static_cast<int64_t>(bytes), device, capacity());
+}
+
+c10::DataPtr held(c10::Storage storage, cache::Block* block, DeviceIndex device) {
   void* data = storage.mutable_data();
-  return {data, new Held{std::move(storage), bytes, device}, &release, Device(c10::kCUDA, device)};
+  return {data, new Held{std::move(storage), block, device}, &release, Device(c10::kCUDA, device)};
 }
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto* cpu = c10::GetAllocator(c10::kCPU);
-    refuse_more(current, static_cast<int64_t>(bytes));  // before the host is asked for it
-    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, cpu->allocate(bytes), cpu, false);
-    return on_device(std::move(storage), current);
+    auto* block = take(bytes, current);  // before the host is asked for the memory
+    auto data = sizes::only() ? sizes::untouched(bytes) : cpu->allocate(bytes);
+    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), cpu, false);
+    return held(std::move(storage), block, current);
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
@@ -174,8 +165,9 @@ C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, HostTimer)
 namespace {
 
 at::Tensor to_gpu(const at::Tensor& host, DeviceIndex device) {
+  const size_t bytes = host.storage().nbytes();
   c10::Storage storage(
-      c10::Storage::use_byte_size_t(), host.storage().nbytes(), on_device(host.storage(), device), &memory, true);
+      c10::Storage::use_byte_size_t(), bytes, held(host.storage(), take(bytes, device), device), &memory, true);
   return with_storage(std::move(storage), host, c10::DispatchKey::CUDA);
 }
 
@@ -268,7 +260,7 @@ c10::IValue change_tensors(const c10::IValue& value, Change change) {
   return value;
 }
 
-void by_the_cpu(const c10::OperatorHandle& op, Stack* stack) {
+void compute(const c10::OperatorHandle& op, Stack* stack) {
   Call call(op);
   const auto& schema = op.schema();
   const size_t taken = schema.arguments().size();
@@ -297,6 +289,116 @@ void by_the_cpu(const c10::OperatorHandle& op, Stack* stack) {
     (*stack)[at] = change_tensors((*stack)[at], [&](const at::Tensor& tensor) { return call.back(tensor); });
 }
 
+// ---- memory only: what sizes.h describes ----
+
+// Whether an operator is computed although only memory is asked for: a view, or all of its tensors are small.
+bool computes(const c10::OperatorHandle& op, const Stack& stack) {
+  if (sizes::is_view(op.schema())) return true;
+  int64_t numbers = 0, tensors = 0, made = 1;
+  for (size_t at = stack.size() - op.schema().arguments().size(); at < stack.size(); ++at) {
+    visit_tensors(stack[at], [&](const at::Tensor& tensor) {
+      tensors += tensor.defined();
+      numbers += tensor.defined() ? tensor.numel() : 0;
+    });
+    if (stack[at].isIntList())
+      for (int64_t size : stack[at].toIntVector()) made *= std::max<int64_t>(size, 1);
+  }
+  return (tensors ? numbers : made) <= sizes::SMALL;
+}
+
+// What a call by size has: the tensors it was given, and what stands for each on the device "meta".
+struct Sized {
+  Call& call;
+  std::vector<std::pair<at::Tensor, at::Tensor>> both;
+
+  at::Tensor meta(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_meta() || (tensor.is_cpu() && tensor.dim() == 0)) return tensor;
+    for (auto& [real, same] : both)
+      if (real.is_same(tensor)) return same;
+    both.emplace_back(
+        tensor, at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta)));
+    return both.back().second;
+  }
+
+  at::Tensor back(const at::Tensor& result) {
+    if (!result.defined() || !result.is_meta()) return result;
+    for (auto& [real, same] : both)
+      if (same.is_same(result)) return real;
+    for (auto& [real, same] : both)
+      if (real.is_cuda() && same.storage().is_alias_of(result.storage())) {
+        auto part = with_storage(real.storage(), result, c10::DispatchKey::CUDA);
+        part.unsafeGetTensorImpl()->set_storage_offset(real.storage_offset() + result.storage_offset());
+        return part;
+      }
+    return with_storage(memory_for(result.storage().nbytes()), result, c10::DispatchKey::CUDA);
+  }
+
+  c10::Storage memory_for(size_t bytes) {
+    c10::DeviceGuard guard(Device(c10::kCUDA, call.device));
+    return {c10::Storage::use_byte_size_t(), bytes, memory.allocate(bytes), &memory, true};
+  }
+
+  // Results that are written into a given tensor may have changed its size.
+  void write_back() {
+    for (auto& [real, same] : both) {
+      if (!real.is_cuda() || (same.sizes() == real.sizes() && same.strides() == real.strides())) continue;
+      if (same.storage().nbytes() > real.storage().nbytes())
+        real.unsafeGetTensorImpl()->set_storage_keep_dtype(memory_for(same.storage().nbytes()));
+      real.unsafeGetTensorImpl()->set_sizes_and_strides(same.sizes(), same.strides(), real.storage_offset());
+    }
+  }
+};
+
+void take_workspace(const std::string& name, DeviceIndex device) {
+  thread_local c10::DataPtr workspace[MOST];
+  if (workspace[device] || !sizes::workspace() || !sizes::multiplies(name)) return;
+  c10::DeviceGuard guard(Device(c10::kCUDA, device));
+  workspace[device] = memory.allocate(sizes::workspace());
+}
+
+void allocate_only(const c10::OperatorHandle& op, Stack* stack) {
+  Call call(op);
+  const auto& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const Stack given(stack->begin() + first, stack->end());
+  for (const auto& value : given) visit_tensors(value, [&](const at::Tensor& tensor) { call.look(tensor); });
+  for (const auto& value : given)
+    if (call.device < 0 && value.isDevice() && value.toDevice().is_cuda()) call.place(value.toDevice());
+  if (call.device < 0) call.device = current;
+
+  // What writes into its first argument, such as add_, or into lists, such as _foreach_add_, takes no memory.
+  if (schema.returns().empty() || (schema.name().back() == '_' && !schema.arguments().empty() &&
+                                   schema.arguments()[0].alias_info() && given[0].isTensor())) {
+    stack->erase(stack->begin() + first, stack->end());
+    if (!schema.returns().empty()) stack->push_back(given[0]);
+    return;
+  }
+
+  Sized sized{call};
+  for (size_t at = first; at < stack->size(); ++at) {
+    auto& value = (*stack)[at];
+    if (value.isDevice()) value = Device(c10::kMeta);
+    value = change_tensors(value, [&](const at::Tensor& tensor) { return sized.meta(tensor); });
+  }
+  try {
+    op.callBoxed(stack);
+  } catch (const std::exception& error) {
+    if (std::getenv("LOCKSTEP_PRETENDED_DEBUG")) std::cerr << "computed: " << schema.name() << ": " << error.what() << "\n";
+    stack->resize(first);
+    stack->insert(stack->end(), given.begin(), given.end());
+    return compute(op, stack);
+  }
+  sized.write_back();
+  for (size_t at = stack->size() - schema.returns().size(); at < stack->size(); ++at)
+    (*stack)[at] = change_tensors((*stack)[at], [&](const at::Tensor& tensor) { return sized.back(tensor); });
+}
+
+void by_the_cpu(const c10::OperatorHandle& op, Stack* stack) {
+  if (sizes::only()) take_workspace(op.schema().name(), current);
+  if (sizes::only() && !computes(op, *stack)) return allocate_only(op, stack);
+  compute(op, stack);
+}
+
 at::Tensor empty(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
@@ -314,7 +416,7 @@ at::Tensor empty_strided(
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
-  on_host(self).copy_(on_host(source));
+  if (!sizes::only() || self.numel() <= sizes::SMALL) on_host(self).copy_(on_host(source));
   return self;
 }
 
@@ -362,11 +464,39 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_tensor(self, made);
 }
 
-// The mathematical form of attention, as the kernels of a GPU have no counterpart of that name on a CPU.
-int64_t attention_by_formula(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool,
-    std::optional<double>, bool) {
-  return 0;
+// Attention is computed by its mathematical form, as the kernels of a GPU have no counterpart on a CPU. Where only memory
+// is asked for, it has that of the kernel which a GPU would take (sdp_utils.cpp).
+at::SDPBackend kernel_of_attention(const at::Tensor& query, bool masked, bool grouped) {
+  const auto& allowed = at::globalContext();
+  const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  const bool aligned = query.size(-1) * query.dtype().itemsize() % 16 == 0;
+  if (half && !masked && query.size(-1) <= 256 && allowed.userEnabledFlashSDP())
+    return at::SDPBackend::flash_attention;
+  if ((half || query.scalar_type() == at::kFloat) && aligned && !grouped && allowed.userEnabledMemEfficientSDP())
+    return at::SDPBackend::efficient_attention;
+  return at::SDPBackend::math;
+}
+
+at::Tensor attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  const auto kernel = kernel_of_attention(query, mask.has_value(), grouped);
+  if (!sizes::only() || kernel == at::SDPBackend::math)
+    return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+  if (kernel == at::SDPBackend::flash_attention)
+    return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, dropout, causal, false, scale));
+  std::optional<at::Tensor> bias = mask;
+  if (bias && bias->scalar_type() == at::kBool)
+    bias = at::where(*bias, 0.0, at::scalar_tensor(-INFINITY, query.options()));
+  if (bias && bias->size(-1) % 8) {  // its rows must begin at multiples of 16 bytes
+    const int64_t keys = bias->size(-1);
+    bias = at::pad(*bias, {0, 8 - keys % 8}).narrow(-1, 0, keys);
+  }
+  if (bias) bias = bias->expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+  const bool differentiated =
+      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  return std::get<0>(at::_scaled_dot_product_efficient_attention(
+      query, key, value, bias, differentiated, dropout, causal, scale));
 }
 
 void record_stream(at::Tensor&, c10::Stream) {}
@@ -386,13 +516,25 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Storage", &set_whole_storage);
   library.impl("set_.source_Tensor", &set_tensor);
   library.impl("set_", &set_nothing);
-  library.impl("_fused_sdp_choice", &attention_by_formula);
+  library.impl("scaled_dot_product_attention", &attention);
   library.impl("record_stream", &record_stream);
 }
+
+// Its parts have gradients of their own.
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("scaled_dot_product_attention", &attention); }
 
 }  // namespace
 
 void pretended_see(int count) { visible = count; }
-int64_t pretended_allocated(int device) { return allocated[device].load(); }
-int64_t pretended_peak(int device) { return peak[device].load(); }
-void pretended_reset_peak(int device) { peak[device] = allocated[device].load(); }
+int64_t pretended_capacity() { return capacity(); }
+void pretended_empty_cache() {
+  for (auto& device : devices) device.empty();
+}
+// Bytes: allocated now and at most, and reserved now and at most.
+std::array<int64_t, 4> pretended_memory(int number) {
+  const auto& device = devices[number];
+  return {device.allocated.now, device.allocated.peak, device.reserved.now, device.reserved.peak};
+}
+void pretended_reset_peak(int number) {
+  for (auto* amount : {&devices[number].allocated, &devices[number].reserved}) amount->peak = amount->now;
+}

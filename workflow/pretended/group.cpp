@@ -11,8 +11,9 @@
 #include <set>
 
 void pretended_see(int count);
-int64_t pretended_allocated(int device);
-int64_t pretended_peak(int device);
+int64_t pretended_capacity();
+void pretended_empty_cache();
+std::array<int64_t, 4> pretended_memory(int device);
 void pretended_reset_peak(int device);
 
 namespace {
@@ -27,7 +28,8 @@ void resize_storage(const at::Tensor& holder, int64_t bytes) {
   DeviceIndex device = holder.device().index();
   c10::DeviceGuard guard(Device(c10::kCUDA, device));
   auto data = c10::GetAllocator(c10::kCUDA)->allocate(bytes);
-  std::memcpy(data.get(), storage->data(), std::min<size_t>(bytes, storage->nbytes()));
+  const size_t kept = std::min<size_t>(bytes, storage->nbytes());
+  if (!std::getenv("LOCKSTEP_PRETENDED_SIZES") || kept < 65536) std::memcpy(data.get(), storage->data(), kept);
   storage->set_data_ptr_noswap(std::move(data));
   storage->set_nbytes(bytes);
 }
@@ -121,11 +123,14 @@ class Group final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    std::vector<at::Tensor> whole{input.clone()};
+    std::vector<at::Tensor> inputs{input};
+    std::vector<at::Tensor> whole{host(inputs)[0].clone()};  // on the host: NCCL's buffers are no tensors either
     c10d::AllreduceOptions all;
-    all.reduceOp = options.reduceOp;
-    allreduce(whole, all);
-    output.copy_(whole[0].view({getSize(), -1})[getRank()].view_as(output));
+    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
+    all.reduceOp = mean ? c10d::ReduceOp(c10d::ReduceOp::SUM) : options.reduceOp;
+    gloo_->allreduce(whole, all)->wait();
+    if (mean) whole[0].div_(getSize());
+    on_host(output.detach()).copy_(whole[0].view({getSize(), -1})[getRank()].view_as(output));
     return done({output});
   }
   c10::intrusive_ptr<c10d::Work> reduce_scatter(
@@ -220,6 +225,94 @@ class Group final : public c10d::Backend {
   std::set<DeviceIndex> met_;  // the devices that this rank has used, in order
 };
 
+// ---- one rank alone, for memory only (sizes.h): it is taken that all ranks do and have the same ----
+
+class Alone final : public c10d::Backend {
+ public:
+  Alone(int rank, int size, std::string name) : c10d::Backend(rank, size), name_(std::move(name)) {}
+
+  const std::string getBackendName() const override { return name_; }
+  bool supportsCoalescing() const override { return false; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return 0; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& own, const c10d::AllreduceOptions&) override {
+    return done(own);
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& own, const c10d::AllreduceCoalescedOptions&) override {
+    return done(own);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& own, const c10d::BroadcastOptions&) override {
+    return done(own);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& own, const c10d::ReduceOptions&) override {
+    return done(own);
+  }
+  c10::intrusive_ptr<c10d::Work> allgather(
+      Lists& all, std::vector<at::Tensor>& own, const c10d::AllgatherOptions&) override {
+    return copied(all, own);
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& all, at::Tensor& own, const c10d::AllgatherOptions&) override {
+    for (auto& part : all.view({getSize(), -1}).unbind(0)) part.copy_(own.reshape({-1}));
+    return done({all});
+  }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& all, std::vector<at::Tensor>& own, const c10d::AllgatherOptions& options) override {
+    for (size_t at = 0; at < own.size(); ++at) _allgather_base(all[at], own[at], options);
+    return done(all);
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& part, at::Tensor& whole, const c10d::ReduceScatterOptions&) override {
+    part.copy_(whole.view({getSize(), -1})[getRank()].view_as(part));
+    return done({part});
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& parts, Lists& wholes, const c10d::ReduceScatterOptions&) override {
+    for (size_t at = 0; at < parts.size(); ++at) parts[at].copy_(wholes[at][getRank()]);
+    return done(parts);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& parts, std::vector<at::Tensor>& wholes,
+      const c10d::ReduceScatterOptions& options) override {
+    for (size_t at = 0; at < parts.size(); ++at) _reduce_scatter_base(parts[at], wholes[at], options);
+    return done(parts);
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& received, at::Tensor& sent, std::vector<int64_t>&, std::vector<int64_t>&,
+      const c10d::AllToAllOptions&) override {
+    return done({received});
+  }
+  c10::intrusive_ptr<c10d::Work> gather(
+      Lists& all, std::vector<at::Tensor>& own, const c10d::GatherOptions&) override {
+    return copied(all, own);
+  }
+  c10::intrusive_ptr<c10d::Work> scatter(
+      std::vector<at::Tensor>& parts, Lists& wholes, const c10d::ScatterOptions&) override {
+    for (size_t at = 0; at < wholes.size(); ++at) parts[at].copy_(wholes[at][getRank()]);
+    return done(parts);
+  }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& sent, int, int) override { return done(sent); }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& received, int, int) override { return done(received); }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override { return done({}); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> copied(Lists& all, std::vector<at::Tensor>& own) {
+    for (size_t at = 0; at < all.size(); ++at)
+      for (auto& part : all[at]) part.copy_(own[at]);
+    return done(own);
+  }
+  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
+    return c10::make_intrusive<Done>(std::move(tensors));
+  }
+  const std::string name_;
+};
+
+c10::intrusive_ptr<c10d::Backend> make_alone(int rank, int size, const std::string& name) {
+  return c10::make_intrusive<Alone>(rank, size, name);
+}
+
 c10::intrusive_ptr<c10d::Backend> make_group(
     const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<c10d::Backend>& gloo,
     const std::string& name) {
@@ -231,13 +324,14 @@ c10::intrusive_ptr<c10d::Backend> make_group(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("current_device", [] { return int(guard()->getDevice().index()); });
   module.def("set_device", [](int device) { guard()->setDevice(Device(c10::kCUDA, DeviceIndex(device))); });
-  module.attr("memory_of_a_gpu") = MEMORY_OF_A_GPU;
+  module.attr("memory_of_a_gpu") = pretended_capacity();
   module.def("see", &pretended_see);
   module.def("ask_for_initialisation", [] { torch::utils::set_requires_device_init(c10::kCUDA, true); });
-  module.def("memory_allocated", &pretended_allocated);
-  module.def("max_memory_allocated", &pretended_peak);
+  module.def("memory", &pretended_memory);
+  module.def("empty_cache", &pretended_empty_cache);
   module.def("reset_peak", &pretended_reset_peak);
   module.def("on_host", &on_host);
   module.def("resize_storage", &resize_storage);
+  module.def("make_alone", &make_alone);
   module.def("make_group", &make_group, py::call_guard<py::gil_scoped_release>());
 }

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 AMD = os.environ.get("LOCKSTEP_PRETENDED_AMD")  # the GPUs are AMD's: where the kernel tells of them
 KINDS = os.environ.get("LOCKSTEP_PRETENDED_KINDS")  # the GPUs' names in the order of the bus, where they differ
+SIZES = bool(os.environ.get("LOCKSTEP_PRETENDED_SIZES"))  # only memory is counted, by one rank alone
 forked = False  # whether this process was forked off one that used GPUs already
 
 
@@ -130,11 +131,21 @@ def properties(number):
 
 
 def memory_stats(number):
-    now, most = gpus().memory_allocated(number), gpus().max_memory_allocated(number)
-    each = {"current": now, "peak": most, "allocated": most, "freed": most - now}
-    kinds = {kind: dict(each) for kind in ("all", "small_pool", "large_pool")}
-    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "allocation", "segment", "active")
-    return dict.fromkeys(names, kinds) | {"num_alloc_retries": 0, "num_ooms": 0}
+    *allocated, reserved, most_reserved = gpus().memory(number)
+    stats = {}
+    for name in (
+        "allocated_bytes",
+        "active_bytes",
+        "requested_bytes",
+        "reserved_bytes",
+        "allocation",
+        "segment",
+        "active",
+    ):
+        now, most = (reserved, most_reserved) if name == "reserved_bytes" else allocated
+        each = {"current": now, "peak": most, "allocated": most, "freed": most - now}
+        stats[name] = {kind: dict(each) for kind in ("all", "small_pool", "large_pool")}
+    return stats | {"num_alloc_retries": 0, "num_ooms": 0}
 
 
 def set_device(number):
@@ -209,7 +220,7 @@ def before_torch_cuda():
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": gpus().reset_peak,
         "_cuda_resetAccumulatedMemoryStats": nothing,
-        "_cuda_emptyCache": nothing,
+        "_cuda_emptyCache": gpus().empty_cache,
         "_cuda_canDeviceAccessPeer": lambda *devices: False,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getAllocatorBackend": lambda: "pretended",
@@ -323,6 +334,8 @@ def process_group(name, store, rank, size, timeout):
     import torch.distributed as dist
     from torch._C import _distributed_c10d as compiled
 
+    if SIZES:
+        return gpus().make_alone(rank, size, name)
     gloo = compiled.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
     return gpus().make_group(store, gloo, name)
 
@@ -336,6 +349,20 @@ def after_distributed(distributed):
     distributed._NCCL_AVAILABLE = True
     distributed.ProcessGroupNCCL = ProcessGroupNCCL
     distributed.default_pg_nccl_timeout = timedelta(minutes=10)
+    if SIZES:
+        distributed._store_based_barrier = lambda *arguments, **more: None
+
+
+def after_rendezvous(rendezvous):
+    """A rank alone waits for no other."""
+
+    def alone(url, **more):
+        import torch.distributed as dist
+
+        yield dist.HashStore(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    if SIZES:
+        rendezvous._rendezvous_handlers |= dict.fromkeys(("env", "file", "tcp"), alone)
 
 
 def after_package(package):
@@ -523,6 +550,7 @@ AFTER = {
     "torch.nn.attention.varlen": after_varlen,
     "torch": after_torch,
     "torch.distributed.distributed_c10d": after_distributed,
+    "torch.distributed.rendezvous": after_rendezvous,
     "torch.distributed": after_package,
     "lockstep.config.machine": after_machine,
     "horovod.torch.mpi_ops": after_horovod,

@@ -15,6 +15,7 @@
     lockstep history               make a page of kept results: each row's times over commits
     lockstep check [FOLDER]        check results against the rules of a fair comparison
     lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
+    lockstep fits                  does a model fit? each row's largest micro-batch in a GPU's memory, without a GPU
     lockstep network               measure what communication between ranks costs on this machine
     lockstep doctor                say what this machine can run, and what disturbs timing on it
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
@@ -38,7 +39,7 @@ from lockstep.paths import PROJECT
 
 SCRIPTS = (
     *("again", "show", "prove", "gate", "predict", "compare", "keep"),
-    *("history", "check", "accept", "network", "doctor"),
+    *("history", "check", "accept", "network", "fits", "doctor"),
 )
 OF_SCRIPTS = ("prove", "gate")  # they start programs of the user's own, whose PATH comes first
 ANYWHERE = (*OF_SCRIPTS, "compare", "check")

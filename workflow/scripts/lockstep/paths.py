@@ -223,6 +223,7 @@ def repetitions_of(run: Path) -> list[Path]:
 
 
 # Files in a run's folder while it trains:
+SIZES, PEAKS = "sizes.json", "peaks.json"  # of a rank whose memory is counted (rank/sizing.py)
 SETTINGS = "settings.json"  # the settings that ranks read
 LOCK = "lock"  # held by the run's supervisor (run/lifetime.py); never deleted
 LOG = "run.log"

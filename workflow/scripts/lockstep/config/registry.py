@@ -25,6 +25,7 @@ so without importing torch or its framework:
     DIVIDES_RANKS  options whose product must divide the number of ranks
     DIVIDES_HEADS  options whose product must divide the number of attention heads of the model
     CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
+    UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
     NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
 
 A task file defines a class `Task` (the interface is in tasks/_task.py). It may define these literals:
@@ -47,7 +48,7 @@ from pathlib import Path
 from lockstep.paths import PROJECT, STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
-PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH")
+PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 

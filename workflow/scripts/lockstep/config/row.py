@@ -133,6 +133,13 @@ class Row:
         return bool(self._matches("EQUAL_SHARES"))
 
     @property
+    def uncounted(self) -> str:
+        """Why the row's memory can't be counted without its devices; empty if it can."""
+        if self.division == "published":
+            return "it is somebody's published code, which prepares its own data"
+        return next((reason for _, reason in self._matches("UNCOUNTED")), "")
+
+    @property
     def precision(self) -> str:
         """The name of the precision, with `amp` resolved."""
         asked = self.train.precision

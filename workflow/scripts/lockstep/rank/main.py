@@ -16,8 +16,8 @@ from lockstep.run.progress import RankFiles
 TRIES = 25  # attempts to write why a rank failed, one every 0.2 s
 
 
-def main(folder: Path) -> None:
-    """Train this process's share of the run in `folder`. Does not return.
+def main(folder: Path, kind: type[Session] = Session) -> None:
+    """Train this process's share of the run in `folder`, in a session of this kind. Does not return.
 
     The process ends by os._exit: with gloo, PyTorch 2.13's DDP sometimes hangs or aborts while the interpreter exits,
     after all work is done. So everything is written and flushed first, and the files say how the run went.
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         signal.signal(signal.SIGHUP, _end)
     code, session = 1, None
     try:
-        session = Session(folder, files)
+        session = kind(folder, files)
         session.strategy.lead(session)
         session.stop()
         code = 0

@@ -35,6 +35,7 @@ from lockstep.rank.resumption import derived_seed
 from lockstep.rank.training import Training, set_up
 from lockstep.rank.workers import Workers
 from lockstep.run.progress import NODE, Progress, RankFiles
+from lockstep.tasks._task import Samples
 
 _current: "Session | None" = None  # of this process
 
@@ -128,8 +129,8 @@ class Run:
         # Dropout must differ between replicas, and agree on all ranks of one replica.
         torch.manual_seed(derived_seed(training.train.seed, strategy.world.replica))
         models.keep_masks()
-        model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout).train()
-        self.start = {"weights": models.hash_weights(model.state_dict()), "parameters": models.count_parameters(model)}
+        model = self._initial().train()
+        self.start["parameters"] = models.count_parameters(model)
         if training.train.activation_checkpointing:
             models.checkpoint_activations(model)
         model = lora.put_into(model, training.train).train()
@@ -143,12 +144,24 @@ class Run:
             with torch.no_grad():
                 torch._foreach_mul_(list(model.parameters()), settings.weights_times)
         training.clock.part("model")
-        self.plan = Plan.load(Path(settings.plan_file))
-        self.samples = training.task.load(paths.split_folder(Path(settings.data), "train"))
+        self.plan, self.samples, self.dev = self._work()
         widths = len(set(self.plan.widths.tolist()))
         strategy.notes += attention.choose(training.train.attention, strategy.world.device, widths, strategy.precision)
         strategy.sample = self.samples.batch(np.zeros(1, dtype=np.int64), int(self.samples.lengths[0]))
         return strategy.synchronised(model)
+
+    def _initial(self) -> torch.nn.Module:
+        """The stored model, whose weights are hashed."""
+        settings = self.training.settings
+        model = models.load(Path(settings.data) / paths.WEIGHTS, settings.dropout)
+        self.start = {"weights": models.hash_weights(model.state_dict())}
+        return model
+
+    def _work(self) -> tuple[Plan, Samples, Samples]:
+        """The plan, the training split and the dev split."""
+        data, load = Path(self.training.settings.data), self.training.task.load
+        splits = [load(paths.split_folder(data, name)) for name in ("train", "dev")]
+        return Plan.load(Path(self.training.settings.plan_file)), *splits
 
     def begin(self) -> Replay:
         """The plan, ready to be trained; call when the strategy has its model and optimizer."""
@@ -158,8 +171,7 @@ class Run:
             scale = strategy.loss_scale() * settings.loss_times
             strategy.scaler = torch.amp.GradScaler(strategy.world.device.type, init_scale=scale)
         training.clock.part("wrap")
-        dev = training.task.load(paths.split_folder(Path(settings.data), "dev"))
-        self.replay = Replay(training, self.plan, self.samples, DevSplit(training, self.plan, dev))
+        self.replay = Replay(training, self.plan, self.samples, DevSplit(training, self.plan, self.dev))
         self._watch()
         return self.replay
 

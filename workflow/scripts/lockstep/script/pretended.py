@@ -44,7 +44,7 @@ from lockstep.paths import PROJECT
 
 PARTS = PROJECT / "workflow" / "pretended"
 LOADED = ("sitecustomize.py", "torch_cuda.py", "pynvml.py")
-SOURCES = ("gpus.cpp", "group.cpp", "memory.h")
+SOURCES = ("gpus.cpp", "group.cpp", "memory.h", "sizes.h", "cache.h")
 CANNOT_KNOW = (
     "pretended GPUs compute on the CPU: they can't know times, memory of kernels and NCCL, or how a GPU rounds"
 )

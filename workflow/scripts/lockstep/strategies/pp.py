@@ -182,6 +182,7 @@ OPTIONS = {
 }
 RANKS_PER_REPLICA = ("stages",)
 EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
+UNCOUNTED = [({}, "each stage needs another amount, and they tell each other their shapes")]
 REFUSED = [
     (
         {"precision": ["fp16"]},

@@ -189,6 +189,7 @@ NEEDS = {
     "bitsandbytes": ("0.50.2", "pip install bitsandbytes==0.50.2", {"optimizer": ["adamw8bit"]}),
 }
 DIVISION = "open"
+UNCOUNTED = [({"compile": ["dynamic", "static"]}, "the compiler decides what is kept")]
 REFUSED = [
     ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "the model then computes in bf16; set precision to bf16"),
     ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "gradients are bf16 already; set hook to none"),

@@ -106,6 +106,13 @@ class Task:
         model.train()
         return unused
 
+    def alike(self, count: int, length: int, config: dict) -> Samples:
+        """A split of `count` equal samples, of which only the size matters; of `length` tokens if they are texts.
+
+        config: the content of the model's config.json.
+        """
+        raise NotImplementedError
+
     # Called in every rank.
 
     def load(self, split: Path) -> Samples:

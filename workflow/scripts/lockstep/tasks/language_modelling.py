@@ -66,6 +66,12 @@ class Task(_task.Task):
         inputs = f"{len(tokenizer):,} tokens in the vocabulary, sequences of {longest}"
         return summary | {"pad_id": pad_id, "vocabulary": len(tokenizer), "shape": asdict(shape), "inputs": inputs}
 
+    def alike(self, count, length, config):
+        nothing, lengths = np.zeros(length, dtype=np.int64), np.full(count, length)
+        samples = documents.Sequences(nothing, nothing, np.arange(length), lengths, pad_id=0, targets=lengths)
+        samples.starts = np.zeros(count, dtype=np.int64)  # all are the same
+        return samples
+
     def load(self, split):
         return documents.Sequences.load(split)
 

@@ -64,6 +64,10 @@ class Task(_classification.Task):
         vocabulary = f"{len(tokenizer):,} tokens in the vocabulary"
         return summary | {"pad_id": tokenizer.pad_token_id, "shape": asdict(shape), "inputs": vocabulary}
 
+    def alike(self, count, length, config):
+        nothing = np.zeros(count, dtype=np.int64)
+        return Tokens(np.zeros(length, dtype=np.int64), np.full(count, length), nothing, pad_id=0, starts=nothing)
+
     def load(self, split):
         return Tokens.load(split)
 

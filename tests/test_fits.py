@@ -1,0 +1,124 @@
+"""lockstep fits: the largest micro-batch of a row, counted without a GPU."""
+
+import json
+import re
+
+import pytest
+
+from lockstep.errors import BadInput
+from lockstep.forecast import memory, model
+from lockstep.forecast.memory import Peak
+from tests.conftest import copy_project
+
+GIB = 2**30
+BERT = "model_type: bert\nhidden_size: 64\nnum_hidden_layers: 2\nnum_attention_heads: 2\nintermediate_size: 128\n"
+LLAMA = BERT.replace("bert", "llama") + "vocab_size: 512\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return copy_project(tmp_path_factory.mktemp("fits"))
+
+
+def growing(fixed: int, each: int, pieces: float = 1.0):
+    """`memory.peaks` of a row whose memory is a straight line; reserved is `pieces` times as much."""
+
+    def peaks(row, shape, sizes, capacity=None, workspace=0):
+        found = [Peak(size, fixed + each * size, int(pieces * (fixed + each * size))) for size in sizes]
+        return [peak for peak in found if capacity is None or peak.reserved <= capacity]
+
+    return peaks
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "pieces"), [(5, 1, 1), (5, 1, 1.3), (0, 7, 1), (23, 1, 1), (30, 1, 1), (1, 30, 1.1)]
+)
+def test_the_largest_size_fits_and_the_next_does_not(monkeypatch, fixed, each, pieces):
+    peaks = growing(fixed * GIB, each * GIB // 10, pieces)
+    monkeypatch.setattr(memory, "peaks", peaks)
+    largest, counted = memory.largest(None, None, 24 * GIB)
+    assert not peaks(None, None, [largest + 1], 24 * GIB)
+    assert largest == 0 or peaks(None, None, [largest], 24 * GIB)
+    assert memory.line(counted) == (pytest.approx(fixed * GIB, abs=99), pytest.approx(each * GIB / 10, rel=1e-6))
+
+
+def test_a_row_whose_small_sizes_do_not_grow_is_tried_at_larger_ones(monkeypatch):
+    def peaks(row, shape, sizes, capacity=None, workspace=0):  # at small sizes the optimizer needs more than the batch
+        found = [Peak(size, bytes_, bytes_) for size in sizes for bytes_ in [max(3 * GIB, size * GIB // 8)]]
+        return [peak for peak in found if capacity is None or peak.reserved <= capacity]
+
+    monkeypatch.setattr(memory, "peaks", peaks)
+    assert memory.largest(None, None, 24 * GIB)[0] == 192
+
+
+@pytest.mark.parametrize(
+    ("content", "task", "length", "said"),
+    [
+        ("hidden_size: 8\n", "text-classification", 8, "no key model_type"),
+        ("model_type: bart2\n", "text-classification", 8, "transformers does not take it"),
+        (BERT, "text-classification", 513, "at most 512 tokens"),
+        ("model_type: resnet\n", "language-modelling", 8, "has no resnet for language-modelling"),
+        (BERT, "image-segmentation", 8, "is not foretold"),
+        ("- a\n", "text-classification", 8, "expected keys and values"),
+    ],
+)
+def test_a_model_that_is_none_is_refused(tmp_path, content, task, length, said):
+    file = tmp_path / "model.yaml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(BadInput, match=said):
+        model.read(file, task, length)
+
+
+def test_a_model_by_its_shape_has_the_class_of_its_task(tmp_path):
+    file = tmp_path / "model.yaml"
+    file.write_text(LLAMA, encoding="utf-8")
+    assert model.read(file, "language-modelling", 64).config["architectures"] == ["LlamaForCausalLM"]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shape = model.read(file, "text-classification", 64)
+    (folder / "config.json").write_text(json.dumps(shape.config), encoding="utf-8")
+    assert model.read(folder, "text-classification", 64) == shape
+    with pytest.raises(BadInput, match="no such file"):
+        model.read(tmp_path / "none", "text-classification", 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--memory", "24"], "--memory 24: give a number and its unit, as 24GB"),
+        (["--memory", "24TB"], "--memory 24TB: give a number and its unit"),
+        (["--memory", "1GB"], "--reserve 1GB: nothing of 1GB would be left"),
+        (["--memory", "8GB", "--gpus", "0"], "--gpus 0: expected at least 1"),
+        (["--memory", "8GB"], "--model: name one, or prepare the data"),
+        (["--memory", "8GB", "--model", "m.yaml", "--rows", "ddpp"], "--rows ddpp: no such row"),
+        (["--memory", "8GB", "--model", "m.yaml", "--length", "0"], "--length 0: expected at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(place, words, said):
+    place.path("m.yaml").write_text(BERT, encoding="utf-8")
+    finished = place.script("fits", *words)
+    assert finished.returncode == 2
+    assert said in finished.stderr
+    assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_rows_are_counted_for_gpus_that_are_not_here(place):
+    place.path("m.yaml").write_text(LLAMA, encoding="utf-8")
+    asked = ["--model=m.yaml", "--task=language-modelling", "--length", "128", "--memory=120MB", "--reserve=10MB"]
+    finished = place.script(
+        "fits", *asked, "--gpus=8", "--json=fits.json", "--rows", "ddp", "fsdp", "horovod", "single"
+    )
+    assert finished.returncode == 0, finished.stderr
+    written = json.loads(place.path("fits.json").read_text(encoding="utf-8"))
+    rows = {row["row"]: row for row in written["rows"]}
+    assert rows["horovod"]["failed"]
+    for name in ("ddp", "fsdp", "single"):
+        assert rows[name]["largest"] > 4
+        fitting = [step for step in rows[name]["steps"] if step["samples"] <= rows[name]["largest"]]
+        assert all(step["allocated"] <= written["capacity"] == 110 * 2**20 for step in fitting)
+        assert re.search(rf"{name} +│ +128 │ +{rows[name]['largest']} ", finished.stdout)
+    # Shards are smaller than whole weights with their gradients in buckets, which are more than weights alone.
+    assert rows["fsdp"]["fixed"] < rows["single"]["fixed"] < rows["ddp"]["fixed"]
+    assert rows["ddp"]["per_sample"] == pytest.approx(rows["single"]["per_sample"], rel=0.02)

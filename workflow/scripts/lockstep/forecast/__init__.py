@@ -1,0 +1,1 @@
+"""What a row will need and take, foretold without the devices it is for."""

@@ -1,0 +1,151 @@
+"""The GPU memory that a row needs, counted by its own strategy on GPUs that compute nothing (rank/sizing.py)."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config.configuration import NOTHING_BESIDES
+from lockstep.config.launchers import rank_variables
+from lockstep.config.row import Row
+from lockstep.config.sections import Profile
+from lockstep.config.settings import Settings
+from lockstep.errors import RunFailed
+from lockstep.files import read_json, write_json
+from lockstep.forecast.model import Model
+from lockstep.run.progress import Progress
+from lockstep.script import pretended
+
+TIMEOUT = 900.0  # seconds for the steps of one rank
+SMALL = [1, 2, 4, 16]  # micro-batches that show how memory grows
+WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread that multiplies matrices
+MOST = 2**14  # the largest micro-batch that is tried
+FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
+PROGRAM = """import sys
+from pathlib import Path
+from lockstep.rank import main, sizing
+main.main(Path(sys.argv[1]), sizing.SizedSession)"""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory, in bytes, of one GPU in a step with micro-batches of `samples` on each replica.
+
+    allocated: that of tensors, torch.cuda.max_memory_allocated; reserved: that of PyTorch's segments, which hold them.
+    """
+
+    samples: int
+    allocated: int
+    reserved: int
+
+
+def peaks(
+    row: Row, model: Model, sizes: list[int], capacity: int | None = None, workspace: int = WORKSPACE
+) -> list[Peak]:
+    """Count the memory of the first rank of a row, for micro-batches of these sizes, in turn.
+
+    Ends before the first size that needs more than `capacity` bytes. workspace: the bytes that cuBLAS takes for each
+    thread. Raises RunFailed with the rank's own words if it fails for another reason.
+    """
+    settings = _settings(row)
+    replicas = row.replicas * row.train.accumulation
+    with _prepared(settings, model, [size * replicas for size in sizes]) as folder:
+        failed = _run(settings, folder, capacity, workspace)
+        result = folder / paths.PEAKS
+        steps = read_json(result)["steps"] if result.is_file() else []
+    if failed and "out of memory" not in failed:
+        raise RunFailed(failed)
+    return [Peak(step["samples"] // replicas, step["allocated"], step["reserved"]) for step in steps]
+
+
+def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:
+    """The largest micro-batch that a row's rank trains in `capacity` bytes, 0 if there is none; and what was counted.
+
+    Sizes are tried, each in a process of its own, until one fits and the next does not: memory that is in pieces may be
+    too little although its sum is not. A straight line through the sizes that were counted says which to try.
+    """
+    counted = peaks(row, model, SMALL)
+    fits = max((peak.samples for peak in counted if peak.reserved <= capacity), default=0)
+    does_not = MOST + 1
+    while does_not - fits > 1:
+        size = _next(counted, capacity, fits, does_not)
+        if tried := peaks(row, model, [size], capacity):
+            fits = size
+            counted += tried
+        else:
+            does_not = size
+    return fits, counted
+
+
+def _next(counted: list[Peak], capacity: int, fits: int, does_not: int) -> int:
+    """The size to try, between one that fits and one that does not."""
+    fixed, each = line(counted)
+    most = FARTHEST * max(peak.samples for peak in counted)
+    size = min(most, int((capacity - fixed) / each)) if each > 0 else most
+    if size >= does_not:  # the line was wrong, or memory was in pieces
+        size = does_not - max(1, does_not // 20)
+    return min(max(size, fits + 1), does_not - 1)
+
+
+def line(counted: list[Peak]) -> tuple[float, float]:
+    """Bytes that do not depend on the batch, and bytes for each sample of it: a line through the two largest sizes."""
+    by_size = {peak.samples: peak for peak in counted}
+    smaller, larger = (by_size[size] for size in sorted(by_size)[-2:])
+    each = (larger.allocated - smaller.allocated) / (larger.samples - smaller.samples)
+    return larger.allocated - each * larger.samples, each
+
+
+def _settings(row: Row) -> Settings:
+    """A row's settings, without whatever is not a training step."""
+    train = replace(row.train, device_batch=None, epochs=1, max_steps=None, **NOTHING_BESIDES)
+    hardware = replace(row.hardware, workers=0, pin_memory=False, threads=1)
+    profile = Profile(steps=0, trace=False)
+    return replace(row.settings(), train=train, hardware=hardware, profile=profile, warm=False)
+
+
+@contextmanager
+def _prepared(settings: Settings, model: Model, sizes: list[int]) -> Iterator[Path]:
+    """A temporary folder with all that a rank reads; sizes: of the global batch, in each step."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
+        folder = Path(temporary)
+        (folder / paths.WEIGHTS).mkdir()
+        (folder / paths.RANKS).mkdir()
+        write_json(folder / paths.WEIGHTS / "config.json", model.config)
+        write_json(folder / paths.SIZES, {"sizes": sizes, "length": model.length})
+        write_json(folder / paths.SETTINGS, asdict(replace(settings, data=str(folder))))
+        paths.node_folder(folder, 0).mkdir(parents=True, exist_ok=True)
+        Progress(folder, 0, settings.hardware.processes)
+        yield folder
+
+
+def _run(settings: Settings, folder: Path, capacity: int | None, workspace: int) -> str:
+    """Run the rank; returns why it failed, or an empty text."""
+    gpus = settings.hardware.gpu_count
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_PRETENDED", "CUDA_"))
+    }
+    variables |= pretended.variables(gpus) | {"LOCKSTEP_PRETENDED_SIZES": "1"}
+    variables["LOCKSTEP_PRETENDED_WORKSPACE"] = str(workspace)
+    if capacity is not None:
+        variables["LOCKSTEP_PRETENDED_MEMORY"] = str(capacity)
+    variables["PYTHONPATH"] = os.pathsep.join(map(str, (pretended.PARTS, paths.SCRIPTS)))
+    # Nobody listens there: a rank alone waits for no other.
+    variables |= rank_variables(0, settings.hardware.processes, "127.0.0.1", 29500) | {"RENDEZVOUS": "env://"}
+    program = [sys.executable, "-c", PROGRAM, str(folder)]
+    with subprocess.Popen(
+        program, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=TIMEOUT)
+        except BaseException:
+            process.kill()
+            raise
+    if not process.returncode:
+        return ""
+    reason = paths.rank_error(folder, 0)
+    return read_json(reason)["message"] if reason.is_file() else said.strip()[-2000:] or "it ended without a word"
