@@ -63,6 +63,8 @@ def main() -> None:
     rows = [_alone(config.rows[name]) for name in arguments.rows or config.rows]
     lengths = arguments.length or [config.data.max_length]
     shapes = [model.read(file, config.task, length) for length in lengths]
+    if not arguments.model:
+        shapes = [replace(shape, dropout=config.model.dropout) for shape in shapes]
     work = [(row, length, shape) for row in rows for length, shape in zip(lengths, shapes, strict=True)]
     with ThreadPoolExecutor(max(1, machine.cpu_cores() // 2)) as pool:
         counted = list(pool.map(lambda each: _count(*each, capacity), work))

@@ -25,6 +25,7 @@ TIMEOUT = 900.0  # seconds for the steps of one rank
 SMALL = [1, 2, 4, 16]  # micro-batches that show how memory grows
 WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread that multiplies matrices
 MOST = 2**14  # the largest micro-batch that is tried
+MOST_GPUS = 16  # that a pretended machine has
 FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
 PROGRAM = """import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def peaks(
     Ends before the first size that needs more than `capacity` bytes. workspace: the bytes that cuBLAS takes for each
     thread. Raises RunFailed with the rank's own words if it fails for another reason.
     """
-    settings = _settings(row)
+    settings = replace(_settings(row), dropout=model.dropout)
     replicas = row.replicas * row.train.accumulation
     with _prepared(settings, model, [size * replicas for size in sizes]) as folder:
         failed = _run(settings, folder, capacity, workspace)
@@ -125,7 +126,7 @@ def _prepared(settings: Settings, model: Model, sizes: list[int]) -> Iterator[Pa
 
 def _run(settings: Settings, folder: Path, capacity: int | None, workspace: int) -> str:
     """Run the rank; returns why it failed, or an empty text."""
-    gpus = settings.hardware.gpu_count
+    gpus = min(settings.hardware.gpu_count, MOST_GPUS)  # it uses the first, or all in one process
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_PRETENDED", "CUDA_"))
     }

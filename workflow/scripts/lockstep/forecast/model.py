@@ -17,10 +17,14 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Model:
-    """config: the content of a config.json of transformers; length: tokens of a sample, if it is a text."""
+    """config: the content of a config.json of transformers; length: tokens of a sample, if it is a text.
+
+    dropout: for every dropout layer; None keeps the configuration's own.
+    """
 
     config: dict
     length: int
+    dropout: float | None = None
 
 
 def read(path: Path, task: str, length: int) -> Model:
@@ -46,6 +50,8 @@ def read(path: Path, task: str, length: int) -> Model:
     most = getattr(config, "max_position_embeddings", None)
     if task != "image-classification" and most and length > most:
         raise BadInput(f"--length {length}: the model takes texts of at most {most} tokens. Lower it.")
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id  # where each decoder of transformers has its own default
     config.architectures = [_class(config, task, file)]
     return Model(config.to_dict(), length)
 

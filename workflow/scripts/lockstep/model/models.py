@@ -22,11 +22,13 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
     """The model stored in a folder, in float32, with `dropout` everywhere if given. Never downloads."""
-    model = own.load(folder) if own.is_stored(folder) else _load_transformers(folder, dropout)
-    if dropout is not None:
-        for module in model.modules():
-            if isinstance(module, DROPOUT):
-                module.p = dropout
+    return _with_dropout(own.load(folder) if own.is_stored(folder) else _load_transformers(folder, dropout), dropout)
+
+
+def _with_dropout(model: torch.nn.Module, dropout: float | None) -> torch.nn.Module:
+    for module in model.modules() if dropout is not None else ():
+        if isinstance(module, DROPOUT):
+            module.p = dropout
     return model
 
 
@@ -34,10 +36,7 @@ def load(folder: Path, dropout: float | None = None) -> torch.nn.Module:
 def _load_transformers(folder: Path, dropout: float | None) -> torch.nn.Module:
     if folder.is_dir():
         require_weights(folder, str(folder))
-    config, cls = _architecture(folder)
-    if dropout is not None:
-        for name in _dropout_keys(config):
-            setattr(config, name, dropout)
+    config, cls = _architecture(folder, dropout)
     return cls.from_pretrained(folder, config=config, dtype=torch.float32, **LOCAL)
 
 
@@ -73,8 +72,8 @@ def tokenizer(folder: Path):
     return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
-def _architecture(folder: Path):
-    """The configuration in a folder of transformers', and the class that its model was saved as."""
+def _architecture(folder: Path, dropout: float | None = None):
+    """The configuration in a folder of transformers', with `dropout` if given, and its model's class."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
@@ -84,6 +83,8 @@ def _architecture(folder: Path):
             f"{folder}: its config.json names no model class of the installed transformers (architectures:"
             f" {config.architectures}). Name a folder that transformers saved a model in."
         )
+    for name in _dropout_keys(config) if dropout is not None else ():
+        setattr(config, name, dropout)
     return config, cls
 
 
@@ -94,12 +95,12 @@ def import_code(folder: Path) -> None:
             _architecture(folder)
 
 
-def build(folder: Path) -> torch.nn.Module:
-    """A model of the class and size of the one stored in a folder, with arbitrary weights."""
+def build(folder: Path, dropout: float | None = None) -> torch.nn.Module:
+    """A model of the class and size of the one stored in a folder, with arbitrary weights; `dropout` as in `load`."""
     if own.is_stored(folder):
-        return own.build(folder)
-    config, cls = _architecture(folder)
-    return cls(config)
+        return _with_dropout(own.build(folder), dropout)
+    config, cls = _architecture(folder, dropout)
+    return _with_dropout(cls(config), dropout)
 
 
 def classifier(folder: Path, labels: list[str], notes: list[str]) -> torch.nn.Module:

@@ -32,8 +32,9 @@ class Sized(Variation):
 
     def _initial(self):
         self.start = {}
+        settings = self.training.settings
         with init_empty_weights(include_buffers=False):  # buffers such as position numbers are read
-            return untouched(models.build(Path(self.training.settings.data) / paths.WEIGHTS))
+            return untouched(models.build(Path(settings.data) / paths.WEIGHTS, settings.dropout))
 
     def _work(self):
         asked = read_json(self.training.folder / paths.SIZES)

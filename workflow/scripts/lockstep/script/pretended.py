@@ -9,6 +9,10 @@ They are implemented in workflow/pretended/, which is on the path of every proce
   (which read the host's clock) and random states. Like CUDA, it orders the fastest GPUs first, unless CUDA_DEVICE_ORDER
   says otherwise, and refuses to be used in a fork of a process that used it.
 - pynvml.py stands in for NVML.
+- cache.h shares a GPU's memory out as PyTorch's caching allocator does, LOCKSTEP_PRETENDED_MEMORY bytes of it.
+
+With LOCKSTEP_PRETENDED_SIZES=1 nothing is computed. Only memory is counted (sizes.h), for `lockstep fits`: a process is
+one rank alone, LOCKSTEP_PRETENDED_WORKSPACE says how many bytes cuBLAS takes, and memory has no end unless given one.
 
 LOCKSTEP_PRETENDED_KINDS="Slow GPU,Fast GPU" names GPUs of different models, in the order of the bus.
 
@@ -20,8 +24,8 @@ Limits:
   no copy. Horovod is its library for the CPU, without NCCL. torch.compile makes no kernels. The outputs of CUDA graphs
   are overwritten by the next replay, like real ones. The profiler records the host only.
 - All GPUs of a process draw from the host's random generator.
-- Each process has all of a GPU's memory for itself. None of it goes to a CUDA context, a cache or fragmentation, and
-  NVML and mem_get_info always report that all of it is free.
+- Each process has all of a GPU's memory for itself. None of it goes to a CUDA context, and all streams take it from one
+  pool. NVML and mem_get_info always report that all of it is free.
 - Some mistakes are not found: a tensor of the host in an operator that indexes or takes a list of tensors; a forked
   child that computes with its parent's GPU tensors; an environment variable that changes after CUDA has read it; and a
   GPU that CUDA_VISIBLE_DEVICES names twice (a GPU that it names by UUID does not exist).

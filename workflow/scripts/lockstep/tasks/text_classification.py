@@ -65,8 +65,9 @@ class Task(_classification.Task):
         return summary | {"pad_id": tokenizer.pad_token_id, "shape": asdict(shape), "inputs": vocabulary}
 
     def alike(self, count, length, config):
-        nothing = np.zeros(count, dtype=np.int64)
-        return Tokens(np.zeros(length, dtype=np.int64), np.full(count, length), nothing, pad_id=0, starts=nothing)
+        nothing, tokens = np.zeros(count, dtype=np.int64), np.zeros(length, dtype=np.int64)
+        tokens[-1] = config.get("eos_token_id") or 0  # at which BART's classifiers look
+        return Tokens(tokens, np.full(count, length), nothing, pad_id=0, starts=nothing)
 
     def load(self, split):
         return Tokens.load(split)
