@@ -16,6 +16,7 @@
     lockstep check [FOLDER]        check results against the rules of a fair comparison
     lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
     lockstep fits                  does a model fit? each row's largest micro-batch in a GPU's memory, without a GPU
+    lockstep why ROW               where a row's steps go, and from which batch on it beats one device
     lockstep network               measure what communication between ranks costs on this machine
     lockstep doctor                say what this machine can run, and what disturbs timing on it
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
@@ -39,7 +40,7 @@ from lockstep.paths import PROJECT
 
 SCRIPTS = (
     *("again", "show", "prove", "gate", "predict", "compare", "keep"),
-    *("history", "check", "accept", "network", "fits", "doctor"),
+    *("history", "check", "accept", "network", "fits", "why", "doctor"),
 )
 OF_SCRIPTS = ("prove", "gate")  # they start programs of the user's own, whose PATH comes first
 ANYWHERE = (*OF_SCRIPTS, "compare", "check")

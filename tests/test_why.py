@@ -1,0 +1,51 @@
+"""lockstep why: where a row's steps go, and from which batch on it beats another row."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.errors import BadInput
+from lockstep.forecast import step
+
+TOKENS = np.tile(np.arange(200, 1400, 100), 4)
+
+
+def measured(fixed: float, each: float, noise: float = 0.01, seed: int = 1) -> np.ndarray:
+    """Seconds of steps of TOKENS, some of them disturbed."""
+    random = np.random.default_rng(seed)
+    seconds = (fixed + each * TOKENS) * random.normal(1, noise, len(TOKENS))
+    seconds[::11] *= 3
+    return seconds
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.001, 0.1), st.floats(1e-6, 1e-4))
+def test_a_line_is_found_through_steps_of_which_some_were_disturbed(fixed, each):
+    line = step.fit(TOKENS, measured(fixed, each))
+    for tokens in (200, 700, 1300):
+        assert line.at(tokens).value == pytest.approx(fixed + each * tokens, rel=0.05)
+        assert line.at(tokens).low <= line.at(tokens).value <= line.at(tokens).high
+    assert line.tokens == (200, 1300)
+
+
+def test_the_lines_of_two_rows_cross_where_the_faster_one_changes():
+    alone, shared = step.fit(TOKENS, measured(0.004, 2e-5)), step.fit(TOKENS, measured(0.012, 1e-5, seed=2))
+    crossing = step.break_even(shared, alone)
+    assert crossing.value == pytest.approx(800, rel=0.1)
+    assert crossing.low <= 800 <= crossing.high
+    for tokens, faster in ((300, False), (1300, True), (5000, True)):
+        ratio = step.times_as_fast(shared, alone, tokens)
+        assert (ratio.value > 1) is faster
+        assert ratio.value == pytest.approx((0.004 + 2e-5 * tokens) / (0.012 + 1e-5 * tokens), rel=0.05)
+    assert step.break_even(alone, step.fit(TOKENS, measured(0.012, 4e-5))).value == 0
+    assert step.break_even(step.fit(TOKENS, measured(0.012, 4e-5)), alone) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [(TOKENS[:19], "19 steps were measured"), (np.full(48, 300), "same few sizes"), (TOKENS % 300, "same few sizes")],
+)
+def test_too_little_makes_no_line(tokens, said):
+    with pytest.raises(BadInput, match=said):
+        step.fit(tokens, np.ones(len(tokens)))
