@@ -21,6 +21,7 @@
 #include "memory.h"
 #include "sizes.h"
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
@@ -40,7 +41,8 @@ int count_of_devices() {
 }
 
 thread_local DeviceIndex current = 0;
-cache::Device devices[MOST];
+// Never destroyed, as tensors may be freed after everything else.
+auto& devices = *new std::array<cache::Device, MOST>;
 
 // The memory of each GPU; only counting has no end unless one is given.
 int64_t capacity() {
@@ -291,19 +293,22 @@ void compute(const c10::OperatorHandle& op, Stack* stack) {
 
 // ---- memory only: what sizes.h describes ----
 
-// Whether an operator is computed although only memory is asked for: a view, or all of its tensors are small.
+// Whether an operator is computed although only memory is asked for: a view, or all of its tensors are small. Of whole
+// numbers many are small enough, since a program reads tokens and masks to decide what to do.
 bool computes(const c10::OperatorHandle& op, const Stack& stack) {
-  if (sizes::is_view(op.schema())) return true;
+  if (sizes::is_view(op.schema()) || op.schema().name() == "aten::resize_") return true;
   int64_t numbers = 0, tensors = 0, made = 1;
+  bool whole = true;
   for (size_t at = stack.size() - op.schema().arguments().size(); at < stack.size(); ++at) {
     visit_tensors(stack[at], [&](const at::Tensor& tensor) {
       tensors += tensor.defined();
       numbers += tensor.defined() ? tensor.numel() : 0;
+      whole &= !tensor.defined() || at::isIntegralType(tensor.scalar_type(), true);
     });
     if (stack[at].isIntList())
       for (int64_t size : stack[at].toIntVector()) made *= std::max<int64_t>(size, 1);
   }
-  return (tensors ? numbers : made) <= sizes::SMALL;
+  return (tensors ? numbers : made) <= (tensors && whole ? sizes::WHOLE : sizes::SMALL);
 }
 
 // What a call by size has: the tensors it was given, and what stands for each on the device "meta".
@@ -388,6 +393,11 @@ void allocate_only(const c10::OperatorHandle& op, Stack* stack) {
     stack->insert(stack->end(), given.begin(), given.end());
     return compute(op, stack);
   }
+  c10::DataPtr scratch;
+  if (const size_t bytes = sizes::scratch(schema.name(), given)) {
+    c10::DeviceGuard guard(Device(c10::kCUDA, call.device));
+    scratch = memory.allocate(bytes);
+  }
   sized.write_back();
   for (size_t at = stack->size() - schema.returns().size(); at < stack->size(); ++at)
     (*stack)[at] = change_tensors((*stack)[at], [&](const at::Tensor& tensor) { return sized.back(tensor); });
@@ -416,7 +426,8 @@ at::Tensor empty_strided(
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
-  if (!sizes::only() || self.numel() <= sizes::SMALL) on_host(self).copy_(on_host(source));
+  const bool whole = at::isIntegralType(self.scalar_type(), true) && source.scalar_type() == self.scalar_type();
+  if (!sizes::only() || self.numel() <= (whole ? sizes::WHOLE : sizes::SMALL)) on_host(self).copy_(on_host(source));
   return self;
 }
 
@@ -481,6 +492,9 @@ at::Tensor attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double dropout, bool causal, std::optional<double> scale, bool grouped) {
   const auto kernel = kernel_of_attention(query, mask.has_value(), grouped);
+  TORCH_CHECK(
+      !sizes::only() || kernel != at::SDPBackend::math || at::globalContext().userEnabledMathSDP(),
+      "No available kernel. Aborting execution.");
   if (!sizes::only() || kernel == at::SDPBackend::math)
     return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
   if (kernel == at::SDPBackend::flash_attention)
@@ -518,6 +532,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_", &set_nothing);
   library.impl("scaled_dot_product_attention", &attention);
   library.impl("record_stream", &record_stream);
+  // As one operator, which a GPU's library has, and not by the parts that a CPU has for tensors of no library.
+  library.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
+  library.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
 // Its parts have gradients of their own.

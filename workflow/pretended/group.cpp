@@ -1,6 +1,7 @@
 // What Python calls of pretended GPUs, and a process group for their tensors by gloo. See lockstep/script/pretended.py.
 
 #include "memory.h"
+#include "sizes.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -29,7 +30,7 @@ void resize_storage(const at::Tensor& holder, int64_t bytes) {
   c10::DeviceGuard guard(Device(c10::kCUDA, device));
   auto data = c10::GetAllocator(c10::kCUDA)->allocate(bytes);
   const size_t kept = std::min<size_t>(bytes, storage->nbytes());
-  if (!std::getenv("LOCKSTEP_PRETENDED_SIZES") || kept < 65536) std::memcpy(data.get(), storage->data(), kept);
+  if (!sizes::only() || kept < sizes::PAGE) std::memcpy(data.get(), storage->data(), kept);
   storage->set_data_ptr_noswap(std::move(data));
   storage->set_nbytes(bytes);
 }

@@ -4,41 +4,54 @@
 
 --model is a config.json of transformers, its folder, or a YAML file with the same keys; nothing is downloaded. By
 default it is the model of the prepared data. Each row's own strategy takes steps on pretended GPUs that only count
-memory, as one rank of --gpus. So weights, gradients, optimizer, activations, buckets and gathered layers are counted.
+memory, as the first rank of --gpus. So weights, gradients, optimizer, activations, buckets and gathered layers are
+counted. It takes PyTorch's CPU build and g++.
 
-Not counted are the CUDA context, NCCL, and what single kernels need while they run; --reserve is kept free for them.
+Not counted are the CUDA context, NCCL, what single kernels need while they run, evaluation, and saving; --reserve is
+kept free for them.
 """
 
 import argparse
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import machine
+from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
 from lockstep.forecast import memory, model
+from lockstep.script import pretended
 from lockstep.terminal import print_table
 
 UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
 COLUMNS = ["row", "tokens", "largest micro-batch", "GiB then", "GiB whatever the batch", "GiB per sample"]
+HARDWARE = ("device", "processes", "nodes", "node_gpus", "node_cores", "threads", "gpus", "oversubscribe")
 
 
-def main() -> None:
+def main() -> int:
     parser = cli.parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", type=Path, metavar="FILE", help="by default the model of the prepared data")
     parser.add_argument("--task", choices=model.CLASSES, help="by default the configuration's")
     parser.add_argument(
-        "--length", type=int, nargs="+", metavar="N", help="tokens of a text (default: data.max_length)"
+        "--length",
+        type=int,
+        nargs="+",
+        action="extend",
+        metavar="N",
+        help="tokens of a text (default: data.max_length)",
     )
-    parser.add_argument("--memory", required=True, metavar="24GB", help="of a GPU; 1 GB is 2^30 bytes, as on its label")
-    parser.add_argument("--reserve", default="1GB", help="kept free of it for what is not counted (default: 1GB)")
+    parser.add_argument(
+        "--memory", required=True, metavar="24GB", help="of a GPU, as nvidia-smi shows it; 1 GB is 2^30 bytes"
+    )
+    parser.add_argument("--reserve", default="1.5GB", help="kept free for what is not counted (default: 1.5GB)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many train together (default: 1)")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="by default all that can be counted")
+    parser.add_argument("--rows", nargs="+", action="extend", metavar="ROW", help="by default all that can be counted")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was counted into a new file")
     arguments = parser.parse_args()
     capacity = _bytes(arguments.memory, "--memory") - _bytes(arguments.reserve, "--reserve")
@@ -48,64 +61,98 @@ def main() -> None:
         raise BadInput(f"--gpus {arguments.gpus}: expected at least 1.")
     if arguments.length and min(arguments.length) < 1:
         raise BadInput(f"--length {min(arguments.length)}: expected at least 1 token.")
-    cli.must_be_new(arguments.json)
-    # What trains is a machine with these GPUs, of which nothing needs to be here.
-    hardware = {"device": "cuda", "node_gpus": arguments.gpus, "processes": arguments.gpus, "nodes": 1}
-    hardware |= {"node_cores": 2 * arguments.gpus, "threads": 1, "gpus": None, "oversubscribe": False}
-    arguments.set += [f"hardware.{key}={'null' if value is None else value}" for key, value in hardware.items()]
-    arguments.set += ["train.best=loss", "model.name=scratch", *([f"task={arguments.task}"] if arguments.task else [])]
-    config = cli.configuration(arguments)
-    file = arguments.model or paths.data_folder(arguments.results) / paths.WEIGHTS
-    if not arguments.model and not file.is_dir():
-        raise BadInput(f"--model: name one, or prepare the data ({file} does not exist): lockstep bench")
-    for name in arguments.rows or ():
-        config.require_row(name, f"--rows {name}")
-    rows = [_alone(config.rows[name]) for name in arguments.rows or config.rows]
-    lengths = arguments.length or [config.data.max_length]
-    shapes = [model.read(file, config.task, length) for length in lengths]
-    if not arguments.model:
-        shapes = [replace(shape, dropout=config.model.dropout) for shape in shapes]
-    work = [(row, length, shape) for row in rows for length, shape in zip(lengths, shapes, strict=True)]
+    cli.must_be_new(arguments.json, "--json", "file")
+    config, shapes = _configured(arguments)
+    pretended.variables(1)  # compiled here, once, if at all
+    rows = [config.rows[name] for name in arguments.rows or config.rows]
+    work = [(row, length, shape) for row in rows for length, shape in shapes.items()]
     with ThreadPoolExecutor(max(1, machine.cpu_cores() // 2)) as pool:
-        counted = list(pool.map(lambda each: _count(*each, capacity), work))
-    print_table(COLUMNS, [_line(each) for each in counted])
-    for each in counted:
-        if each["failed"]:
-            print(f"{each['row']}: not counted: {each['failed']}")
+        counted = list(pool.map(partial(_count, capacity=capacity), *zip(*work, strict=True)))
+    done = [each for each in counted if not each["failed"]]
+    if done:
+        shape = next(iter(shapes.values()))
+        print(f"{shape.config['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task}")
+    print_table(COLUMNS, [_line(each, config.task) for each in counted])
+    for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
+        print(f"{row}: not counted: {why}")
     print(
         f"Counted for one of {arguments.gpus} GPUs with {arguments.memory}, of which {arguments.reserve} stay free for"
-        " CUDA, NCCL and kernels: those are not counted, and differ by GPU and driver."
+        " CUDA, NCCL and kernels: those are not counted, and differ by GPU and driver. Nor are evaluation and saving."
     )
     if arguments.json:
-        write_json(arguments.json, {"gpus": arguments.gpus, "capacity": capacity, "rows": counted})
+        about = {"gpus": arguments.gpus, "capacity": capacity, "task": config.task}
+        write_json(arguments.json, about | {"model": next(iter(shapes.values())).config, "rows": counted})
+    asked = set(arguments.rows or [each["row"] for each in done])
+    return 0 if done and asked <= {each["row"] for each in done} else 1
 
 
-def _alone(row: Row) -> Row:
-    """The row with a global batch of its own: one sample for each replica and micro-batch."""
-    train = replace(row.train, global_batch=row.replicas * row.train.accumulation, device_batch=None)
-    return replace(row, train=train)
+def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.Model]]:
+    """The configuration for a machine with these GPUs, of which nothing needs to be here; and the model by length."""
+    if own := [item for item in arguments.set if item.startswith(tuple(f"hardware.{key}=" for key in HARDWARE))]:
+        raise BadInput(f"--set {own[0]}: here --gpus says what trains.")
+    own_dropout = any(item.startswith("model.dropout=") for item in arguments.set)
+    gpus = arguments.gpus
+    hardware = ["device=cuda", f"node_gpus={gpus}", f"processes={gpus}", "nodes=1", f"node_cores={2 * gpus}"]
+    hardware += ["threads=1", "gpus=null", "oversubscribe=false"]
+    arguments.set += [f"hardware.{item}" for item in hardware]
+    if arguments.model:
+        arguments.set += ["model.name=scratch"]
+    if arguments.task:
+        arguments.set += [f"task={arguments.task}", "train.best=loss"]
+    config = cli.configuration(arguments)
+    file = arguments.model or paths.data_folder(arguments.results) / paths.WEIGHTS
+    if not arguments.model and not paths.ready_file(arguments.results, config.data_key).is_file():
+        raise BadInput(
+            f"--model: name one; {arguments.results} has no data that was prepared for this configuration's model."
+        )
+    for name in arguments.rows or ():
+        config.require_row(name, f"--rows {name}")
+    # An image has no tokens.
+    lengths = arguments.length if config.task != "image-classification" else None
+    shapes = {
+        length: model.read(file, config.task, length, config.data.image_size)
+        for length in lengths or [config.data.max_length]
+    }
+    if own_dropout or not arguments.model:
+        shapes = {length: replace(shape, dropout=config.model.dropout) for length, shape in shapes.items()}
+    return config, shapes
 
 
 def _count(row: Row, length: int, shape: model.Model, capacity: int) -> dict:
     result = {"row": row.name, "tokens": length, "largest": None, "steps": [], "failed": ""}
-    if row.uncounted:
-        return result | {"failed": row.uncounted}
     try:
+        # A global batch of its own: one sample for each replica and micro-batch.
+        train = replace(row.train, global_batch=row.replicas * row.train.accumulation, device_batch=None)
+        row = replace(row, train=train)
         row.refuse()
+        if why := _uncounted(row):
+            return result | {"failed": why}
         largest, steps = memory.largest(row, shape, capacity)
     except (BadInput, RunFailed) as error:
         return result | {"failed": str(error)}
-    fixed, each = memory.line(steps)
-    return result | {"largest": largest, "fixed": fixed, "per_sample": each, "steps": [asdict(step) for step in steps]}
+    fixed, each = memory.line([step for step in steps if step.samples <= max(largest, 2)])
+    result |= {"largest": largest, "fixed": fixed, "per_sample": each, "devices": row.hardware.devices}
+    result |= {"precision": row.precision, "parameters": steps[0].parameters}
+    return result | {"steps": [asdict(step) for step in steps]}
 
 
-def _line(counted: dict) -> list[str]:
-    name, tokens, largest = counted["row"], str(counted["tokens"]), counted["largest"]
+def _uncounted(row: Row) -> str:
+    if row.hardware.processes_per_node > row.hardware.gpu_count:
+        return "several of its ranks share a GPU"
+    if row.train.attention == "cudnn":
+        return "how much cuDNN's attention needs is not known"
+    return row.uncounted
+
+
+def _line(counted: dict, task: str) -> list[str]:
+    name, largest = counted["row"], counted["largest"]
+    tokens = "" if task == "image-classification" else str(counted["tokens"])
     if counted["failed"]:
         return [name, tokens, "not counted", "", "", ""]
     last = next(step for step in counted["steps"] if step["samples"] == max(largest, 1))
     sizes = (last["allocated"], counted["fixed"], counted["per_sample"])
-    return [name, tokens, str(largest) if largest else "does not fit", *(f"{size / 2**30:.3g}" for size in sizes)]
+    said = f"{largest} or more" if largest == memory.MOST else str(largest) if largest else "does not fit"
+    return [name, tokens, said, *(f"{size / 2**30:.3g}" for size in sizes)]
 
 
 def _bytes(text: str, option: str) -> int:

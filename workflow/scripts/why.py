@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--against", default="single", metavar="ROW", help="the row to compare it with")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything into a new file")
     arguments = parser.parse_args()
-    cli.must_be_new(arguments.json)
+    cli.must_be_new(arguments.json, "--json", "file")
     results = frames.load(arguments.results)
     row, against = (_row(results, name) for name in (arguments.row, arguments.against))
     if arguments.row == arguments.against:

@@ -92,10 +92,10 @@ def users_command(words: list[str], example: str) -> list[str]:
     return command
 
 
-def must_be_new(output: Path | None) -> None:
-    """Raise BadInput if a folder to be made exists already."""
+def must_be_new(output: Path | None, option: str = "--output", what: str = "folder") -> None:
+    """Raise BadInput if a folder, or a file, that is to be made exists already."""
     if output and output.exists():
-        raise BadInput(f"--output: {output} exists already. Name a new folder.")
+        raise BadInput(f"{option}: {output} exists already. Name a new {what}.")
 
 
 def configuration(arguments: argparse.Namespace, finished: bool = False) -> Config:

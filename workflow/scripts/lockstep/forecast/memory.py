@@ -43,6 +43,7 @@ class Peak:
     samples: int
     allocated: int
     reserved: int
+    parameters: int = 0  # of the model
 
 
 def peaks(
@@ -58,10 +59,13 @@ def peaks(
     with _prepared(settings, model, [size * replicas for size in sizes]) as folder:
         failed = _run(settings, folder, capacity, workspace)
         result = folder / paths.PEAKS
-        steps = read_json(result)["steps"] if result.is_file() else []
+        counted = read_json(result) if result.is_file() else {"steps": []}
     if failed and "out of memory" not in failed:
         raise RunFailed(failed)
-    return [Peak(step["samples"] // replicas, step["allocated"], step["reserved"]) for step in steps]
+    return [
+        Peak(step["samples"] // replicas, step["allocated"], step["reserved"], counted["parameters"])
+        for step in counted["steps"]
+    ]
 
 
 def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:
@@ -94,9 +98,13 @@ def _next(counted: list[Peak], capacity: int, fits: int, does_not: int) -> int:
 
 
 def line(counted: list[Peak]) -> tuple[float, float]:
-    """Bytes that do not depend on the batch, and bytes for each sample of it: a line through the two largest sizes."""
-    by_size = {peak.samples: peak for peak in counted}
-    smaller, larger = (by_size[size] for size in sorted(by_size)[-2:])
+    """Bytes that do not depend on the batch, and bytes for each sample of it.
+
+    They are those of a line through the largest size and the next one that is at most half as large: between neighbours
+    a rounded block would count too much.
+    """
+    larger = max(counted, key=lambda peak: peak.samples)
+    smaller = max((peak for peak in counted if 2 * peak.samples <= larger.samples), key=lambda peak: peak.samples)
     each = (larger.allocated - smaller.allocated) / (larger.samples - smaller.samples)
     return larger.allocated - each * larger.samples, each
 
@@ -143,6 +151,9 @@ def _run(settings: Settings, folder: Path, capacity: int | None, workspace: int)
     ) as process:
         try:
             _, said = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RunFailed(f"it was not done after {TIMEOUT:.0f} seconds") from None
         except BaseException:
             process.kill()
             raise

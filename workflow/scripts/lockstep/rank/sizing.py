@@ -32,9 +32,7 @@ class Sized(Variation):
 
     def _initial(self):
         self.start = {}
-        settings = self.training.settings
-        with init_empty_weights(include_buffers=False):  # buffers such as position numbers are read
-            return untouched(models.build(Path(settings.data) / paths.WEIGHTS, settings.dropout))
+        return untrained(Path(self.training.settings.data) / paths.WEIGHTS, self.training.settings.dropout)
 
     def _work(self):
         asked = read_json(self.training.folder / paths.SIZES)
@@ -44,14 +42,14 @@ class Sized(Variation):
         plan = Plan(
             ids=np.concatenate([np.arange(size) for size in sizes]),
             starts=np.concatenate([[0], np.cumsum(sizes)]),
-            widths=np.full(len(sizes), samples.lengths[0]),
+            widths=np.full(len(sizes), asked["length"]),
             epochs=np.zeros(len(sizes), dtype=np.int64),
             dropped=np.empty((0, 2), dtype=np.int64),
         )
         return plan, samples, samples
 
     def _watch(self):
-        self.training.profiler = Peaks(self.training.folder / paths.PEAKS, self.plan)
+        self.training.profiler = Peaks(self.training.folder / paths.PEAKS, self.plan, self.start["parameters"])
 
     def finish(self):
         pass
@@ -60,8 +58,8 @@ class Sized(Variation):
 class Peaks:
     """Takes the place of a profiler, and writes after each step the most memory that it has needed."""
 
-    def __init__(self, file: Path, plan: Plan):
-        self.file, self.plan = file, plan
+    def __init__(self, file: Path, plan: Plan, parameters: int):
+        self.file, self.plan, self.parameters = file, plan, parameters
         self.rows: list[dict] = []
 
     def mark(self, phase: str) -> None:
@@ -74,20 +72,23 @@ class Peaks:
         row["reserved"] = max(map(torch.cuda.max_memory_reserved, gpus))
         if step >= FIRST - 1:
             self.rows.append(row)
-            write_json(self.file, {"steps": self.rows})
+            write_json(self.file, {"parameters": self.parameters, "steps": self.rows})
         for gpu in gpus:
             torch.cuda.reset_peak_memory_stats(gpu)
 
 
-def untouched(model: torch.nn.Module) -> torch.nn.Module:
-    """Give the parameters of a model on the device "meta" memory of the host, which is never written, and so is free.
+def untrained(folder: Path, dropout: float | None) -> torch.nn.Module:
+    """The model of a folder's configuration. Its parameters have memory of the host that is never written, and so free.
 
-    A parameter that several modules share stays one.
+    Buffers are as they must be, since position numbers and the like are read.
     """
-    made: dict[int, torch.nn.Parameter] = {}
+    with init_empty_weights(include_buffers=False):
+        model = models.build(folder, dropout)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                empty = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                module._parameters[name] = made.setdefault(id(parameter), empty)
+                empty = torch.empty_like(parameter, device="cpu")
+                module._parameters[name] = torch.nn.Parameter(empty, parameter.requires_grad)
+    if hasattr(model, "tie_weights"):  # they were parted on the device "meta"
+        model.tie_weights()
     return model

@@ -126,6 +126,7 @@ OPTIONS = {
         " Lockstep's own on a CPU",
     },
 }
+UNCOUNTED = [({"hook": ["powersgd"]}, "what it carries over is made after some steps only")]
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),
 ]

@@ -269,6 +269,7 @@ OPTIONS = {
 NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
 CONFIG_FILE = "deepspeed"
+UNCOUNTED = [({"offload_optimizer": [True]}, "the optimizer computes in the host's memory")]
 LOSSY = [
     (
         {"native_precision": [True], "precision": ["bf16", "fp16"]},

@@ -54,6 +54,7 @@ class Strategy(local_sgd.Strategy):
         self.outer.load_state_dict(state["outer"])
 
 
+UNCOUNTED = [({}, "its outer optimizer makes its state after some steps only")]
 OPTIONS = {
     "every": {
         "type": "integer",

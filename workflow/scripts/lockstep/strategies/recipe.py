@@ -189,7 +189,10 @@ NEEDS = {
     "bitsandbytes": ("0.50.2", "pip install bitsandbytes==0.50.2", {"optimizer": ["adamw8bit"]}),
 }
 DIVISION = "open"
-UNCOUNTED = [({"compile": ["dynamic", "static"]}, "the compiler decides what is kept")]
+UNCOUNTED = [
+    ({"compile": ["dynamic", "static"]}, "the compiler decides what is kept"),
+    ({"resident": [True]}, "the whole training split lies on the GPU"),
+]
 REFUSED = [
     ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "the model then computes in bf16; set precision to bf16"),
     ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "gradients are bf16 already; set hook to none"),

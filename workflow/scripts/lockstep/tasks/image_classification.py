@@ -19,7 +19,6 @@ from lockstep.files import atomic_folder, read_json
 from lockstep.model import convnets, models, own
 from lockstep.tasks import _classification
 
-IMAGE_SIZE = 224  # pixels, of models whose configuration names none, such as ResNet's
 MODELS = ("basicnet", "basicnet_bn", "resnet")
 
 
@@ -58,7 +57,7 @@ class Task(_classification.Task):
         return summary | {"shape": asdict(shape), "inputs": f"images of {width} x {height} pixels, {channels} channels"}
 
     def alike(self, count, length, config):
-        size, channels = config.get("image_size", IMAGE_SIZE), config.get("num_channels", 3)
+        size, channels = config["image_size"], config.get("num_channels", 3)
         height, width = size if isinstance(size, list) else (size, size)
         pixels = np.broadcast_to(np.uint8(0), (count, channels, height, width))
         return images.Images(pixels, np.zeros(count, dtype=np.int64), [0.5] * channels, [0.5] * channels)

@@ -65,9 +65,13 @@ class Task(_classification.Task):
         return summary | {"pad_id": tokenizer.pad_token_id, "shape": asdict(shape), "inputs": vocabulary}
 
     def alike(self, count, length, config):
-        nothing, tokens = np.zeros(count, dtype=np.int64), np.zeros(length, dtype=np.int64)
-        tokens[-1] = config.get("eos_token_id") or 0  # at which BART's classifiers look
-        return Tokens(tokens, np.full(count, length), nothing, pad_id=0, starts=nothing)
+        # A token shorter than the batch: where nothing is padded, a model may leave its mask out.
+        texts, nothing = np.full(count, max(1, length - 1)), np.zeros(count, dtype=np.int64)
+        pad, end = config.get("pad_token_id") or 0, config.get("eos_token_id")
+        tokens = np.full(texts[0], int(pad == 0))
+        if isinstance(end, int):
+            tokens[-1] = end  # at which BART's classifiers look
+        return Tokens(tokens, texts, nothing, pad_id=pad, starts=nothing)
 
     def load(self, split):
         return Tokens.load(split)
