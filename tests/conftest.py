@@ -104,7 +104,7 @@ class Workplace:
         return self.run("python", f"workflow/scripts/{name}.py", *arguments, **options)
 
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
-        return self.run("snakemake", *arguments, timeout=1200)
+        return self.run("snakemake", *arguments, timeout=2400)
 
     def path(self, relative: str) -> Path:
         return self.folder / relative
