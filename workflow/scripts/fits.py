@@ -75,6 +75,9 @@ def main() -> int:
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")
+    for row, devices in {each["row"]: each["devices"] for each in done}.items():
+        if devices not in (1, arguments.gpus):
+            print(f"{row}: counted for {devices} GPUs, as the row asks")
     print(
         f"Counted for one of {arguments.gpus} GPUs with {arguments.memory}, of which {arguments.reserve} stay free for"
         " CUDA, NCCL and kernels: those are not counted, and differ by GPU and driver. Nor are evaluation and saving."
