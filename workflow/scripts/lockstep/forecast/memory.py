@@ -93,7 +93,7 @@ def _next(counted: list[Peak], capacity: int, fits: int, does_not: int) -> int:
     most = FARTHEST * max(peak.samples for peak in counted)
     size = min(most, int((capacity - fixed) / each)) if each > 0 else most
     if size >= does_not:  # the line was wrong, or memory was in pieces
-        size = does_not - max(1, does_not // 20)
+        size = max(does_not - max(1, does_not // 20), (fits + does_not) // 2)
     return min(max(size, fits + 1), does_not - 1)
 
 
