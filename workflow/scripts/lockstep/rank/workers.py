@@ -23,6 +23,7 @@ from lockstep.errors import RunFailed
 from lockstep.run import lifetime
 
 ENDING = 1.0  # seconds that a worker may take to end after it has closed its connections
+CLOSED = 30.0  # the same where a connection was closed, which no living worker does
 # A micro-batch to make: the function of a module that makes it (`Strategy.collate`), its samples, and its width.
 Order = tuple[Callable, np.ndarray, int]
 
@@ -78,7 +79,8 @@ class Workers:
             raise RunFailed("more batches were requested than the workers were told to make") from None
         except Exception as error:
             # A worker that is killed closes its connections before its end can be observed.
-            connection.wait([process.sentinel for process in self.processes], timeout=ENDING)
+            closed = isinstance(error, (ConnectionError, EOFError))
+            connection.wait([process.sentinel for process in self.processes], timeout=CLOSED if closed else ENDING)
             if gone := [process for process in self.processes if not process.is_alive()]:
                 by = f"by {signal.Signals(-gone[0].exitcode).name}" if gone[0].exitcode < 0 else "by itself"
                 raise RunFailed(
