@@ -146,11 +146,11 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
     written = json.loads(place.path("fits.json").read_text(encoding="utf-8"))
     rows = {row["row"]: row for row in written["rows"]}
     assert rows["horovod"]["failed"]
-    for name in ("ddp", "fsdp", "single"):
+    for name in ("ddp", "fsdp"):
         assert rows[name]["largest"] > 4
         fitting = [step for step in rows[name]["steps"] if step["samples"] <= rows[name]["largest"]]
         assert all(step["allocated"] <= written["capacity"] == 110 * 2**20 for step in fitting)
         assert re.search(rf"{name} +│ +128 │ +{rows[name]['largest']} ", finished.stdout)
-    # Shards are smaller than whole weights with their gradients in buckets, which are more than weights alone.
-    assert rows["fsdp"]["fixed"] < rows["single"]["fixed"] < rows["ddp"]["fixed"]
-    assert rows["ddp"]["per_sample"] == pytest.approx(rows["single"]["per_sample"], rel=0.02)
+    # Shards are smaller than whole weights with their gradients in buckets; activations are the same.
+    assert rows["fsdp"]["fixed"] < rows["ddp"]["fixed"]
+    assert rows["ddp"]["per_sample"] == pytest.approx(rows["fsdp"]["per_sample"], rel=0.05)
