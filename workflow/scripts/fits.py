@@ -30,7 +30,6 @@ from lockstep.terminal import print_table
 
 UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
 COLUMNS = ["row", "tokens", "largest micro-batch", "GiB then", "GiB whatever the batch", "GiB per sample"]
-HARDWARE = ("device", "processes", "nodes", "node_gpus", "node_cores", "threads", "gpus", "oversubscribe")
 
 
 def main() -> int:
@@ -69,9 +68,9 @@ def main() -> int:
     with ThreadPoolExecutor(max(1, machine.cpu_cores() // 2)) as pool:
         counted = list(pool.map(partial(_count, capacity=capacity), *zip(*work, strict=True)))
     done = [each for each in counted if not each["failed"]]
+    described = next(iter(shapes.values())).config  # they differ in length only
     if done:
-        shape = next(iter(shapes.values()))
-        print(f"{shape.config['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task}")
+        print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task}")
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")
@@ -84,20 +83,20 @@ def main() -> int:
     )
     if arguments.json:
         about = {"gpus": arguments.gpus, "capacity": capacity, "task": config.task}
-        write_json(arguments.json, about | {"model": next(iter(shapes.values())).config, "rows": counted})
+        write_json(arguments.json, about | {"model": described, "rows": counted})
     asked = set(arguments.rows or [each["row"] for each in done])
     return 0 if done and asked <= {each["row"] for each in done} else 1
 
 
 def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.Model]]:
     """The configuration for a machine with these GPUs, of which nothing needs to be here; and the model by length."""
-    if own := [item for item in arguments.set if item.startswith(tuple(f"hardware.{key}=" for key in HARDWARE))]:
+    gpus = arguments.gpus
+    hardware = {"device": "cuda", "node_gpus": gpus, "processes": gpus, "nodes": 1, "node_cores": 2 * gpus}
+    hardware |= {"threads": 1, "gpus": "null", "oversubscribe": "false"}
+    if own := [item for item in arguments.set if item.startswith(tuple(f"hardware.{key}=" for key in hardware))]:
         raise BadInput(f"--set {own[0]}: here --gpus says what trains.")
     own_dropout = any(item.startswith("model.dropout=") for item in arguments.set)
-    gpus = arguments.gpus
-    hardware = ["device=cuda", f"node_gpus={gpus}", f"processes={gpus}", "nodes=1", f"node_cores={2 * gpus}"]
-    hardware += ["threads=1", "gpus=null", "oversubscribe=false"]
-    arguments.set += [f"hardware.{item}" for item in hardware]
+    arguments.set += [f"hardware.{key}={value}" for key, value in hardware.items()]
     if arguments.model:
         arguments.set += ["model.name=scratch"]
     if arguments.task:

@@ -15,6 +15,7 @@ from lockstep.files import write_json
 from lockstep.forecast import step
 from lockstep.forecast.step import Estimate, Line
 from lockstep.report.headline import of_step
+from lockstep.report.reading import good_runs
 from lockstep.terminal import print_table
 
 TIMES = (1 / 4, 1 / 2, 1, 2, 4, 16)  # of the global batch
@@ -63,8 +64,7 @@ def _row(results: frames.Results, name: str) -> dict:
 
 
 def _work(results: frames.Results, row: dict) -> str:
-    runs = results.report["runs"][row["row"]]
-    return next(run["asked"]["plan"] for run in runs if run["status"] == "ok")
+    return good_runs(results.report["runs"][row["row"]])[0]["asked"]["plan"]
 
 
 def _first(results: frames.Results, row: dict, against: dict) -> str:

@@ -14,6 +14,7 @@ from lockstep import paths
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
 from lockstep.frames import Results
+from lockstep.report.reading import good_runs
 from lockstep.run.progress import WARMUP_STEPS
 
 DRAWS, CONFIDENCE, SEED = 1000, 0.95, 0
@@ -47,8 +48,7 @@ class Line:
 
 def line(results: Results, row: str) -> Line:
     """The line through the medians of a row's steps over its undisturbed runs. Raises BadInput if there is none."""
-    runs = [run for run in results.report["runs"].get(row, ()) if run["status"] == "ok"]
-    runs = [run for run in runs if not run["watch"]["disturbed"]] or runs
+    runs = good_runs(results.report["runs"].get(row, ()))
     if not runs:
         raise BadInput(f"{row}: no run of it has succeeded in {results.folder}.")
     asked = runs[0]["asked"]

@@ -22,8 +22,9 @@ from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.run import lifetime
 
-ENDING = 1.0  # seconds that a worker may take to end after it has closed its connections
-CLOSED = 30.0  # the same where a connection was closed, which no living worker does
+# Seconds to wait for the end of a worker after an error: one that it may have survived, or a closed connection, which
+# none survives.
+ENDING, CLOSED = 1.0, 30.0
 # A micro-batch to make: the function of a module that makes it (`Strategy.collate`), its samples, and its width.
 Order = tuple[Callable, np.ndarray, int]
 
