@@ -144,6 +144,9 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
     shutil.copy(PROJECT / "docs" / "guide" / "snippets" / "my_text_model.py", place.folder)
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
+    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    place.path("llama.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     shutil.copytree(place.path("results"), place.path("other"))
     # A model that something else trained, whose classes are those of my.csv, and its weights.
@@ -188,6 +191,8 @@ def run(place: Workplace, words: list[str]) -> None:
         finished = place.script("command", "accept", "--minutes=0.001")
         check(finished, 1)
         assert "nothing was proven" in finished.stdout
+    elif words[:2] == ["lockstep", "fits"]:  # in a sentence without what it needs; one row tells as much as all
+        check(place.script("command", *rest, *(["--rows", "ddp"] if rest[1:] else ["--help"])))
     elif words == ["lockstep", "network"]:  # smaller messages are as slow to a reader, and quicker
         check(place.script("command", "network", "--largest=1"))
     elif program == "lockstep":
