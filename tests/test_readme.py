@@ -144,8 +144,8 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     place.path("my.csv").write_text("text,label\n" + "".join(f"t{n},{('bad', 'good')[n % 2]}\n" for n in range(99)))
     shutil.copy(PROJECT / "docs" / "guide" / "snippets" / "my_text_model.py", place.folder)
     place.path("my.txt").write_text("A text.\n\nAnother one.\n")
-    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    shape = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
     place.path("llama.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     shutil.copytree(place.path("results"), place.path("other"))
