@@ -7,7 +7,7 @@
 #               a debugger wants it, with LIMIT=0, or a test ends after half an hour; ARGS="..." hands more to pytest)
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
-# make docs     write docs/strategies.md from the strategies' files, and the tables of keys and of columns
+# make docs     write docs/strategies.md from the strategies' files, and the tables of keys, of columns and of records
 # make pictures picture the report of a quiet `make bench` (docs/report.png), and record a terminal (docs/terminal.md);
 #               needs Chromium and tmux
 # make site     build the guide, in English and Chinese, into site/ (installs requirements-docs.txt)
@@ -67,6 +67,7 @@ docs: setup
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/strategies.py
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/configuration.py
 	PYTHONPATH=workflow/scripts $(BIN)/python docs/columns.py
+	PYTHONPATH=workflow/scripts $(BIN)/python docs/records.py
 
 pictures: setup
 	$(BIN)/python docs/picture_report.py

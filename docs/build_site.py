@@ -1,8 +1,8 @@
 """Build the guide as a site, in English and Chinese: make site
 
-The pages are where GitHub shows them: README.md, config/ and docs/. MkDocs needs them in a folder of their own, so this
-program copies them there, under the same paths, and adds what only a site needs. Drawings become part of their page,
-where they take its colours, and each file of the project that a page links to becomes a page, too.
+The pages are where GitHub shows them: README.md, config/, docs/ and records/. MkDocs needs them in a folder of their
+own, so this program copies them there, under the same paths, and adds what only a site needs. Drawings become part of
+their page, where they take its colours, and each file of the project that a page links to becomes a page, too.
 """
 
 import os
@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-READMES = {"README.md": "README.md", "README.zh-CN.md": "README.zh.md", "config/README.md": "config/README.md"}
+READMES = {"README.md": "README.md", "README.zh-CN.md": "README.zh.md"}
+READMES |= {name: name for name in ("config/README.md", "records/README.md")}
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 # The end of a line within a Chinese sentence, which a browser would show as a blank.
 WRAPPED = re.compile(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])\n(?=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef])")

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from lockstep import paths
 from lockstep.config import containers, registry
+from lockstep.records import packing
 from tests.conftest import PROJECT, Workplace
 from tests.proof.test_fairness import report, results  # noqa: F401 - a fixture
 from tests.test_engines import answers
@@ -253,7 +254,7 @@ def trains_again(command: str) -> bool:
 
 def judges(command: str) -> bool:
     """Whether it judges finished results, with an exit code that says how."""
-    return re.search(r"scripts/(check|compare)\.py", command) is not None
+    return re.search(r"scripts/(check|compare)\.py|lockstep record ", command) is not None
 
 
 @pytest.mark.parametrize("command", list(filter(judges, all_commands())))
@@ -261,12 +262,14 @@ def test_fair_results_pass_and_those_with_a_failed_row_do_not(command, place, be
     report(benchmark, results)
     shutil.copytree(results, tmp_path / "other")
     (tmp_path / "workflow").symlink_to(place.path("workflow"))
-    passed = subprocess.run(
-        shlex.split(command), cwd=tmp_path, env=place.environment(), capture_output=True, text=True, check=False
-    )
+    words = shlex.split(command.replace("lockstep ", "python workflow/scripts/command.py "))
+    if "record check" in command:
+        for folder in (tmp_path, place.folder):
+            (folder / words[4]).write_bytes(packing.pack(folder / "results").content)
+    passed = subprocess.run(words, cwd=tmp_path, env=place.environment(), capture_output=True, text=True, check=False)
     check(passed, 0)
-    refused = place.run(*shlex.split(command))
-    check(refused, 1 if "check.py" in command else 2)
+    refused = place.run(*words)
+    check(refused, 1 if re.search(r"check\b", command) else 2)
     assert "it failed" in refused.stdout + refused.stderr
 
 

@@ -14,6 +14,7 @@
     lockstep keep NAME             keep the current results for a history
     lockstep history               make a page of kept results: each row's times over commits
     lockstep check [FOLDER]        check results against the rules of a fair comparison
+    lockstep record submit FOLDER  pack results into one file that others can check by: lockstep record check FILE
     lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
     lockstep fits                  does a model fit? each row's largest micro-batch in a GPU's memory, without a GPU
     lockstep why ROW               where a row's steps go, and from which batch on it beats one device
@@ -22,7 +23,7 @@
     lockstep completion            print bash's completion for these: eval "$(lockstep completion)"
 
 ARGUMENTS are Snakemake's, or the command's own; `lockstep COMMAND --help` lists them. All commands except prove, gate,
-compare and check are called in Lockstep's folder. If there are GPUs and no configuration is named, they use
+compare, check and record are called in Lockstep's folder. If there are GPUs and no configuration is named, they use
 config/gpu.yaml, and say so.
 """
 
@@ -40,10 +41,10 @@ from lockstep.paths import PROJECT
 
 SCRIPTS = (
     *("again", "show", "prove", "gate", "predict", "compare", "keep"),
-    *("history", "check", "accept", "network", "fits", "why", "doctor"),
+    *("history", "check", "record", "accept", "network", "fits", "why", "doctor"),
 )
 OF_SCRIPTS = ("prove", "gate")  # they start programs of the user's own, whose PATH comes first
-ANYWHERE = (*OF_SCRIPTS, "compare", "check")
+ANYWHERE = (*OF_SCRIPTS, "compare", "check", "record")
 TARGETS = {"bench": [], "quick": [], "row": [], "proof": ["parity"], "tune": ["tune"]}
 COMMANDS = (*TARGETS, *SCRIPTS, "completion")
 

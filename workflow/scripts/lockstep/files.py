@@ -236,7 +236,11 @@ def hash_file(path: Path) -> str:
 
 
 def hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_bytes(text.encode())
+
+
+def hash_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def hash_arrays(arrays: dict) -> str:

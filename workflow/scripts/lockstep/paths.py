@@ -52,6 +52,11 @@ def journal_file(results: Path) -> Path:
     return results / "journal.jsonl"
 
 
+def packed_file(results: Path) -> Path:
+    """The manifest of a record (lockstep/records), in a folder into which one was unpacked."""
+    return results / "lockstep-record.json"
+
+
 def log_file(results: Path, job: str) -> Path:
     """The output of a job of the workflow, if it is not in a run's folder."""
     return results / "logs" / f"{job}.log"

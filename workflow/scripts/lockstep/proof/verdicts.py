@@ -8,6 +8,8 @@ from lockstep.config.row import Row
 from lockstep.files import read_json, read_object
 from lockstep.run import staleness
 
+PROVEN = ("equal", "within-tolerance")  # the verdicts that say: the same model
+
 
 def read(config: Config, row: Row, results: Path) -> dict | None:
     """The stored verdict on a row, or `failed` with its trial's reason; None if there was no trial yet.

@@ -14,6 +14,7 @@ from lockstep.config.configuration import MOST_BLOCKS, PRECISE
 from lockstep.config.hardware import busy_cores, shares_gpus
 from lockstep.config.qualities import QUALITIES
 from lockstep.proof.fairness import alike, other_versions
+from lockstep.proof.verdicts import PROVEN
 from lockstep.report import ladder
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import good_runs, trusted
@@ -50,7 +51,7 @@ def figures(summary: Summary) -> list[Figure]:
         limits = [best["speedup_low"], best["speedup_high"]]
         between = " – ".join(f"{limit:.2f}" for limit in limits) if None not in limits and best["repeats"] > 1 else ""
         shown.append(Figure(say("figure_speedup", row=best["row"]), same(f"{best['speedup']:.2f}"), between))
-    proven = sum(row["proof"] in ("equal", "within-tolerance") for row in done)
+    proven = sum(row["proof"] in PROVEN for row in done)
     shown.append(Figure(say("figure_proven"), say("figure_of", n=proven, all=len(done))))
     runs = summary.succeeded_runs
     sound = sum(not run["watch"]["disturbed"] for run in runs)

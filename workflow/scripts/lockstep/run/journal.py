@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep import paths
 from lockstep.errors import BadInput
-from lockstep.files import hash_file
+from lockstep.files import hash_file, read_object
 
 # The files of a run that say how it went. Its checkpoint and its model have their own manifests.
 OF_A_RUN = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT, paths.SETTINGS, paths.WATCH, paths.EVENTS)
@@ -61,12 +61,30 @@ def _entry(line: bytes, where: str) -> dict:
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
     """The files that are missing or differ from the last line about them: each one's folder, and what is wrong."""
     last = {(line["what"], line["folder"]): line["files"] for line in lines if "folder" in line}
-    changes = []
+    changes, before = _unpacked(results)
     for (what, folder), files in last.items():
         for name, sha256 in files.items():
             file = results / folder / name
+            if before.get(os.path.normpath(f"{folder}/{name}")) == sha256:
+                continue
             if not file.is_file():
                 changes.append((str(results / folder), f"{name}, which the {what} left, is gone"))
             elif hash_file(file) != sha256:
                 changes.append((str(results / folder), f"{name} was changed after the {what} that left it"))
     return changes
+
+
+def _unpacked(results: Path) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """Of an unpacked record: the files that are not as it had them, and hashes from before it was packed.
+
+    It leaves files out, and has others with names of machines, users and folders removed.
+    """
+    if not paths.packed_file(results).is_file():
+        return [], {}
+    manifest = read_object(paths.packed_file(results), ("files", "left_out"))
+    changes, before = [], dict(manifest["left_out"])
+    for name, packed in manifest["files"].items():
+        if not (results / name).is_file() or hash_file(results / name) != packed["sha256"]:
+            changes.append((str(results), f"{name} is not as the record had it"))
+        before[name] = packed.get("before", packed["sha256"])
+    return changes, before

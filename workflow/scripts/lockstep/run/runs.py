@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import json
 import shutil
 import sys
@@ -335,7 +336,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
         steps = " and ".join(str(step) for step in summary["resumed"])
         watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
     about = {"nodes": lead.nodes} if lead else {}
-    return {"command": command, "wall_seconds": outcome.seconds, "watch": watch} | summary | about
+    return {"command": _as_anywhere(command), "wall_seconds": outcome.seconds, "watch": watch} | summary | about
 
 
 def _require_success(attempt: Attempt, outcome: Outcome) -> list[dict]:
@@ -423,3 +424,9 @@ def _add_last_words(folder: Path, log: Path) -> None:
             lines = files[rank].read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_WORDS:]
             if lines:
                 stream.write("\n".join([f"the last lines of {files[rank]}:", *lines, ""]))
+
+
+def _as_anywhere(command: list[str]) -> list[str]:
+    """A command without the folders of this project and of its Python environment, as it is in any other clone."""
+    here = (f"{paths.PROJECT}/", f"{Path(sys.executable).parent}/")
+    return [functools.reduce(lambda short, folder: short.replace(folder, ""), here, word) for word in command]
