@@ -31,16 +31,27 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="the time after which it ends with its results so far"
     )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="override the proofs' configuration, for another task or model; may be repeated",
+    )
+    parser.add_argument("--no-times", action="store_true", help="prove only")
     parser.add_argument("--keep", action="store_true", help="keep prepared data and checkpoints in the folder, too")
     arguments = parser.parse_args()
     if not arguments.minutes > 0:
         raise BadInput(f"--minutes {arguments.minutes:g}: give more than 0.")
     from lockstep.proof import acceptance  # imports PyTorch, for which --help should not wait
 
-    accepted = acceptance.Acceptance(Path(arguments.results), began + 60 * arguments.minutes)
+    deadline = began + 60 * arguments.minutes
+    accepted = acceptance.Acceptance(Path(arguments.results), deadline, tuple(arguments.config), not arguments.no_times)
     accepted.run(lambda line: print(line, flush=True))
     print_table(*accepted.proof_table())
-    print_table(*accepted.time_table())
+    if not arguments.no_times:
+        print_table(*accepted.time_table())
     for line in accepted.last_lines():
         print(line)
     if not arguments.keep:

@@ -44,17 +44,22 @@ MARGIN = 1.2  # a run starts only if the longest run so far, times this factor, 
 
 
 class Acceptance:
-    """The state of one acceptance: its results, and what was not reached in time."""
+    """The state of one acceptance: its results, and what was not reached in time.
 
-    def __init__(self, folder: Path, deadline: float):
+    configs: files that override the configuration of the proofs, as for another task. timed: whether rows are timed.
+    """
+
+    def __init__(self, folder: Path, deadline: float, configs: tuple[Path, ...] = (), timed: bool = True):
         self.folder, self.deadline = folder, deadline
         self.began = time.monotonic()
         _require_own(folder)
         self.gpus = visible_gpus()
         of_gpus = [Path(reading.ON_GPUS)] if self.gpus else []
-        self.proofs, proven = _read([PROOFS], self.gpus)
+        self.proofs, proven = _read([PROOFS], self.gpus, configs)
         self.proof_rows = {name: replace(row, in_forks=True) for name, row in proven.items()}
         self.times, self.time_rows = _read([*of_gpus, TIMES], self.gpus)
+        if not timed:
+            self.time_rows = {}
         self.found: dict = {
             "proofs": {},
             "times": [],
@@ -125,7 +130,7 @@ class Acceptance:
                     stderr=subprocess.PIPE,
                     text=True,
                 )
-                for config, part in ((self.proofs, "proofs"), (self.times, "times"))
+                for config, part in ((self.proofs, "proofs"), (self.times, "times"))[: 1 + bool(self.time_rows)]
             ]
             for process in started:
                 _, errors = process.communicate()
@@ -383,13 +388,13 @@ def _require_own(folder: Path) -> None:
 BARE = "bare loop, as "  # followed by the row whose precision and plan the loop uses
 
 
-def _read(files: list[Path], gpus: int) -> tuple[Config, dict[str, Row]]:
-    """The default configuration overridden by `files`, and its rows in the order of the last file.
+def _read(files: list[Path], gpus: int, over: tuple[Path, ...] = ()) -> tuple[Config, dict[str, Row]]:
+    """The default configuration overridden by `files`, then by those in `over`; its rows in the order of the last file.
 
     If there are GPUs, the device is set to cuda, so that a fork that sees no GPU fails instead of proving a CPU's run.
     """
     device = [f"hardware.device={'cuda' if gpus else 'cpu'}"]
-    config = reading.read([PROJECT / reading.DEFAULT, *(PROJECT / file for file in files)], device)
+    config = reading.read([PROJECT / reading.DEFAULT, *(PROJECT / file for file in files), *over], device)
     order = reading.load_yaml(PROJECT / files[-1])["rows"]
     return config, {name: config.rows[name] for name in order if name in config.rows}
 

@@ -1,0 +1,66 @@
+"""python -m catalogue: prove every row of config/accept.yaml for several kinds of models, and keep the verdicts.
+
+    python -m catalogue [--minutes N] [--write] [MODEL ...]
+    python -m catalogue --write --add results/accept/accept.json ...
+
+MODEL: bert, llama, convolution, unet; all without any. --write puts the verdicts into docs/catalogue.csv, and the
+newest ones into docs/catalogue.md. --add takes those of `lockstep accept` elsewhere, as of the nightly run.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.common import PROJECT, SCRIPTS, between_marks
+from catalogue.table import FIELDS, MODELS, PAGE, lines_of, markdown, merged
+
+DATABASE = PROJECT / "docs" / "catalogue.csv"
+MARKS = ("<!-- catalogue: begin -->", "<!-- catalogue: end -->")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--minutes", type=float, default=60.0, help="the time for each model")
+    parser.add_argument("--results", type=Path, default=Path("results/catalogue"), help="where trials are trained")
+    parser.add_argument("--add", nargs="+", default=[], type=Path, metavar="FILE", help="accept.json of other machines")
+    parser.add_argument("--write", action="store_true", help="write docs/catalogue.csv and docs/catalogue.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.what) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    files = {} if arguments.add else {arguments.results / model: model for model in arguments.what or MODELS}
+    failed = [model for folder, model in files.items() if prove(folder, model, arguments.minutes)]
+    made = {folder / "accept.json": model for folder, model in files.items()} | dict.fromkeys(arguments.add, "bert")
+    lines = [line for file, model in made.items() for line in lines_of(file, model)]
+    if arguments.write:
+        lines = merged(read(), lines)
+        with DATABASE.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+        between_marks(PAGE, MARKS, markdown(lines))
+    wrong = [line for line in lines if line["verdict"] in ("unequal", "failed")]
+    print(f"{len(lines)} verdicts, {len(wrong)} of them wrong" + "".join(f"\n  {line}" for line in wrong))
+    return bool(failed or wrong)
+
+
+def prove(folder: Path, model: str, minutes: float) -> int:
+    """Prove every row for a kind of model; returns the exit code of `lockstep accept`."""
+    program = [sys.executable, str(SCRIPTS / "accept.py"), "--results", str(folder), "--no-times"]
+    configs = [f"--config={PROJECT / 'config' / name}" for name in MODELS[model].configs]
+    print(f"{model}:", flush=True)
+    return subprocess.run([*program, f"--minutes={minutes}", *configs], cwd=PROJECT, check=False).returncode
+
+
+def read() -> list[dict[str, str]]:
+    """The verdicts that are kept."""
+    if not DATABASE.is_file():
+        return []
+    with DATABASE.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

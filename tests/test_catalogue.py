@@ -1,0 +1,83 @@
+"""The catalogue of proofs: its lines come from `lockstep accept`, and its page shows the newest of each."""
+
+import re
+
+import pytest
+import yaml
+
+from catalogue import __main__ as program
+from catalogue import table
+from lockstep.files import write_json
+
+PACKAGES = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
+
+
+def accepted(folder, torch="2.13.0+cpu", **proofs):
+    """accept.json of a machine with these verdicts."""
+    machine = {
+        "packages": PACKAGES | {"torch": torch},
+        "gpus": [],
+        "cores": 2,
+        "cpu": "X",
+        "commit": "0123456789abcdef",
+    }
+    whole = {"reason": "", "nature": "", "above_floor": 0.21, "precision": "fp32", "world_size": 2}
+    found = {name: whole | verdict for name, verdict in proofs.items()}
+    write_json(folder / "accept.json", {"machine": machine, "proofs": found, "cannot": {"horovod": "not installed"}})
+    return folder / "accept.json"
+
+
+EQUAL, WRONG = {"proof": "equal"}, {"proof": "unequal", "reason": "a loss | differs"}
+LOCAL = {"proof": "unequal", "nature": "ranks average now and then"}
+
+
+def test_a_verdict_names_its_options_and_the_version_that_decides(tmp_path):
+    zero, trainer, horovod = table.lines_of(accepted(tmp_path, zero2=EQUAL, trainer=EQUAL), "bert")
+    assert zero["options"] == "deepspeed, launcher: torchrun, stage: 2, accumulation: 2"
+    assert [zero[name] for name in ("framework", "version", "torch")] == ["deepspeed", "0.19.8", "2.13.0"]
+    assert [zero[name] for name in ("verdict", "ranks", "precision", "floors")] == ["equal", "2", "fp32", "0.2"]
+    assert trainer["framework"] == "transformers"
+    assert [horovod[name] for name in ("verdict", "why")] == ["not possible", "not installed"]
+
+
+def test_a_newer_verdict_takes_the_place_of_one_of_the_same_versions_only(tmp_path):
+    first = table.lines_of(accepted(tmp_path, ddp=WRONG), "bert")
+    again = table.lines_of(accepted(tmp_path, ddp=EQUAL), "bert")
+    other = table.lines_of(accepted(tmp_path, torch="2.11.0", ddp=EQUAL), "bert")
+    llama = table.lines_of(accepted(tmp_path, ddp=EQUAL), "llama")
+    kept = [line for line in table.merged(table.merged(first, again), other + llama) if line["row"] == "ddp"]
+    assert [(line["model"], line["torch"], line["verdict"]) for line in kept] == [
+        ("bert", "2.11.0", "equal"),
+        ("bert", "2.13.0", "equal"),
+        ("llama", "2.13.0", "equal"),
+    ]
+
+
+def test_what_is_wrong_is_told_from_what_is_meant(tmp_path):
+    lines = table.lines_of(accepted(tmp_path, ddp=WRONG, local_sgd=LOCAL), "bert")
+    text = table.markdown(table.merged([], lines))
+    assert '<a id="ddp"></a>`ddp`' in text
+    assert "unequal: a loss \\| differs" in text
+    assert "another model, by design (2 ranks, fp32)" in text
+    assert "not tried" in text, "the other models"
+
+
+def test_wrong_verdicts_end_with_1(tmp_path, monkeypatch, capsys):
+    for verdict, code in ((EQUAL, 0), (LOCAL, 0), (WRONG, 1)):
+        monkeypatch.setattr("sys.argv", ["catalogue", "--add", str(accepted(tmp_path, ddp=verdict))])
+        assert program.main() == code
+    monkeypatch.setattr("sys.argv", ["catalogue", "resnext"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "no such model: resnext" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_kept_and_nothing_in_it_is_wrong():
+    """Else: python -m catalogue --write"""
+    lines = program.read()
+    shown = program.PAGE.read_text(encoding="utf-8")
+    assert f"{program.MARKS[0]}\n{table.markdown(lines)}\n{program.MARKS[1]}" in shown
+    assert not [line for line in lines if line["verdict"] in ("unequal", "failed")]
+    rows = yaml.safe_load(table.ROWS.read_text(encoding="utf-8"))["rows"]
+    assert set(re.findall(r'<a id="(\w+)">', shown)) >= {name for name, row in rows.items() if row}
+    assert {line["model"] for line in lines} == set(table.MODELS)
