@@ -17,7 +17,9 @@ The reference is also trained with two mild mistakes. A verdict says how far the
 the floor, and how many times further away the mildest mistake is.
 """
 
+import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -150,7 +152,8 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
     """
     precision = next(iter(references))
     measured = read_json(references[precision] / paths.VERDICT)
-    distances = Trained.of(references[precision]).distances(Trained.of(folder), start)
+    reference, ours = Trained.of(references[precision]), Trained.of(folder)
+    distances = reference.distances(ours, start)
     declared = precisions.of(precision)
     tolerance = LOSSY if row.lossy else {name: declared.tolerance * measured["floor"][name] for name in MEASURED}
     reasons = [
@@ -166,11 +169,16 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         "no_fp64": row.no_fp64,
     }
     if "fp64" in references:
-        exact = Trained.of(references["fp64"]).distances(Trained.of(folder / "fp64"), start)
+        exact_reference, exactly = Trained.of(references["fp64"]), Trained.of(folder / "fp64")
+        exact = exact_reference.distances(exactly, start)
         verdict["fp64"] = asdict(exact)
         reasons += [
             f"in fp64 {name} {getattr(exact, name):.2g} is above {FP64[name]:.0e}" for name in exact.beyond(FP64)
         ]
+        if exact.beyond(FP64):  # rounding hides nothing there, so that it tells more
+            reference, ours, tolerance = exact_reference, exactly, FP64
+    if reasons:
+        reasons.append(reference.where(ours, start, tolerance))
     best = "within-tolerance" if row.lossy else declared.proof
     return verdict | {"proof": "unequal" if reasons else best, "reason": "; ".join(reasons)}
 
@@ -207,6 +215,27 @@ def _below_mildest(distances: Distances, measured: dict) -> float:
 
 
 @dataclass(frozen=True)
+class OneWeight:
+    """How far one weight is from the reference's.
+
+    most: the largest difference of a number; difference: the sum of squared differences; movement: the sum of squares
+    of the reference's update.
+    """
+
+    name: str
+    most: float
+    difference: float
+    movement: float
+
+    @property
+    def update(self) -> float:
+        """The norm of the difference, divided by that of the reference's update; infinite if only `other` moved it."""
+        if not self.movement:
+            return math.inf if self.difference else 0.0
+        return (self.difference / self.movement) ** 0.5
+
+
+@dataclass(frozen=True)
 class Trained:
     """The result of a trial, or of a variation of one."""
 
@@ -229,24 +258,37 @@ class Trained:
         if differing := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
             pair = [list(each[differing[0]]) if differing[0] in each else "missing" for each in (theirs, shapes)]
             raise OtherWork(f"it trained other tensors: {differing[0]} is {pair[0]}, but {pair[1]} in the reference")
-        names = [
-            name
-            for name, weight in self.weights.items()
-            if weight.is_floating_point() and not name.endswith(WITHOUT_GRADIENT)
-        ]
-        most, difference, movement = 0.0, 0.0, 0.0
-        for name in names:  # one by one, as three copies of a large model in float64 may not fit into memory
-            reference = self.weights[name].double()
-            distance = (other.weights[name].double() - reference).abs()
-            most = max(most, float(distance.max()))
-            difference += float(distance.square().sum())
-            movement += float((start[name].double() - reference).square().sum())
+        weights = list(self._by_weight(other, start))
         return Distances(
-            losses=max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)),
+            losses=max(self._of_losses(other)),
             norm=abs(self.norm - other.norm) / self.norm,
-            weights=most,
-            update=(difference / movement) ** 0.5,
+            weights=max(weight.most for weight in weights),
+            update=(sum(weight.difference for weight in weights) / sum(weight.movement for weight in weights)) ** 0.5,
         )
+
+    def where(self, other: "Trained", start: dict[str, torch.Tensor], tolerance: dict[str, float]) -> str:
+        """Where `other` differs: the first step whose loss does, the weights whose update does, and the farthest."""
+        losses = self._of_losses(other)
+        first = next((step for step, distance in enumerate(losses, 1) if not distance <= tolerance["losses"]), None)
+        updates = {weight.name: weight.update for weight in self._by_weight(other, start)}
+        differing = [name for name, update in updates.items() if not update <= tolerance["update"]]
+        said = f"its loss differs from step {first} on" if first else "its losses agree"
+        if not differing:
+            return f"{said}, and its weights agree"
+        farthest = max(differing, key=lambda name: (math.isnan(updates[name]), updates[name]))
+        return f"{said}, and {len(differing)} of {len(updates)} weights differ, {farthest} most"
+
+    def _of_losses(self, other: "Trained") -> list[float]:
+        return [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
+
+    def _by_weight(self, other: "Trained", start: dict[str, torch.Tensor]) -> Iterator[OneWeight]:
+        for name, weight in self.weights.items():  # one by one, as copies of a large model may not fit into memory
+            if not weight.is_floating_point() or name.endswith(WITHOUT_GRADIENT):
+                continue
+            reference = weight.double()
+            distance = (other.weights[name].double() - reference).abs()
+            movement = (start[name].double() - reference).square().sum()
+            yield OneWeight(name, float(distance.max()), float(distance.square().sum()), float(movement))
 
 
 def _run(config: Config, trial: Row, results: Path) -> Path:
