@@ -158,7 +158,6 @@ def running_in(place) -> list[str]:
     return inside
 
 
-@in_ci
 def test_on_a_gpu_the_gpu_is_proven(place, tmp_path_factory):
     """Forks must open NVML again, and may not fall back to the CPU."""
     variables = pretended.machine(place, 1, pretended.libraries(tmp_path_factory.mktemp("libraries")))

@@ -117,9 +117,7 @@ def available(row: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=[pytest.mark.ci] if row == "fsdp" else []) for row in [*HONEST, *REDUCED]]
-)
+@pytest.mark.parametrize("row", [*HONEST, *REDUCED])
 def test_on_several_ranks_it_is_what_it_is_on_one(place, references, row):
     available(row)
     succeeds(place, "parity", "--row", row)
@@ -136,9 +134,7 @@ def test_on_several_ranks_it_is_what_it_is_on_one(place, references, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mistake", [pytest.param(name, marks=[pytest.mark.ci] if name == "other_start" else []) for name in WRONG]
-)
+@pytest.mark.parametrize("mistake", WRONG)
 def test_what_is_not_is_told_apart(place, references, mistake):
     succeeds(place, "parity", "--row", f"wrong_{mistake}", code=1)
     found = verdict(place, f"wrong_{mistake}")

@@ -77,7 +77,6 @@ def test_a_snapshot_is_what_training_ends_with_and_taking_it_changes_nothing(row
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_snapshot_is_converted_tested_and_asked(prepared):
     results = results_of(prepared, "commands")
     once = ("--set", "train.epochs=2", "--set", "train.eval_every=17", *EVERY_EPOCH)

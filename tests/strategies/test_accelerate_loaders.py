@@ -255,7 +255,7 @@ def verdicts(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("own", marks=pytest.mark.ci), "split", "dispatched"])
+@pytest.mark.parametrize("name", ["own", "split", "dispatched"])
 def test_where_accelerate_hands_out_the_plan_the_row_trains_the_same_model(place, verdicts, name):
     assert verdicts[name]["proof"] == "equal", verdicts[name]
     made = train(place, name)
