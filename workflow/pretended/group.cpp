@@ -59,28 +59,44 @@ class Done final : public c10d::Work {
 
 using Lists = std::vector<std::vector<at::Tensor>>;
 
-class Group final : public c10d::Backend {
+// What both groups below have in common.
+class Common : public c10d::Backend {
  public:
-  Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo, std::string name)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()),
-        store_(std::move(store)),
-        gloo_(std::move(gloo)),
-        name_(std::move(name)) {}
+  Common(int rank, int size, std::string name) : c10d::Backend(rank, size), name_(std::move(name)) {}
 
   const std::string getBackendName() const override { return name_; }
   bool supportsCoalescing() const override { return false; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options) override {
+    for (size_t at = 0; at < inputs.size(); ++at) _allgather_base(outputs[at], inputs[at], options);
+    return done(outputs);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    for (size_t at = 0; at < inputs.size(); ++at) _reduce_scatter_base(outputs[at], inputs[at], options);
+    return done(outputs);
+  }
+
+ protected:
+  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
+    return c10::make_intrusive<Done>(std::move(tensors));
+  }
+  const std::string name_;
+};
+
+class Group final : public Common {
+ public:
+  Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo, std::string name)
+      : Common(gloo->getRank(), gloo->getSize(), std::move(name)), store_(std::move(store)), gloo_(std::move(gloo)) {}
 
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& asked) override {
     auto hosts = host(tensors);
-    auto options = asked;
-    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
-    if (mean) options.reduceOp = c10d::ReduceOp::SUM;
-    gloo_->allreduce(hosts, options)->wait();
-    if (mean)
-      for (auto& tensor : hosts) tensor.div_(getSize());
+    reduce_all(hosts, asked);
     return done(tensors);
   }
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
@@ -116,21 +132,13 @@ class Group final : public c10d::Backend {
     allgather(outputs, inputs, options);
     return done({output});
   }
-  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
-      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::AllgatherOptions& options) override {
-    for (size_t at = 0; at < inputs.size(); ++at) _allgather_base(outputs[at], inputs[at], options);
-    return done(outputs);
-  }
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     std::vector<at::Tensor> inputs{input};
     std::vector<at::Tensor> whole{host(inputs)[0].clone()};  // on the host: NCCL's buffers are no tensors either
     c10d::AllreduceOptions all;
-    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
-    all.reduceOp = mean ? c10d::ReduceOp(c10d::ReduceOp::SUM) : options.reduceOp;
-    gloo_->allreduce(whole, all)->wait();
-    if (mean) whole[0].div_(getSize());
+    all.reduceOp = options.reduceOp;
+    reduce_all(whole, all);
     on_host(output.detach()).copy_(whole[0].view({getSize(), -1})[getRank()].view_as(output));
     return done({output});
   }
@@ -138,12 +146,6 @@ class Group final : public c10d::Backend {
       std::vector<at::Tensor>& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override {
     auto whole = at::stack(inputs[0]);
     return _reduce_scatter_base(outputs[0], whole, options);
-  }
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
-      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    for (size_t at = 0; at < inputs.size(); ++at) _reduce_scatter_base(outputs[at], inputs[at], options);
-    return done(outputs);
   }
   c10::intrusive_ptr<c10d::Work> gather(
       Lists& outputs, std::vector<at::Tensor>& inputs, const c10d::GatherOptions& options) override {
@@ -187,8 +189,13 @@ class Group final : public c10d::Backend {
     for (const auto& tensors : lists) hosts.push_back(host(tensors));
     return hosts;
   }
-  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
-    return c10::make_intrusive<Done>(std::move(tensors));
+  // Gloo has no mean.
+  void reduce_all(std::vector<at::Tensor>& hosts, c10d::AllreduceOptions options) {
+    const bool mean = options.reduceOp == c10d::ReduceOp::AVG;
+    if (mean) options.reduceOp = c10d::ReduceOp::SUM;
+    gloo_->allreduce(hosts, options)->wait();
+    if (mean)
+      for (auto& tensor : hosts) tensor.div_(getSize());
   }
   // NCCL's barrier is a sum over one number, on the device that ProcessGroupNCCL chooses: the one that is named, or
   // that the group was made for, or the first in use, or else the rank's number. The current device does not matter.
@@ -222,20 +229,14 @@ class Group final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
-  const std::string name_;
   std::set<DeviceIndex> met_;  // the devices that this rank has used, in order
 };
 
 // ---- one rank alone, for memory only (sizes.h): it is taken that all ranks do and have the same ----
 
-class Alone final : public c10d::Backend {
+class Alone final : public Common {
  public:
-  Alone(int rank, int size, std::string name) : c10d::Backend(rank, size), name_(std::move(name)) {}
-
-  const std::string getBackendName() const override { return name_; }
-  bool supportsCoalescing() const override { return false; }
-  void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return 0; }
+  using Common::Common;
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& own, const c10d::AllreduceOptions&) override {
     return done(own);
@@ -259,11 +260,6 @@ class Alone final : public c10d::Backend {
     for (auto& part : all.view({getSize(), -1}).unbind(0)) part.copy_(own.reshape({-1}));
     return done({all});
   }
-  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
-      std::vector<at::Tensor>& all, std::vector<at::Tensor>& own, const c10d::AllgatherOptions& options) override {
-    for (size_t at = 0; at < own.size(); ++at) _allgather_base(all[at], own[at], options);
-    return done(all);
-  }
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& part, at::Tensor& whole, const c10d::ReduceScatterOptions&) override {
     part.copy_(whole.view({getSize(), -1})[getRank()].view_as(part));
@@ -272,12 +268,6 @@ class Alone final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> reduce_scatter(
       std::vector<at::Tensor>& parts, Lists& wholes, const c10d::ReduceScatterOptions&) override {
     for (size_t at = 0; at < parts.size(); ++at) parts[at].copy_(wholes[at][getRank()]);
-    return done(parts);
-  }
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
-      std::vector<at::Tensor>& parts, std::vector<at::Tensor>& wholes,
-      const c10d::ReduceScatterOptions& options) override {
-    for (size_t at = 0; at < parts.size(); ++at) _reduce_scatter_base(parts[at], wholes[at], options);
     return done(parts);
   }
   c10::intrusive_ptr<c10d::Work> alltoall_base(
@@ -304,10 +294,6 @@ class Alone final : public c10d::Backend {
       for (auto& part : all[at]) part.copy_(own[at]);
     return done(own);
   }
-  c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
-    return c10::make_intrusive<Done>(std::move(tensors));
-  }
-  const std::string name_;
 };
 
 c10::intrusive_ptr<c10d::Backend> make_alone(int rank, int size, const std::string& name) {

@@ -14,7 +14,7 @@ from lockstep import paths
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput
 from lockstep.frames import Results
-from lockstep.report.reading import good_runs
+from lockstep.report.reading import good_runs, step_seconds
 from lockstep.run.progress import WARMUP_STEPS
 
 DRAWS, CONFIDENCE, SEED = 1000, 0.95, 0
@@ -53,14 +53,13 @@ def line(results: Results, row: str) -> Line:
         raise BadInput(f"{row}: no run of it has succeeded in {results.folder}.")
     asked = runs[0]["asked"]
     plan = Plan.load(paths.require(paths.plan_file(results.folder, asked["plan"]), "plan.py"))
-    tokens = plan.widths * np.diff(plan.starts)
+    tokens = (plan.widths * np.diff(plan.starts))[WARMUP_STEPS:]
     folder = results.folder / paths.RUNS / paths.run_name(row, runs[0]["world_size"], 1)
     files = [folder.with_name(f"rep{run['repeat']}") / paths.STEPS for run in runs]
-    seconds = [np.load(file).mean(axis=0) for file in files if file.is_file()]  # over ranks, which wait for each other
-    seconds = [each for each in seconds if len(each) == len(tokens)]
+    seconds = [each for each in map(step_seconds, files) if len(each) == len(tokens)]
     if not seconds:
         raise BadInput(f"{row}: its runs' steps are not in {results.folder}.")
-    return fit(tokens[WARMUP_STEPS:], np.median(seconds, axis=0)[WARMUP_STEPS:])
+    return fit(tokens, np.median(seconds, axis=0))
 
 
 def fit(tokens: np.ndarray, seconds: np.ndarray) -> Line:

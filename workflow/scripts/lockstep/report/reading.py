@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.configuration import Config
@@ -12,6 +14,7 @@ from lockstep.files import read_object
 from lockstep.model import metrics
 from lockstep.proof import verdicts
 from lockstep.run import record, staleness
+from lockstep.run.progress import WARMUP_STEPS
 
 LOG_LINES = 15
 # The keys that are read from files which may have been changed.
@@ -116,3 +119,12 @@ def read_optional(file: Path, keys: tuple[str, ...], damaged: list[str]) -> dict
     except BadInput as error:
         damaged.append(str(error))
         return None
+
+
+def step_seconds(file: Path) -> np.ndarray:
+    """The seconds of the steady steps of the rank that took longest; empty if they are unknown."""
+    try:
+        ranks = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return np.zeros(0)  # made by an earlier version, or damaged, which check.py reports
+    return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]

@@ -7,8 +7,7 @@ import numpy as np
 
 from lockstep import paths, stats
 from lockstep.config.configuration import Config
-from lockstep.report.reading import good_runs, trusted
-from lockstep.run.progress import WARMUP_STEPS
+from lockstep.report.reading import good_runs, step_seconds, trusted
 
 MOST_STEPS = 100_000  # from this number of steps on, a window counts as unlimited
 
@@ -25,7 +24,7 @@ def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict
     rows, startup, step, counts = [], [], [], []
     for row in config.rows.values():
         good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
-        times = [_step_seconds(results / row.folder(run["repeat"]) / paths.STEPS) for run in good]
+        times = [step_seconds(results / row.folder(run["repeat"]) / paths.STEPS) for run in good]
         if len(times) > 1 and len({len(seconds) for seconds in times}) == 1 and len(times[0]) > 1:
             rows.append(np.stack(times))
             startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
@@ -37,12 +36,3 @@ def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict
     best = variance.best_steps(float(np.median(startup)), float(np.median(step)))
     most = round(best) if best < MOST_STEPS else None
     return asdict(variance) | {"steps": int(np.median(counts)), "best_steps": most}
-
-
-def _step_seconds(file: Path) -> np.ndarray:
-    """The seconds of the steady steps of the rank that took longest; empty if they are unknown."""
-    try:
-        ranks = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return np.zeros(0)  # made by an earlier version, or damaged, which check.py reports
-    return ranks[ranks.sum(axis=1).argmax(), WARMUP_STEPS:]

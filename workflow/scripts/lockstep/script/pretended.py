@@ -13,6 +13,7 @@ They are implemented in workflow/pretended/, which is on the path of every proce
 
 With LOCKSTEP_PRETENDED_SIZES=1 nothing is computed. Only memory is counted (sizes.h), for `lockstep fits`: a process is
 one rank alone, LOCKSTEP_PRETENDED_WORKSPACE says how many bytes cuBLAS takes, and memory has no end unless given one.
+LOCKSTEP_PRETENDED_DEBUG=1 names each operator that has no sizes without its numbers, and so is computed all the same.
 
 LOCKSTEP_PRETENDED_KINDS="Slow GPU,Fast GPU" names GPUs of different models, in the order of the bus.
 
