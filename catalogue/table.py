@@ -1,6 +1,5 @@
 """Verdicts as lines of a table: one for each row, kind of model, and version."""
 
-import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import yaml
 
 from benchmarks.common import PROJECT
 from benchmarks.common import markdown as as_markdown
-from lockstep.files import read_json
+from lockstep.files import read_object
 
 PAGE = PROJECT / "docs" / "catalogue.md"
 ROWS = PROJECT / "config" / "accept.yaml"
@@ -27,27 +26,29 @@ WORDS = {"equal": "equal", "within-tolerance": "within tolerance", "by design": 
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of model, and the files in config/ that ask for it."""
+    """A kind of model, its task, and the files in config/ that ask for it."""
 
     name: str
+    task: str
     configs: tuple[str, ...] = ()
 
 
 MODELS = {
-    "bert": Model("BERT, classifies texts"),
-    "llama": Model("Llama, predicts tokens", ("language.yaml",)),
-    "convolution": Model("convolutions, classify images", ("digits.yaml",)),
-    "unet": Model("U-Net with batch normalisation, segments images", ("segmentation.yaml",)),
+    "bert": Model("BERT, classifies texts", "text-classification"),
+    "llama": Model("Llama, predicts tokens", "language-modelling", ("language.yaml",)),
+    "convolution": Model("convolutions, classify images", "image-classification", ("digits.yaml",)),
+    "unet": Model("U-Net with batch normalisation, segments images", "image-segmentation", ("segmentation.yaml",)),
 }
 
 
-def lines_of(file: Path, model: str) -> list[dict[str, str]]:
-    """The verdicts in accept.json, and what could not be proven with the reason."""
-    found = read_json(file)
+def lines_of(file: Path) -> list[dict[str, str]]:
+    """The verdicts in accept.json, and what could not be proven with the reason. Raises BadInput if it is damaged."""
+    found = read_object(file, ("time", "task", "machine", "proofs", "cannot"))
     machine = found["machine"]
     if machine is None:
         return []
-    made = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).date().isoformat()
+    model = next(name for name, model in MODELS.items() if model.task == found["task"])
+    made = found["time"][:10]
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["rows"]
     gpus = machine["gpus"]
     about = {"model": model, "torch": _release(machine["packages"]["torch"]), "date": made}
@@ -66,36 +67,42 @@ def lines_of(file: Path, model: str) -> list[dict[str, str]]:
 
 
 def merged(before: list[dict[str, str]], new: list[dict[str, str]]) -> list[dict[str, str]]:
-    """All lines, where a new one takes the place of that with the same KEY, in the order of config/accept.yaml."""
-    lines = {tuple(line[name] for name in KEY): line for line in [*before, *new]}
+    """All lines, the latest of those with the same KEY, in the order of config/accept.yaml."""
+    by_date = sorted([*before, *new], key=lambda line: line["date"])
+    lines = {tuple(line[name] for name in KEY): line for line in by_date}
     order = list(yaml.safe_load(ROWS.read_text(encoding="utf-8"))["rows"])
     place = {name: number for number, name in enumerate(order)}
     return sorted(lines.values(), key=lambda line: (place.get(line["row"], len(place)), line["model"], line["torch"]))
 
 
 def markdown(lines: list[dict[str, str]]) -> str:
-    """A table of rows beside kinds of models: the newest verdict of each, with an anchor to link to."""
-    newest: dict[str, dict[str, dict[str, str]]] = {}
+    """A table of rows beside kinds of models: the newest verdict of each on each device, with an anchor to link to."""
+    newest: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
     for line in sorted(lines, key=lambda line: (line["date"], _numbers(line["torch"]))):
-        newest.setdefault(line["row"], {})[line["model"]] = line
+        newest.setdefault(line["row"], {})[line["model"], line["device"]] = line
     cells = []
     for name in dict.fromkeys(line["row"] for line in lines):
         found = newest[name]
         first = max(found.values(), key=lambda line: line["date"])
         version = f"{first['framework']} {first['version']}"
-        verdicts = [_cell(found.get(model)) for model in MODELS]
+        verdicts = [_cell([line for (kind, _), line in found.items() if kind == model]) for model in MODELS]
         cells.append([f'<a id="{name}"></a>`{name}`', f"`{first['options']}`", version, *verdicts, first["date"]])
     header = ["row", "options", "version", *(model.name for model in MODELS.values()), "last proven"]
     return as_markdown(header, cells)
 
 
-def _cell(line: dict[str, str] | None) -> str:
-    if line is None:
+def _cell(lines: list[dict[str, str]]) -> str:
+    """The verdicts on one row and model, each with its device if there are several."""
+    if not lines:
         return "not tried"
+    return "; ".join(f"{line['device']}: {_verdict(line)}" if len(lines) > 1 else _verdict(line) for line in lines)
+
+
+def _verdict(line: dict[str, str]) -> str:
     if line["verdict"] in WORDS:
         ranks = "1 rank" if line["ranks"] == "1" else f"{line['ranks']} ranks"
         return f"{WORDS[line['verdict']]} ({ranks}, {line['precision']})"
-    return f"{line['verdict']}: {line['why']}".replace("|", "\\|")
+    return " ".join(f"{line['verdict']}: {line['why']}".split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _named(name: str, rows: dict, machine: dict) -> dict[str, str]:

@@ -12,18 +12,19 @@ from lockstep.files import write_json
 PACKAGES = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
 
 
-def accepted(folder, torch="2.13.0+cpu", **proofs):
+def accepted(folder, torch="2.13.0+cpu", day="2026-11-28", task="text-classification", gpus=(), **proofs):
     """accept.json of a machine with these verdicts."""
     machine = {
         "packages": PACKAGES | {"torch": torch},
-        "gpus": [],
+        "gpus": list(gpus),
         "cores": 2,
         "cpu": "X",
         "commit": "0123456789abcdef",
     }
     whole = {"reason": "", "nature": "", "above_floor": 0.21, "precision": "fp32", "world_size": 2}
     found = {name: whole | verdict for name, verdict in proofs.items()}
-    write_json(folder / "accept.json", {"machine": machine, "proofs": found, "cannot": {"horovod": "not installed"}})
+    about = {"time": f"{day}T10:00:00+00:00", "task": task, "machine": machine}
+    write_json(folder / "accept.json", about | {"proofs": found, "cannot": {"horovod": "not installed"}})
     return folder / "accept.json"
 
 
@@ -32,7 +33,7 @@ LOCAL = {"proof": "unequal", "nature": "ranks average now and then"}
 
 
 def test_a_verdict_names_its_options_and_the_version_that_decides(tmp_path):
-    zero, trainer, horovod = table.lines_of(accepted(tmp_path, zero2=EQUAL, trainer=EQUAL), "bert")
+    zero, trainer, horovod = table.lines_of(accepted(tmp_path, zero2=EQUAL, trainer=EQUAL))
     assert zero["options"] == "deepspeed, launcher: torchrun, stage: 2, accumulation: 2"
     assert [zero[name] for name in ("framework", "version", "torch")] == ["deepspeed", "0.19.8", "2.13.0"]
     assert [zero[name] for name in ("verdict", "ranks", "precision", "floors")] == ["equal", "2", "fp32", "0.2"]
@@ -41,11 +42,12 @@ def test_a_verdict_names_its_options_and_the_version_that_decides(tmp_path):
 
 
 def test_a_newer_verdict_takes_the_place_of_one_of_the_same_versions_only(tmp_path):
-    first = table.lines_of(accepted(tmp_path, ddp=WRONG), "bert")
-    again = table.lines_of(accepted(tmp_path, ddp=EQUAL), "bert")
-    other = table.lines_of(accepted(tmp_path, torch="2.11.0", ddp=EQUAL), "bert")
-    llama = table.lines_of(accepted(tmp_path, ddp=EQUAL), "llama")
-    kept = [line for line in table.merged(table.merged(first, again), other + llama) if line["row"] == "ddp"]
+    first = table.lines_of(accepted(tmp_path, ddp=WRONG))
+    again = table.lines_of(accepted(tmp_path, ddp=EQUAL))
+    other = table.lines_of(accepted(tmp_path, torch="2.11.0", ddp=EQUAL))
+    llama = table.lines_of(accepted(tmp_path, task="language-modelling", ddp=EQUAL))
+    older = table.lines_of(accepted(tmp_path, day="2025-01-01", ddp=WRONG))
+    kept = [line for line in table.merged(table.merged(first, again), other + llama + older) if line["row"] == "ddp"]
     assert [(line["model"], line["torch"], line["verdict"]) for line in kept] == [
         ("bert", "2.11.0", "equal"),
         ("bert", "2.13.0", "equal"),
@@ -54,12 +56,18 @@ def test_a_newer_verdict_takes_the_place_of_one_of_the_same_versions_only(tmp_pa
 
 
 def test_what_is_wrong_is_told_from_what_is_meant(tmp_path):
-    lines = table.lines_of(accepted(tmp_path, ddp=WRONG, local_sgd=LOCAL), "bert")
+    lines = table.lines_of(accepted(tmp_path, ddp=WRONG, local_sgd=LOCAL))
     text = table.markdown(table.merged([], lines))
     assert '<a id="ddp"></a>`ddp`' in text
     assert "unequal: a loss \\| differs" in text
     assert "another model, by design (2 ranks, fp32)" in text
     assert "not tried" in text, "the other models"
+
+
+def test_a_cpu_says_nothing_of_a_gpu(tmp_path):
+    lines = table.lines_of(accepted(tmp_path, gpus=["H100"], ddp=WRONG))
+    lines += table.lines_of(accepted(tmp_path, day="2026-11-29", ddp=EQUAL))
+    assert "cuda: unequal: a loss \\| differs; cpu: equal (2 ranks, fp32)" in table.markdown(table.merged([], lines))
 
 
 def test_wrong_verdicts_end_with_1(tmp_path, monkeypatch, capsys):
@@ -70,6 +78,10 @@ def test_wrong_verdicts_end_with_1(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         program.main()
     assert "no such model: resnext" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["catalogue", "bert", "--add", "x.json"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "leave out the models" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_is_kept_and_nothing_in_it_is_wrong():

@@ -1,22 +1,26 @@
 """Share results: pack a results folder into one file that others can check, or check such files.
 
-    lockstep record submit FOLDER     pack it, without weights, texts, and names of machines, users and folders
+    lockstep record submit FOLDER     pack it, without weights, texts, and names of machines and folders
     lockstep record check FILE ...    check every hash and every rule. Exit code 1 if one is broken
 
 FOLDER is that of a finished benchmark (results), which must be without breaches, or of `lockstep accept`.
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
-from lockstep import cli
-from lockstep.errors import BadInput
+from lockstep import cli, paths
+from lockstep.errors import BadInput, printable
 from lockstep.files import atomic_file
+from lockstep.proof.verdicts import PROVEN
 from lockstep.records import checking, packing
+from lockstep.records.checking import Checked
 
 TELLS = (
     "It tells: hardware, packages, configuration with the names of classes and files, times, losses, scores, verdicts."
+    " Names in free text may have been missed: look through it (tar -xJf) before you share it."
 )
 
 
@@ -25,13 +29,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="submit | check")
     submit = commands.add_parser("submit", help="pack a folder", description="Pack a results folder into one file.")
     submit.add_argument("folder", type=Path)
-    submit.add_argument(
-        "--output", type=Path, metavar="FILE", help="the record's file; by default date and hash name it"
-    )
-    submit.add_argument("--with-host", action="store_true", help="keep the host's name in it")
-    check = commands.add_parser(
-        "check", help="check records", description="Check every hash and every rule of records."
-    )
+    submit.add_argument("--output", type=Path, metavar="FILE", help="by default named by date and hash")
+    submit.add_argument("--with-host", action="store_true", help="keep hosts' names and addresses in it")
+    check = commands.add_parser("check", help="check records", description="Check every hash and every rule.")
     check.add_argument("files", type=Path, nargs="+", metavar="FILE")
     check.add_argument("--unpack", type=Path, metavar="FOLDER", help="keep its files, as a results folder")
     arguments = parser.parse_args()
@@ -40,24 +40,27 @@ def main() -> int:
     cli.must_be_new(arguments.unpack, "--unpack")
     if arguments.unpack and len(arguments.files) > 1:
         raise BadInput("--unpack: takes one record at a time")
-    broken = [file for file in arguments.files if not is_sound(file, arguments.unpack)]
-    return bool(broken)
+    return check_all(arguments.files, arguments.unpack)
 
 
 def pack(folder: Path, output: Path | None, with_host: bool) -> int:
     """Pack a folder, and check the record as others will. One that breaks a rule is not written."""
     cli.must_be_new(output, what="file")
+    if paths.packed_file(folder).is_file():
+        raise BadInput(f"{folder}: is a record that was unpacked. Share the file that it came from.")
     packed = packing.pack(folder, with_host)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
         file = Path(temporary) / packed.name
         file.write_bytes(packed.content)
-        breaches = checking.check(file).breaches
-    if breaches:
-        more = f", and {len(breaches) - 1} more" if len(breaches) > 1 else ""
-        where, what = breaches[0]
-        raise BadInput(f"{folder}: breaks the rules ({where}: {what}{more}), so it can't be a record: lockstep check")
+        checked = checking.check(file)
+    if checked.breaches:
+        more = f", and {len(checked.breaches) - 1} more" if len(checked.breaches) > 1 else ""
+        where, what = checked.breaches[0]
+        listed = f": lockstep check {folder} lists them" if checked.is_benchmark else ""
+        raise BadInput(f"{folder}: breaks the rules ({where}: {what}{more}), so it can't be a record{listed}")
     output = output or Path(packed.name)
-    cli.must_be_new(output, what="file")
+    if output.exists():
+        raise BadInput(f"{output}: exists already; the same results give the same name. Name another by --output.")
     with atomic_file(output) as temporary:
         temporary.write_bytes(packed.content)
     removed = ", ".join(f"{times} times {mark}" for mark, times in packed.removed.items())
@@ -67,27 +70,54 @@ def pack(folder: Path, output: Path | None, with_host: bool) -> int:
     return 0
 
 
-def is_sound(file: Path, keep: Path | None = None) -> bool:
-    """Check a record, print what it says, and keep its files in a folder if one is named."""
-    checked = checking.check(file, keep)
+def check_all(files: list[Path], keep: Path | None) -> int:
+    """Check records, and print what each says; a damaged one does not keep the others from it."""
+    broken, damaged = 0, 0
+    for file in files:
+        try:
+            checked = checking.check(file, keep)
+        except BadInput as error:
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+            damaged += 1
+            continue
+        for line in told(checked):
+            print(printable(line))
+        broken += bool(checked.breaches)
+    return 2 if damaged else int(bool(broken))
+
+
+def told(checked: Checked):
+    """What a record says, in lines."""
     manifest, machine = checked.manifest, checked.machine
     commit = str(manifest["commit"] or "unknown")[:10]
-    print(f"{file}: record {checked.identity} of {(manifest['made'] or 'an unknown day')[:10]}, commit {commit}")
+    yield f"{checked.file}: record {checked.identity} of {manifest['made'][:10]}, commit {commit}"
     gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
-    print(f"  {machine.get('cpu')}, {machine.get('cores')} cores, {gpus}; PyTorch {machine['packages'].get('torch')}")
+    torch = (machine.get("packages") or {}).get("torch")
+    yield f"  {machine.get('cpu')}, {machine.get('cores')} cores, {gpus}; PyTorch {torch}"
+    verdicts = list(checked.proofs.values())
+    proven = sum(verdict in PROVEN for verdict in verdicts)
+    yield f"  {proven} of {len(verdicts)} verdicts say: the same model"
     if checked.is_benchmark:
-        for line in checked.report["headline"]:
-            print(f"  {line}")
-    else:
-        verdicts = [verdict["proof"] for verdict in checked.report["proofs"].values()]
-        print("  proofs: " + ", ".join(f"{verdicts.count(kind)} {kind}" for kind in dict.fromkeys(verdicts)))
-    print(f"  repeat it by: {manifest['command']}")
+        yield f"  {len(checked.runs)} runs of {len({run['row'] for run in checked.runs})} rows; {fastest(checked)}"
+    yield f"  it was made by: {manifest['command']}"
     for where, breach in checked.breaches:
-        print(f"  {where}: {breach}")
+        yield f"  {where}: {breach}"
     many = {0: "no breach", 1: "1 breach"}.get(len(checked.breaches), f"{len(checked.breaches)} breaches")
     without = sum("before" in file for file in manifest["files"].values())
-    print(f"  all {len(manifest['files'])} files are as they were packed, {without} of them with names removed; {many}")
-    return not checked.breaches
+    files = len(manifest["files"])
+    yield f"  all {files} files are as they were packed, {without} of them with names removed; {many}"
+
+
+def fastest(checked: Checked) -> str:
+    """The answer of a benchmark's record, computed from its runs."""
+    if not checked.fastest:
+        return "no proven row of the closed division has undisturbed runs"
+    ratio = checked.speedup
+    if ratio is None:
+        return f"{checked.fastest} is the fastest of those that are proven"
+    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.kind else ""
+    times = f"{ratio.value:.2f}{interval} times as fast as {checked.baseline}"
+    return f"{checked.fastest} is the fastest of those that are proven, {times}"
 
 
 if __name__ == "__main__":

@@ -120,6 +120,8 @@ BIBTEX = "lockstep.bib"
 INSTALLED = "environment.txt"
 FOR_A_PAPER = (METHODS, LATEX, RUNS_TABLE, BIBTEX, INSTALLED)
 
+ACCEPT = "accept.json"  # in the folder of `lockstep accept`: all its results
+
 COMPLETE = ".complete"  # beside predictions and report; created by their rule after success only
 
 

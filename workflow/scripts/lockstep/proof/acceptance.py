@@ -5,8 +5,10 @@ not initialise CUDA. Every result is written to accept.json at once.
 """
 
 import contextlib
+import datetime
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,7 +36,6 @@ from lockstep.run.fork import Fork
 
 CONFIGS = PROJECT / "config"
 PROOFS, TIMES = CONFIGS / "accept.yaml", CONFIGS / "accept_times.yaml"
-ACCEPT = "accept.json"
 FIRST_PROOFS = 0.5  # share of the time for the first, most informative proofs, before anything is timed
 PER_RANK = 3 * 2**30  # bytes of memory that a rank of a trial may need
 PER_RANK_ON_GPU = 2 * 2**30
@@ -61,6 +62,9 @@ class Acceptance:
         if not timed:
             self.time_rows = {}
         self.found: dict = {
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["lockstep", "accept", *sys.argv[1:]]),
+            "task": self.proofs.task,
             "proofs": {},
             "times": [],
             "not_reached": [],
@@ -83,7 +87,8 @@ class Acceptance:
             self.say("forks of this process can't use the GPUs, so each trial does its own imports")
             self.proof_rows = {name: replace(row, in_forks=False) for name, row in self.proof_rows.items()}
         able = [row for row in self.proof_rows.values() if self._can(row)]
-        first = self.began + FIRST_PROOFS * (self.deadline - self.began)
+        share = FIRST_PROOFS if self.time_rows else 1.0
+        first = self.began + share * (self.deadline - self.began)
         self._prove_references(able)
         left = self._prove(able, first)
         self._time(self.deadline)
@@ -118,7 +123,7 @@ class Acceptance:
         times = [name for name, _ in _with_bare_loops(self.time_rows) if name not in cannot and name not in timed]
         self.found["not_reached"] = [*(f"proof of {name}" for name in proofs), *(f"time of {name}" for name in times)]
         self.found["seconds"] = round(time.monotonic() - self.began, 1)
-        write_json(self.folder / ACCEPT, self.found)
+        write_json(self.folder / paths.ACCEPT, self.found)
 
     def _prepare(self) -> None:
         """Prepare data, initial weights and plans of both configurations in parallel."""
@@ -359,7 +364,7 @@ class Acceptance:
             yield f"not possible here: {name}: {why}"
         if self.found["not_reached"]:
             yield f"not reached: {', '.join(self.found['not_reached'])}; give more --minutes"
-        yield f"all results: {self.folder / ACCEPT}; pass on the whole folder {self.folder}"
+        yield f"all results: {self.folder / paths.ACCEPT}; pass on the whole folder {self.folder}"
 
     def tidy(self) -> None:
         """Delete all large files, and keep records, verdicts and logs."""
@@ -374,14 +379,14 @@ def _require_own(folder: Path) -> None:
     """Create the folder. Raises BadInput if that fails, or if the folder has other content, which could be deleted."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own = (folder / ACCEPT).is_file()
+        own = (folder / paths.ACCEPT).is_file()
         others = [] if own else sorted({file.name for file in folder.iterdir()} - {lifetime.LOCK})
     except OSError as error:
         raise BadInput(f"--results: {folder}: {error.strerror}. Name a folder that can be written.") from None
     if others:
         raise BadInput(
-            f"--results: {folder} holds {others[0]} and no {ACCEPT}, so it is not a folder of an earlier `lockstep"
-            " accept`. Name a new one."
+            f"--results: {folder} holds {others[0]} and no {paths.ACCEPT}, so it is not a folder of an earlier"
+            " `lockstep accept`. Name a new one."
         )
 
 

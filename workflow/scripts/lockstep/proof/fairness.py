@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep import columns, paths
 from lockstep.config import configuration, reading
+from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
 from lockstep.config.row import times_trained
 from lockstep.config.sections import Train
@@ -19,6 +20,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
+from lockstep.proof.verdicts import PROVEN
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
@@ -28,6 +30,17 @@ IDLE = 300  # seconds that a block may be idle; it may also be idle for as long 
 # Facts of the machine that must be the same for all rows, or a difference would be attributed to the strategy.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
 PROVENANCE = ("commit", "in_container")
+OF_THE_REPORT = (
+    "clock",
+    "hashes",
+    "precision",
+    "division",
+    "world_size",
+    "started",
+    "throughput",
+    "losses",
+    "strategy",
+)
 
 Breach = tuple[str, str]
 
@@ -80,13 +93,23 @@ def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
 
 def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """Records must have the settings that their rows have now."""
-    asked = paths.config_file(results)
-    if not asked.is_file():
-        return
-    now = reading.read([asked])
-    for folder, run in records.items():
+    now = _asked(results)
+    for folder, run in records.items() if now else ():
         if run["row"] in now.rows and (why := staleness.written(now, run)):
             yield str(folder), f"it was {why}"
+
+
+def _asked(results: Path) -> Config | None:
+    """The requested configuration. None if there is none, or if a record's needs another machine, or its files."""
+    asked = paths.config_file(results)
+    if not asked.is_file():
+        return None
+    try:
+        return reading.read([asked])
+    except BadInput:
+        if paths.packed_file(results).is_file():
+            return None
+        raise
 
 
 def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
@@ -264,9 +287,7 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         repeats.setdefault(run["row"], set()).add(run["repeat"])
     every = set().union(*repeats.values())
     wanted, decided, ended = dict.fromkeys(repeats, every), None, False
-    asked = paths.config_file(results)
-    if asked.is_file():
-        now = reading.read([asked])
+    if now := _asked(results):
         decided = blocks.last(now, results)
         if decided:
             ended = not decided["rows"]
@@ -293,17 +314,25 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
         if verdict["proof"] == "unequal":
             yield "it trains another model than the reference"
             continue
-        distances, exact = verdict["distances"], verdict["fp64"] or {}
-        over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
-        over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
-        if over:
-            yield f"its verdict is {verdict['proof']}, but its {' and '.join(over)} say otherwise"
+        yield from contradictions(verdict)
         timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / paths.ENVIRONMENT)
         proven = read_json(file.parent / paths.ENVIRONMENT)
         differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
         for name, (before, now) in (differing | other_versions(proven, timed)).items():
             if before != now:
                 yield f"it was proven with {name} {before}, but timed with {now}"
+
+
+def contradictions(verdict: dict) -> Iterator[str]:
+    """Whether a verdict that says "the same model" is not what its own distances say."""
+    if verdict["proof"] not in PROVEN:
+        yield f"its verdict is {verdict['proof']}"
+        return
+    distances, exact = verdict["distances"], verdict["fp64"] or {}
+    over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
+    over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
+    if over:
+        yield f"its verdict is {verdict['proof']}, but its {' and '.join(over)} say otherwise"
 
 
 def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
@@ -326,11 +355,8 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
 
 def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     """The decisions on further blocks must follow from the records; each is computed again."""
-    asked = paths.config_file(results)
-    if not asked.is_file():
-        return
-    now = reading.read([asked])
-    for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS):
+    now = _asked(results)
+    for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS) if now else ():
         again = blocks.decide(now, results, block)
         # The predicted time of the next block is not compared, as its runs may have been made since.
         measured = None not in (decided["width"], again["width"])
@@ -344,9 +370,11 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
         return
-    for line in read_json(file)["rows"]:
+    told = read_json(file)
+    for line in told["rows"]:
         yield from ((line["row"], f"the report has {what}") for what in columns.out_of_range(line))
         runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
+        yield from ((line["row"], f"the report has {what}") for what in _told_otherwise(line, told, runs, results))
         good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
         if line["train_seconds"] is None or not good:
             continue
@@ -359,3 +387,26 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
                 continue
             if not math.isclose(told, spread.median, rel_tol=1e-9):
                 yield line["row"], f"the report has {column.key} {told:.6g}, but its records have {spread.median:.6g}"
+
+
+def _told_otherwise(line: dict, told: dict, runs: dict[Path, dict], results: Path) -> Iterator[str]:
+    """What the report says of a row and its runs, and no file bears out."""
+    if line["train_seconds"] is not None and not runs:
+        yield "a time, and no run of it has a record"
+    made = {(run["repeat"], run.get("session")): run for run in runs.values()}
+    for run in told["runs"].get(line["row"], ()):
+        if run["status"] != "ok":
+            continue
+        own = made.get((run["repeat"], run.get("session")))
+        if own is None:
+            yield f"a repetition {run['repeat']}, which has no record"
+        else:
+            names = [name for name in OF_THE_REPORT if name in run and run[name] != own.get(name)]
+            yield from (f"another {name} of repetition {run['repeat']} than its record" for name in names)
+    if not runs:
+        return
+    if (division := next(iter(runs.values()))["division"]) != line["division"]:
+        yield f"it in the division {line['division']}, and its records in {division}"
+    proofs = {read_json(file)["proof"] for file in paths.run_files(results, paths.VERDICT, paths.PARITY, line["row"])}
+    if line["proof"] in PROVEN and proofs and line["proof"] not in proofs:
+        yield f"the proof {line['proof']}, and its verdict is {' and '.join(sorted(proofs))}"

@@ -13,18 +13,28 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from lockstep.errors import BadInput, printable
 from lockstep.paths import PROJECT
+from lockstep.proof.verdicts import PROVEN
 from lockstep.records import packing
 from lockstep.records.checking import Checked, check
 
 SURE = 0.01  # the largest probability of so large an advantage by chance, for a new best
 AGREE = 1.05  # the largest factor between two records' times of a row that confirm each other
+MOST = 1_000_000  # bytes of a record in the project's folder
 
 
 def read(folder: Path) -> list[Checked]:
-    """Check all records in a folder, the oldest first. Raises BadInput if one is damaged."""
-    records = [check(file) for file in sorted(folder.glob(f"*{packing.ENDING}"))]
-    return sorted(records, key=lambda record: (record.manifest["made"] or "", record.identity))
+    """Check all records in a folder, the oldest first. Raises BadInput if one is damaged, or breaks a rule."""
+    records = []
+    for file in sorted(folder.glob(f"*{packing.ENDING}")):
+        if file.stat().st_size > MOST:
+            raise BadInput(f"{file}: has more than {MOST / 1e6:g} MB, which is too much for this folder.")
+        record = check(file)
+        if record.breaches:
+            raise BadInput(f"{file}: breaks a rule ({': '.join(record.breaches[0])}): lockstep record check {file}")
+        records.append(record)
+    return sorted(records, key=lambda record: (record.manifest["made"], record.identity))
 
 
 def state(record: Checked, others: list[Checked], pinned: str) -> str:
@@ -36,22 +46,17 @@ def state(record: Checked, others: list[Checked], pinned: str) -> str:
 
 def bests(records: list[Checked]) -> list[Checked]:
     """Of benchmarks of one hardware and question, the oldest first, those that were the best when they came."""
-    found: list[Checked] = []
+    best: list[Checked] = []
     for record in records:
-        if fastest(record) and (not found or probability(record, found[-1]) < SURE):
-            found.append(record)
-    return found
-
-
-def fastest(record: Checked) -> str | None:
-    """The proven closed row with the least median of its training times."""
-    return min(record.seconds, key=lambda row: np.median(record.seconds[row]), default=None)
+        if record.fastest and (not best or probability(record, best[-1]) < SURE):
+            best.append(record)
+    return best
 
 
 def probability(ours: Checked, theirs: Checked) -> float:
     """How probable so large an advantage of our fastest row over theirs is by chance: one-sided, by Welch's t-test of
     the logarithms (1947, Biometrika 34: 28). 1 if one of the two has fewer than two runs."""
-    times = [np.log(record.seconds[fastest(record)]) for record in (ours, theirs)]
+    times = [np.log(record.seconds[record.fastest]) for record in (ours, theirs)]
     if min(map(len, times)) < 2:
         return 1.0
     return float(stats.ttest_ind(*times, equal_var=False, alternative="less").pvalue)
@@ -59,12 +64,14 @@ def probability(ours: Checked, theirs: Checked) -> float:
 
 def markdown(records: list[Checked], pinned: str) -> str:
     """Tables of all records, by hardware and question."""
-    groups = defaultdict(list)
+    hardware = defaultdict(lambda: defaultdict(list))
     for record in records:
-        groups[_hardware(record), record.question].append(record)
+        hardware[_hardware(record)][record.is_benchmark, record.question].append(record)
     said = []
-    for (hardware, question), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        said += [f"### {hardware}", *(_benchmarks if question else _acceptances)(group, pinned)]
+    for name, questions in sorted(hardware.items()):
+        said.append(f"### {_cell(name)}")
+        for (is_benchmark, _), group in sorted(questions.items(), reverse=True):
+            said += (_benchmarks if is_benchmark else _acceptances)(group, pinned)
     return "\n\n".join(said) + "\n" if said else "There is none yet.\n"
 
 
@@ -75,57 +82,49 @@ def pinned_torch() -> str:
 
 
 def _benchmarks(group: list[Checked], pinned: str) -> Iterator[str]:
-    first = group[0].report
-    unit = first["data"]["unit"]
-    yield (
-        f"{first['data']['splits']['train']['texts']} {unit}, a model of {first['data']['parameters']:,} weights,"
-        f" {first['rows'][0]['steps']} steps of {first['rows'][0]['global_batch']}."
+    data, run = group[0].data, group[0].runs[0]
+    yield _cell(
+        f"{data['splits']['train']['texts']} {data['unit']}, a model of {data['parameters']:,} weights,"
+        f" {run['steps']} steps of {run['global_batch']}, {run['precision']}."
     )
     best = bests(group)
     lines = [
-        "| record | fastest proven row | seconds | of `single` | proven | state | best | repeat it by |",
+        "| record | fastest proven row | seconds | times `single` | proven | state | best | made by |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for record in reversed(group):
-        row = fastest(record)
-        line = next((line for line in record.report["rows"] if line["row"] == row), {})
-        cells = [
+        row, ratio = record.fastest, record.speedup
+        others = [other for other in group if other is not record]
+        cells = (
             _name(record),
-            f"`{row}`" if row else "–",
-            f"{line['train_seconds']:.3g}" if line else "–",
-            _speedup(line),
-        ]
-        cells.append(f"{len(record.seconds)} of {len(record.report['rows'])}")
-        cells.append(state(record, [other for other in group if other is not record], pinned))
-        cells.append("yes" if best and record is best[-1] else "once" if record in best else "")
-        cells.append(f"`{record.manifest['command']}`")
+            _code(row) if row else "–",
+            f"{np.median(record.seconds[row]):.3g}" if row else "–",
+            f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.kind else "–",
+            _proven(record),
+            state(record, others, pinned),
+            "yes" if best and record is best[-1] else "once" if record in best else "",
+            _code(record.manifest["command"]),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     yield "\n".join(lines)
 
 
-def _speedup(line: dict) -> str:
-    """How many times as fast as single, with its interval if there is one."""
-    if not line.get("speedup"):
-        return "–"
-    interval = f" ({line['speedup_low']:.2f} to {line['speedup_high']:.2f})" if line["speedup_low"] else ""
-    return f"{line['speedup']:.2f}{interval}"
-
-
 def _acceptances(group: list[Checked], pinned: str) -> Iterator[str]:
-    lines = ["| record | proofs | right | PyTorch | state |", "|---|---|---|---|---|"]
+    lines = ["| record | proofs that say: the same model | PyTorch | state | made by |", "|---|---|---|---|---|"]
     for record in reversed(group):
-        proofs = record.report["proofs"]
-        wrong = len({where for where, _ in record.breaches})
-        lines.append(
-            f"| {_name(record)} | {len(proofs)} | {len(proofs) - wrong} | {record.machine['packages'].get('torch')}"
-            f" | {state(record, [], pinned)} |"
-        )
+        torch = _cell(str(record.machine["packages"].get("torch")))
+        made = _code(record.manifest["command"])
+        lines.append(f"| {_name(record)} | {_proven(record)} | {torch} | {state(record, [], pinned)} | {made} |")
     yield "\n".join(lines)
 
 
+def _proven(record: Checked) -> str:
+    return f"{sum(verdict in PROVEN for verdict in record.proofs.values())} of {len(record.proofs)}"
+
+
 def _name(record: Checked) -> str:
-    commit = str(record.manifest["commit"] or "")[:10]
-    return f"`{record.identity}`, {(record.manifest['made'] or '')[:10]}, commit {commit or 'unknown'}"
+    commit = _cell(str(record.manifest["commit"] or "unknown")[:10])
+    return f"`{record.identity}`, {record.manifest['made'][:10]}, commit {commit}"
 
 
 def _hardware(record: Checked) -> str:
@@ -137,15 +136,21 @@ def _hardware(record: Checked) -> str:
 
 def _confirms(other: Checked, record: Checked) -> bool:
     """Whether another session has the same times, for every row that both have."""
-    sessions = [
-        {run.get("session") for runs in each.report.get("runs", {}).values() for run in runs}
-        for each in (other, record)
-    ]
     rows = other.seconds.keys() & record.seconds.keys()
-    if sessions[0] & sessions[1] or not rows:
+    if other.sessions & record.sessions or not rows:
         return False
     ratios = [np.median(other.seconds[row]) / np.median(record.seconds[row]) for row in rows]
     return all(1 / AGREE <= ratio <= AGREE for ratio in ratios)
+
+
+def _cell(text: str) -> str:
+    """A stranger's words in a table, where they may be neither its markup nor HTML."""
+    return re.sub(r"([|`<>\[\]*_])", r"\\\1", printable(text))
+
+
+def _code(text: str) -> str:
+    """A stranger's words as code in a table."""
+    return f"`{printable(text).replace('`', ' ').replace('|', '/')}`"
 
 
 def _version(text: str) -> tuple[int, ...]:

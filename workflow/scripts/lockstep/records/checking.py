@@ -1,60 +1,97 @@
-"""Checks a record anywhere: every hash, the rules of a fair comparison, and acceptance's verdicts."""
+"""Checks a record anywhere: every hash, the rules of a fair comparison, and acceptance's verdicts.
 
+What a record tells is read from its runs and trials. Its report is held against them, and not believed.
+"""
+
+import contextlib
 import shutil
 import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep import paths
-from lockstep.files import read_json
+import numpy as np
+
+from lockstep import paths, stats
+from lockstep.errors import BadInput
+from lockstep.files import read_json, read_object
 from lockstep.proof import fairness
 from lockstep.proof.verdicts import PROVEN
 from lockstep.records import packing
-from lockstep.report.reading import good_runs, trusted
+from lockstep.report.ranking import BASELINE
+from lockstep.run import record
 
-WRONG = ("unequal", "failed")  # verdicts of a proof
+NOT_RIGHT = ("unequal", "failed")
 
 
 @dataclass(frozen=True)
 class Checked:
     """A record whose files are as they were packed.
 
-    report: summary.json of a benchmark, or accept.json. breaches: where, and which rule is broken.
+    runs: the records of its runs; proofs: the verdict on each row; machine: the environment that all were made in.
+    data: its size in words; breaches: where, and which rule is broken.
     """
 
     file: Path
     identity: str
     manifest: dict
-    report: dict
+    machine: dict
+    runs: list[dict] = field(default_factory=list)
+    proofs: dict[str, str] = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
     breaches: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def is_benchmark(self) -> bool:
-        return "rows" in self.report
+        return self.manifest["kind"] == "benchmark"
 
     @property
-    def machine(self) -> dict:
-        """The environment that it was made in."""
-        return self.report["environment" if self.is_benchmark else "machine"] or {}
+    def compared(self) -> list[dict]:
+        """The undisturbed runs of proven rows of the closed division that trained the same work as `single`."""
+        work = self.question
+        good = [run for run in self.runs if not run["watch"]["disturbed"] and run["division"] == "closed"]
+        return [run for run in good if self.proofs.get(run["row"]) in PROVEN and _work(run) == work]
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """The training seconds of each row's runs that count, of rows that are proven and in the closed division."""
-        rows = self.report["rows"] if self.is_benchmark else []
-        proven = [row["row"] for row in rows if row["division"] == "closed" and row["proof"] in PROVEN]
-        runs = {name: self.report["runs"][name] for name in proven if trusted(self.report["runs"][name])}
-        return {name: [run["clock"]["train_seconds"] for run in good_runs(several)] for name, several in runs.items()}
+        """The training seconds of those runs, by row."""
+        seconds = defaultdict(list)
+        for run in self.compared:
+            seconds[run["row"]].append(run["clock"]["train_seconds"])
+        return dict(seconds)
+
+    @property
+    def fastest(self) -> str | None:
+        """The row among them with the least median."""
+        return min(self.seconds, key=lambda row: np.median(self.seconds[row]), default=None)
+
+    @property
+    def baseline(self) -> str | None:
+        """The row among them that trains as one process on one device."""
+        return next((run["row"] for run in self.compared if run["strategy"] == BASELINE), None)
+
+    @property
+    def speedup(self) -> stats.Ratio | None:
+        """How many times as fast as `single` the fastest row is, by the runs in their blocks."""
+        if not self.fastest or not self.baseline or self.fastest == self.baseline:
+            return None
+        seconds = defaultdict(dict)
+        for run in self.compared:
+            seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
+        return stats.Fit(seconds).ratio(self.baseline, self.fastest)
 
     @property
     def sessions(self) -> set[str]:
         """The calls of Snakemake in which its runs were made."""
-        return {run.get("session") for runs in self.report.get("runs", {}).values() for run in runs}
+        return {run.get("session") for run in self.runs}
 
     @property
     def question(self) -> tuple:
-        """What was asked: records with the same data, initial weights, plan and precision can be compared."""
-        runs = [run for several in self.report.get("runs", {}).values() for run in several if run["status"] == "ok"]
-        return tuple(sorted({(*sorted(run["hashes"].items()), run["precision"]) for run in runs}))
+        """The work of `single`, or of most closed runs: data, initial weights, plan and precision."""
+        closed = [run for run in self.runs if run["division"] == "closed"]
+        work = Counter(map(_work, [run for run in closed if run["strategy"] == BASELINE] or closed))
+        return work.most_common(1)[0][0] if work else ()
 
 
 def check(file: Path, keep: Path | None = None) -> Checked:
@@ -63,27 +100,66 @@ def check(file: Path, keep: Path | None = None) -> Checked:
     keep: a new folder in which its files stay, as a results folder.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
-        record = packing.unpack(file, Path(temporary))
+        folder = Path(temporary) / "record"
+        folder.mkdir()
+        unpacked = packing.unpack(file, folder)
+        try:
+            with contextlib.chdir(folder):  # nothing that a configuration names is looked for beside whoever checks
+                checked = _checked(file, unpacked)
+        except (
+            BadInput,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OSError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            raise BadInput(f"{file}: its content is damaged ({error!r:.200}).".replace(temporary, "")) from None
         if keep:
-            shutil.copytree(temporary, keep)
-        if (record.folder / packing.ACCEPT).is_file():
-            report = read_json(record.folder / packing.ACCEPT)
-            breaches = list(_accepted(report, record.folder))
-        else:
-            report = read_json(paths.report_folder(record.folder) / paths.SUMMARY)
-            breaches = fairness.check(record.folder).breaches
-            breaches = [tuple(part.replace(f"{temporary}/", "") for part in breach) for breach in breaches]
-        return Checked(file, record.identity, record.manifest, report, breaches)
+            shutil.copytree(folder, keep)
+    return checked
 
 
-def _accepted(report: dict, folder: Path):
-    """The verdicts of an acceptance must be those of its trials, and none may be wrong."""
-    for row, verdict in report["proofs"].items():
+def _checked(file: Path, unpacked: packing.Record) -> Checked:
+    if unpacked.manifest["kind"] == "acceptance":
+        found = read_object(Path(paths.ACCEPT), ("machine", "proofs", "times", "finished", "not_reached"))
+        proofs = {row: verdict["proof"] for row, verdict in found["proofs"].items()}
+        machine, breaches = found["machine"], list(_accepted(found, Path()))
+        return Checked(file, unpacked.identity, unpacked.manifest, machine, proofs=proofs, breaches=breaches)
+    here = Path()
+    runs = [record.read_run(each.parent) for each in paths.run_files(here, paths.RECORD)]
+    if not runs:
+        raise BadInput("no run with a record")
+    machine = read_json(here / paths.run_files(here, paths.ENVIRONMENT)[0])
+    trials = paths.run_files(here, paths.VERDICT, paths.PARITY)
+    proofs = {paths.row_of(each.parent): read_json(each)["proof"] for each in trials}
+    breaches = fairness.check(here).breaches
+    about = read_object(paths.data_file(here), ("unit", "parameters", "splits"))
+    return Checked(file, unpacked.identity, unpacked.manifest, machine, runs, proofs, about, breaches)
+
+
+def _work(run: dict) -> tuple:
+    return (*sorted(run["hashes"].items()), run["precision"])
+
+
+def _accepted(found: dict, folder: Path) -> Iterator[tuple[str, str]]:
+    """The verdicts of an acceptance must be those of its trials, and none may be wrong; nor may a timed row fail."""
+    if found["machine"].get("changed"):
+        yield paths.ACCEPT, "it was made by files that differ from their commit"
+    if not found["finished"]:
+        yield paths.ACCEPT, "it was interrupted"
+    if not found["proofs"]:
+        yield paths.ACCEPT, "nothing was proven"
+    for row, told in found["proofs"].items():
         files = paths.run_files(folder / "proofs", paths.VERDICT, paths.PARITY, row)
-        told = {read_json(file)["proof"] for file in files}
-        if told and told != {verdict["proof"]}:
-            yield row, f"{packing.ACCEPT} says {verdict['proof']}, but its trial {' and '.join(sorted(told))}"
-        if verdict["proof"] in WRONG and not verdict["nature"]:
-            yield row, f"it is {verdict['proof']}" + (f": {verdict['reason']}" if verdict["reason"] else "")
-    if not report["proofs"]:
-        yield packing.ACCEPT, "nothing was proven"
+        verdicts = [read_json(file) for file in files]
+        if not verdicts:
+            yield row, "no verdict of its trial is in the record"
+        for verdict in verdicts:
+            if verdict["proof"] != told["proof"]:
+                yield row, f"{paths.ACCEPT} says {told['proof']}, but its trial {verdict['proof']}"
+            elif not (verdict["proof"] == "unequal" and verdict.get("by_nature")):
+                yield from ((row, what) for what in fairness.contradictions(verdict))
+    yield from ((line["name"], f"it failed: {line['failed']}") for line in found["times"] if "failed" in line)

@@ -1,52 +1,71 @@
-"""A record: what a results folder proves, in one file, without weights, texts, or names of machines, users and folders.
+"""A record: what a results folder proves, in one file, without weights and texts (and see privacy.py).
 
 A record is a tar archive, packed by LZMA, whose first member is a manifest with the sha256 of every other one. The same
-results always give the same bytes. Repetitions of a row have the same ledger, which LZMA stores once.
+results always give the same archive. Repetitions of a row have the same ledger, which LZMA stores once.
 """
 
-import getpass
 import io
 import json
 import lzma
 import os
-import platform
-import re
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import jsonschema
+import yaml
 
 from lockstep import paths
 from lockstep.config.kinds import Kind
 from lockstep.errors import BadInput
-from lockstep.files import hash_bytes, hash_text, read_json
+from lockstep.files import hash_bytes, hash_text, read_object
+from lockstep.records.privacy import MARKS, Names
 from lockstep.run import journal
 
 MANIFEST = paths.packed_file(Path()).name
 FORMAT = 1
 ENDING = ".record"
 MOST = 5_000_000  # bytes of a record
-MOST_UNPACKED = 200_000_000  # bytes; a record that claims more is refused unread
-ACCEPT = "accept.json"
+MOST_UNPACKED = 200_000_000  # bytes; what claims more is refused unread
+MOST_ALIASES = 20  # of YAML
+MEMORY = 200_000_000  # bytes that unpacking may take; what `pack` makes takes a third
 
-# What is packed. All else is left out: weights, texts, logs, pictures, pages.
+# What is packed. All else is left out: weights, texts, logs, errors, pictures, pages.
 OF_RESULTS = (
     *("config.yaml", "manifest.json", "journal.jsonl", "blocks/*.json", "network/network.json", "data/peak.json"),
     *("data/data.json", "data/plan/*.npz", "data/plan/*.json"),
     *(f"report/{name}" for name in (paths.SUMMARY, paths.TABLE, paths.RUNS_TABLE, paths.METHODS, paths.INSTALLED)),
 )
-OF_A_RUN = (
-    *(paths.RECORD, paths.FAILED, paths.SETTINGS, paths.ENVIRONMENT, paths.LEDGER, paths.STEPS, paths.EVENTS),
-    *(paths.WATCH, paths.VERDICT, paths.PROFILE, paths.TEST_REPORT, f"{paths.RANKS}/*.json"),
-)
+OF_A_RUN = (*journal.OF_A_RUN, paths.VERDICT, paths.PROFILE, paths.TEST_REPORT)
+ERRORS = ".error.json"  # of ranks; they quote programs and data
 NUMBERS = (".npz", ".npy")  # arrays, which hold no words
+OF_ACCEPTANCE = ("proofs", "times")  # folders of `lockstep accept`, each laid out as results are
 
-# Absolute paths of two names or more: those that are a whole value, which may have blanks, and those within a text. The
-# last name stays, since a configuration is not understood without it.
-VALUE = re.compile(r"""(?:(?<=["'])|(?<=: )|(?<=- ))(?:file://|~)?/[^"'\n]*/(?=[^"'\n/])""")
-WITHIN = re.compile(r"(?:file://|(?<![\w.:/<>~-]))~?/(?:[\w.@+-]+/)+(?=[\w.@+-])")
-OF_EVERY_MACHINE = ("/usr/", "/bin/", "/lib/", "/etc/", "/proc/", "/sys/", "/dev/", "/opt/rh/")
-TOO_COMMON = ("root", "user", "localhost")  # names that tell nobody's
+NAME = {"type": "string", "maxLength": 300}
+HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+SCHEMA = {
+    "type": "object",
+    "required": ["format", "kind", "made", "command", "commit", "files", "left_out"],
+    "additionalProperties": False,
+    "properties": {
+        "format": {"const": FORMAT},
+        "kind": {"enum": ["benchmark", "acceptance"]},
+        "made": {"type": "string", "pattern": "^\\d{4}-\\d\\d-\\d\\d"},
+        "command": {"type": "string"},
+        "commit": {"type": ["string", "null"]},
+        "files": {
+            "type": "object",
+            "propertyNames": NAME,
+            "additionalProperties": {
+                "type": "object",
+                "required": ["sha256"],
+                "additionalProperties": False,
+                "properties": {"sha256": HASH, "before": HASH},
+            },
+        },
+        "left_out": {"type": "object", "propertyNames": NAME, "additionalProperties": HASH},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -76,114 +95,98 @@ class Packed:
 def pack(results: Path, with_host: bool = False) -> Packed:
     """Pack a results folder, or that of `lockstep accept`.
 
-    Raises BadInput if it has neither a report nor acceptance, or if the record would be larger than MOST.
+    Raises BadInput if it has neither a report nor acceptance, is damaged, or if the record would be larger than MOST.
     """
-    names = Names(results, with_host)
-    contents = {name: (results / name).read_bytes() for name in _chosen(results)}
-    listed = _listed(results)
+    accepted = (results / paths.ACCEPT).is_file()
+    contents = {name: (results / name).read_bytes() for name in _chosen(results, accepted)}
+    about = _about_acceptance(results) if accepted else _about_benchmark(results)
+    names = Names(with_host)
+    for name, content in contents.items():
+        names.learn(name, content)
     files, packed = {}, {}
     for name, content in contents.items():
-        packed[name] = content if name.endswith(NUMBERS) else names.remove(content)
+        packed[name] = content if name.endswith(NUMBERS) else names.clean(name, content)
         files[name] = {"sha256": hash_bytes(packed[name])}
         if packed[name] != content:
             files[name]["before"] = hash_bytes(content)
-    about = read_json(paths.manifest_file(results)) if paths.manifest_file(results).is_file() else {}
-    manifest = {
-        "format": FORMAT,
-        "made": about.get("time"),
-        "command": names.remove(str(about.get("command") or "lockstep accept").encode()).decode(),
-        "commit": about.get("commit"),
-        "files": files,
-        "left_out": {name: sha256 for name, sha256 in listed.items() if name not in contents},
-    }
-    content = _archive({MANIFEST: _text(manifest).encode()} | packed)
+    left_out = {name: sha256 for name, sha256 in _listed(results).items() if name not in contents}
+    manifest = {"format": FORMAT, **about, "files": files, "left_out": left_out}
+    manifest["command"] = names.text(about["command"])
+    content = lzma.compress(_tar({MANIFEST: _text(manifest).encode()} | packed), preset=9)
     if len(content) > MOST:
         raise BadInput(
             f"{results}: its record would have {len(content) / 1e6:.1f} MB, and may have {MOST / 1e6:g}. Most of it are"
             " ledgers, a line for each sample of each step; submit a benchmark of fewer steps (train.max_steps)."
         )
     identity = _hash_of(manifest)[:12]
-    name = f"{(manifest['made'] or 'accept')[:10]}-{identity}{ENDING}"
-    return Packed(content, name, identity, len(packed), names.removed)
+    return Packed(content, f"{about['made'][:10]}-{identity}{ENDING}", identity, len(packed), dict(names.removed))
 
 
 def unpack(file: Path, folder: Path) -> Record:
     """Unpack a record into an empty folder. Raises BadInput if it is none, or not as it was written."""
-    members = {}
-    for name, content in _members(file):
-        if name in members:
-            raise BadInput(f"{file}: holds {name} twice, which no record does.")
-        members[name] = content
+    members = _members(file)
     if MANIFEST not in members:
         raise BadInput(f"{file}: is not a record, as it has no {MANIFEST}. `lockstep record submit` makes one.")
+    about = members.pop(MANIFEST)
     try:
-        about = members.pop(MANIFEST)
         manifest = json.loads(about)
-        files, left_out = manifest["files"], manifest["left_out"]
-        hashes = {name: entry["sha256"] for name, entry in files.items()}
-        if manifest["format"] != FORMAT:
-            raise BadInput(f"{file}: is of format {manifest['format']}, and this version of Lockstep reads {FORMAT}.")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f"{file}: its {MANIFEST} is damaged.") from None
-    if stray := sorted(members.keys() ^ hashes.keys()):
-        raise BadInput(f"{file}: was changed: {stray[0]} is {'not in it' if stray[0] in hashes else 'not listed'}.")
-    if left_out.keys() & files.keys():
-        raise BadInput(f"{file}: its {MANIFEST} lists {min(left_out.keys() & files.keys())} twice.")
+        jsonschema.validate(manifest, SCHEMA)
+    except (ValueError, RecursionError, jsonschema.ValidationError):
+        raise BadInput(f"{file}: its {MANIFEST} is damaged, or of another version of Lockstep.") from None
+    files = manifest["files"]
+    if stray := sorted(members.keys() ^ files.keys()):
+        raise BadInput(f"{file}: was changed: {stray[0]} is {'not in it' if stray[0] in files else 'not listed'}.")
     for name, content in members.items():
-        if hash_bytes(content) != hashes[name]:
+        if hash_bytes(content) != files[name]["sha256"]:
             raise BadInput(f"{file}: was changed: {name} is not as it was packed.")
-        if not _may_be_packed(name):
+        if not may_be_packed(name):
             raise BadInput(f"{file}: holds {name}, which no record has.")
+        if "before" in files[name] and (name.endswith(NUMBERS) or not any(mark.encode() in content for mark in MARKS)):
+            raise BadInput(f"{file}: says that names were removed from {name}, which has none to remove.")
+    for name in manifest["left_out"]:
+        if may_be_packed(name):
+            raise BadInput(f"{file}: leaves out {name}, which a record has.")
+    needed = (
+        (paths.ACCEPT,) if manifest["kind"] == "acceptance" else ("config.yaml", "journal.jsonl", "report/summary.json")
+    )
+    if missing := [name for name in needed if name not in members]:
+        raise BadInput(f"{file}: is of {manifest['kind']}, and has no {missing[0]}.")
+    if _aliases(members.get("config.yaml", b"")) > MOST_ALIASES:
+        raise BadInput(f"{file}: its config.yaml has more aliases than any that Lockstep writes.")
+    if manifest["kind"] == "benchmark" and paths.ACCEPT in members:
+        raise BadInput(f"{file}: is of a benchmark, and has {paths.ACCEPT}.")
+    for name, content in ({MANIFEST: about} | members).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    (folder / MANIFEST).write_bytes(about)
     return Record(manifest, folder)
 
 
-class Names:
-    """Names that tell whose machine it was. `removed` counts them."""
-
-    def __init__(self, results: Path, with_host: bool):
-        file = paths.manifest_file(results)
-        hosts = {platform.node(), read_json(file).get("host") if file.is_file() else None}
-        words = {} if with_host else {host: "<host>" for host in hosts if host}
-        words |= {_user(): "<user>"}
-        self.words = {word: mark for word, mark in words.items() if word not in TOO_COMMON and len(word) > 1}
-        self.removed: dict[str, int] = {}
-
-    def remove(self, content: bytes) -> bytes:
-        """A text without them. Raises BadInput if it is no text."""
-        text = content.decode("utf-8")
-        for pattern in (VALUE, WITHIN):
-            text = pattern.sub(self._path, text)
-        for word, mark in self.words.items():
-            text, times = re.subn(rf"(?<![\w-]){re.escape(word)}(?![\w-])", mark, text)
-            self._count(mark, times)
-        return text.encode()
-
-    def _path(self, match: re.Match) -> str:
-        if match[0].startswith(OF_EVERY_MACHINE):
-            return match[0]
-        self._count("<path>", 1)
-        return "<path>/"
-
-    def _count(self, mark: str, times: int) -> None:
-        if times:
-            self.removed[mark] = self.removed.get(mark, 0) + times
+def may_be_packed(name: str) -> bool:
+    """Whether a record may have a file of this name: one of those that are packed, in its own folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or name in ("", "."):
+        return False
+    inside = PurePosixPath(*path.parts[1:]) if path.parts[0] in OF_ACCEPTANCE else path
+    return name == paths.ACCEPT or (
+        not name.endswith(ERRORS)
+        and any(len(PurePosixPath(each).parts) == len(inside.parts) and inside.match(each) for each in _patterns())
+    )
 
 
-def _chosen(results: Path) -> list[str]:
+def _chosen(results: Path, accepted: bool) -> list[str]:
     """The names of the files to pack, relative to the results folder. Raises BadInput if there is nothing to share."""
-    if (results / ACCEPT).is_file():
-        patterns = (ACCEPT, *(f"{part}/{name}" for part in ("proofs", "times") for name in _patterns()))
+    if accepted:
+        patterns = (paths.ACCEPT, *(f"{part}/{name}" for part in OF_ACCEPTANCE for name in _patterns()))
     elif (paths.report_folder(results) / paths.SUMMARY).is_file():
         patterns = _patterns()
     else:
         raise BadInput(
-            f"{results}: holds no report and no {ACCEPT}. Name the folder of a finished benchmark, or of `accept`."
+            f"{results}: holds no report and no {paths.ACCEPT}. Name the folder of a finished benchmark, or of"
+            " `lockstep accept`."
         )
-    files = sorted({file for pattern in patterns for file in results.glob(pattern) if file.is_file()})
-    return [file.relative_to(results).as_posix() for file in files]
+    files = {file for pattern in patterns for file in results.glob(pattern) if file.is_file()}
+    names = sorted(file.relative_to(results).as_posix() for file in files)
+    return [name for name in names if not name.endswith(ERRORS)]
 
 
 def _patterns() -> tuple[str, ...]:
@@ -191,15 +194,24 @@ def _patterns() -> tuple[str, ...]:
     return (*OF_RESULTS, *(f"{run}/{name}" for run in runs for name in OF_A_RUN))
 
 
-def _may_be_packed(name: str) -> bool:
-    """Whether a record may have a file of this name: one of those that are packed, in its own folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        return False
-    inside = PurePosixPath(*path.parts[1:]) if path.parts[0] in ("proofs", "times") else path
-    return name == ACCEPT or any(
-        len(PurePosixPath(pattern).parts) == len(inside.parts) and inside.match(pattern) for pattern in _patterns()
-    )
+def _about_acceptance(results: Path) -> dict:
+    found = read_object(results / paths.ACCEPT, ("time", "command", "machine", "proofs", "times", "finished"))
+    if not found["machine"]:
+        raise BadInput(f"{results}: its {paths.ACCEPT} is of a run that had proven nothing when it ended.")
+    about = {"made": found["time"], "command": found["command"], "commit": found["machine"].get("commit")}
+    return {"kind": "acceptance"} | about
+
+
+def _about_benchmark(results: Path) -> dict:
+    """The command is that of the last request before the last run."""
+    read_object(paths.report_folder(results) / paths.SUMMARY, ("rows", "runs", "headline", "environment"))
+    lines = journal.read(results)
+    runs = [number for number, line in enumerate(lines) if line["what"] == "run"]
+    requests = [line for line in lines[: runs[-1] if runs else None] if line["what"] == "request" and "command" in line]
+    if not requests:
+        raise BadInput(f"{results}: its journal has no request, so nobody could repeat it. Run the benchmark again.")
+    about = read_object(paths.manifest_file(results), ("time", "commit"))
+    return {"kind": "benchmark", "made": about["time"], "command": requests[-1]["command"], "commit": about["commit"]}
 
 
 def _listed(results: Path) -> dict[str, str]:
@@ -207,13 +219,13 @@ def _listed(results: Path) -> dict[str, str]:
     listed = {}
     for line in journal.read(results):
         for name, sha256 in line.get("files", {}).items():
-            listed[os.path.normpath(f"{line['folder']}/{name}")] = sha256
+            listed[os.path.normpath(f"{line.get('folder', '.')}/{name}")] = sha256
     return listed
 
 
-def _archive(contents: dict[str, bytes]) -> bytes:
+def _tar(contents: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:xz", format=tarfile.PAX_FORMAT, preset=9) as archive:
+    with tarfile.open(fileobj=buffer, mode="w:", format=tarfile.PAX_FORMAT) as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
@@ -221,25 +233,40 @@ def _archive(contents: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _members(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each member. Nothing is written, whatever the archive says."""
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+def _members(file: Path) -> dict[str, bytes]:
+    """The members by name. Nothing is written, whatever the archive says. Raises BadInput if `pack` did not make it."""
     try:
-        unpacked = decompressor.decompress(file.read_bytes(), MOST_UNPACKED)
-        if not decompressor.needs_input and not decompressor.eof:
-            raise BadInput(f"{file}: unpacks to more than {MOST_UNPACKED // 10**6} MB, which no record does.")
-        if not decompressor.eof or decompressor.unused_data:
-            raise BadInput(f"{file}: was changed: it is {'longer' if decompressor.eof else 'shorter'} than it was.")
-        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
-            for member in archive:
-                stream = archive.extractfile(member) if member.isreg() else None
-                if stream is None:
-                    raise BadInput(f"{file}: {member.name} is not a file, and a record holds files only.")
-                yield member.name, stream.read()
-    except (tarfile.TarError, lzma.LZMAError, ValueError) as error:
-        raise BadInput(f"{file}: is not a record, or was damaged ({error}).") from None
+        if file.stat().st_size > MOST:
+            raise BadInput(f"{file}: has {file.stat().st_size / 1e6:.1f} MB, and a record has {MOST / 1e6:g} at most.")
+        packed = file.read_bytes()
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror or error}.") from None
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY)
+    try:
+        unpacked = decompressor.decompress(packed, MOST_UNPACKED)
+        if not decompressor.eof and not decompressor.needs_input:
+            raise BadInput(f"{file}: unpacks to more than {MOST_UNPACKED // 10**6} MB, which no record does.")
+        if not decompressor.eof or decompressor.unused_data:
+            raise BadInput(f"{file}: is not a record, or was cut off or added to.")
+        members = {}
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            for member in archive:
+                if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    raise BadInput(f"{file}: {member.name} is not a plain file, and a record holds nothing else.")
+                members[member.name] = archive.extractfile(member).read()
+        if _tar(members) != unpacked:  # as with two members of one name, or bytes after the last one
+            raise BadInput(f"{file}: is no archive as `lockstep record submit` makes them.")
+    except (tarfile.TarError, lzma.LZMAError, ValueError, MemoryError) as error:
+        raise BadInput(f"{file}: is not a record, or was damaged ({error}).") from None
+    return members
+
+
+def _aliases(content: bytes) -> int:
+    """The aliases in a YAML file. Nested ones can stand for more values than fit into memory."""
+    try:
+        return sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return 0  # damaged, which is told where it is read
 
 
 def _text(manifest: dict) -> str:
@@ -248,10 +275,3 @@ def _text(manifest: dict) -> str:
 
 def _hash_of(manifest: dict) -> str:
     return hash_text(_text(manifest))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user has no name
-        return ""

@@ -83,6 +83,11 @@ def _unpacked(results: Path) -> tuple[list[tuple[str, str]], dict[str, str]]:
         return [], {}
     manifest = read_object(paths.packed_file(results), ("files", "left_out"))
     changes, before = [], dict(manifest["left_out"])
+    changes += [
+        (str(results), f"{name} is there, though the record left it out")
+        for name in before
+        if (results / name).exists()
+    ]
     for name, packed in manifest["files"].items():
         if not (results / name).is_file() or hash_file(results / name) != packed["sha256"]:
             changes.append((str(results), f"{name} is not as the record had it"))

@@ -1,0 +1,157 @@
+"""Removes from files what tells whose machine it was: folders, hosts, addresses, secrets, and texts to predict.
+
+JSON and YAML are cleaned by value, so that their keys and their structure stay. A path keeps its last name where that
+has a suffix, since a configuration is not understood without the names of its files. Nothing can find every name in
+free text, so whoever shares a record should look through it: `tar -xJf` unpacks one.
+"""
+
+import json
+import platform
+import re
+from collections import Counter
+from pathlib import PurePosixPath
+
+import yaml
+
+from lockstep.errors import BadInput
+
+PATH, HOST, TEXT, SECRET, ADDRESS, URL = "<path>", "<host>", "<text>", "<secret>", "<address>", "<url>"
+MARKS = (PATH, HOST, TEXT, SECRET, ADDRESS, URL)
+HOST_KEYS = ("host", "hosts", "address", "endpoint", "interface")
+OF_EVERY_MACHINE = (
+    "/usr/bin/",
+    "/usr/lib/",
+    "/usr/include/",
+    "/usr/local/",
+    "/bin/",
+    "/lib/",
+    "/proc/",
+    "/sys/",
+    "/opt/rh/",
+)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = (*LOOPBACK, "lo", "auto", "root", "")  # values of HOST_KEYS that tell nobody's
+
+WHOLE_PATH = re.compile(r"(?:file:(?://)?)?(?:~|[A-Za-z]:)?(?:[\\/](?![\\/])|\\\\|~)[^\n]*")
+END = r"\s\"'`:;,)\]}<>|"
+WITHIN = re.compile(
+    rf"(?:(?<![A-Za-z0-9_.<>/~\\-])|(?<=-[IL]))(?:file:)?(?:~|[A-Za-z]:|\\)?[\\/](?![\\/\s])(?:[^{END}\\/]+[\\/])+[^{END}\\/]*"
+)
+UPWARD = re.compile(r"(?:\.\./)+(?:[^\s\"'/]+/)*")
+LINK = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s\"'<>]*)")
+SECRETS = re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9-]{16,})")
+MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+
+
+class Names:
+    """What is removed from the files of one record. `removed` counts it by mark."""
+
+    def __init__(self, with_host: bool):
+        self.with_host = with_host
+        self.hosts: set[str] = set() if with_host else {platform.node()} - set(EVERYWHERE)
+        self.removed: Counter[str] = Counter()
+
+    def learn(self, name: str, content: bytes) -> None:
+        """Note the hosts that a file names, so that they are found in other files, too."""
+        if not self.with_host and name.endswith((".json", ".yaml")):
+            self._learn(_read(name, content))
+
+    def clean(self, name: str, content: bytes) -> bytes:
+        """A file without them; the same bytes if there were none. Raises BadInput if it is damaged."""
+        if name.endswith(".jsonl"):
+            lines = [self._as_json(name, line.encode()) for line in _decoded(name, content).split("\n") if line]
+            return b"".join(lines)
+        if name.endswith((".json", ".yaml")):
+            return self._as_json(name, content) if name.endswith(".json") else self._as_yaml(name, content)
+        text = _decoded(name, content)
+        cleaned = self.text(text)
+        return content if cleaned == text else cleaned.encode()
+
+    def text(self, text: str) -> str:
+        """A text without them."""
+        if WHOLE_PATH.fullmatch(text):
+            return self._path(text)
+        text = LINK.sub(self._link, text)
+        for pattern, mark in ((SECRETS, SECRET), (MAIL, ADDRESS)):
+            text = pattern.sub(lambda _, mark=mark: self._mark(mark), text)
+        text = WITHIN.sub(lambda match: self._path(match[0]), text)
+        text = UPWARD.sub(lambda _: self._mark(PATH) + "/", text)
+        for host in self.hosts:
+            text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", lambda _: self._mark(HOST), text)
+        return text
+
+    def _as_json(self, name: str, content: bytes) -> bytes:
+        value = _read(name.replace(".jsonl", ".json"), content)
+        cleaned = self._value(value)
+        one_line = name.endswith(".jsonl")
+        if cleaned == value:
+            return content + b"\n" * one_line
+        return (json.dumps(cleaned, ensure_ascii=False, indent=None if one_line else 1) + "\n").encode()
+
+    def _as_yaml(self, name: str, content: bytes) -> bytes:
+        value = _read(name, content)
+        cleaned = self._value(value)
+        return content if cleaned == value else yaml.safe_dump(cleaned, allow_unicode=True, sort_keys=False).encode()
+
+    def _value(self, value, key: str = ""):
+        if isinstance(value, dict):
+            cleaned = {name: self._value(each, name) for name, each in value.items()}
+            if key == "predict" and isinstance(cleaned.get("texts"), list):
+                cleaned["texts"] = [self._mark(TEXT) for _ in cleaned["texts"]]
+            return cleaned
+        if isinstance(value, list):
+            return [self._value(each, key) for each in value]
+        if not isinstance(value, str):
+            return value
+        if key in HOST_KEYS and not self.with_host and value not in EVERYWHERE:
+            return self._mark(HOST)
+        return self.text(value)
+
+    def _learn(self, value, key: str = "") -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                self._learn(each, name)
+        elif isinstance(value, list):
+            for each in value:
+                self._learn(each, key)
+        elif isinstance(value, str) and key in ("host", "hosts", "address") and value not in EVERYWHERE:
+            self.hosts |= {value, value.partition(".")[0]} if not value[:1].isdigit() else {value}
+
+    def _path(self, path: str) -> str:
+        if path.startswith(OF_EVERY_MACHINE) or path in ("/", "~"):
+            return path
+        last = re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+        mark = self._mark(PATH)
+        return f"{mark}/{last}" if PurePosixPath(last).suffix else mark
+
+    def _link(self, match: re.Match) -> str:
+        scheme, rest = match.groups()
+        if scheme == "file":
+            return self._path("/" + rest.lstrip("/"))
+        host, slash, path = rest.partition("/")
+        bare = host.rpartition("@")[2]
+        if bare.rpartition(":")[0] in LOOPBACK or bare in LOOPBACK:
+            return match[0]
+        if scheme not in ("http", "https"):
+            return self._mark(URL)
+        kept = f"{scheme}://{bare}{slash}{re.split('[?#]', path)[0]}"
+        return kept if kept == match[0] else f"{kept}{self._mark(SECRET)}"
+
+    def _mark(self, mark: str) -> str:
+        self.removed[mark] += 1
+        return mark
+
+
+def _decoded(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"{name}: is damaged, as it is not UTF-8.") from None
+
+
+def _read(name: str, content: bytes):
+    text = _decoded(name, content)
+    try:
+        return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise BadInput(f"{name}: is damaged ({error}).") from None
