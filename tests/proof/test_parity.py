@@ -124,15 +124,14 @@ def prove(benchmark: Workplace):
     """Prove one row of HONEST or MISTAKES in the benchmark's folder. Returns the verdict."""
     for name, code in MISTAKES.items():
         benchmark.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py").write_text(code)
-    rows = (
-        HONEST
-        | {"recipe_lora": "{strategy: recipe, lora: 8}"}
-        | {f"wrong_{name}": f"{{strategy: wrong_{name}}}" for name in MISTAKES}
-    )
+    rows = HONEST | {f"wrong_{name}": f"{{strategy: wrong_{name}}}" for name in MISTAKES}
     benchmark.path("proof.yaml").write_text("rows:\n" + "".join(f"  {name}: {row}\n" for name, row in rows.items()))
 
     def run(row: str) -> dict:
-        finished = benchmark.script("parity", *(f"--config={file}" for file in FILES), "--row", row)
+        files = [f"--config={file}" for file in FILES]
+        finished = benchmark.script(
+            "parity", *files, "--row", row, timeout=900
+        )  # compiling takes long on a busy machine
         folder = benchmark.path(f"results/parity/{row}/n2/rep1")
         if not (folder / "verdict.json").exists():
             assert finished.returncode == 1
@@ -199,15 +198,6 @@ def test_more_rows_are_proven(prove, row):
     assert bool(verdict["lossy"]) == (
         row in ("ddp_fp16_hook", "horovod_fp16", "fsdp_bf16", "recipe_weights_bf16", "recipe_adamw8bit")
     )
-
-
-@pytest.mark.slow
-def test_lora_is_another_model_and_says_so(prove):
-    pytest.importorskip("peft", reason="needs peft: make setup")
-    verdict = prove("recipe_lora")
-    assert verdict["proof"] == "unequal"
-    assert "ledger" not in verdict["reason"]  # it trains what it should
-    assert verdict["lossy"].startswith("it trains another model")
 
 
 @pytest.mark.slow
