@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import yaml
 
 from catalogue import __main__ as program
 from catalogue import table
@@ -90,6 +89,4 @@ def test_the_page_shows_what_is_kept_and_nothing_in_it_is_wrong():
     shown = program.PAGE.read_text(encoding="utf-8")
     assert f"{program.MARKS[0]}\n{table.markdown(lines)}\n{program.MARKS[1]}" in shown
     assert not [line for line in lines if line["verdict"] in ("unequal", "failed")]
-    rows = yaml.safe_load(table.ROWS.read_text(encoding="utf-8"))["rows"]
-    assert set(re.findall(r'<a id="(\w+)">', shown)) >= {name for name, row in rows.items() if row}
-    assert {line["model"] for line in lines} == set(table.MODELS)
+    assert set(re.findall(r'<a id="(\w+)">', shown)) == {line["row"] for line in lines} != set()

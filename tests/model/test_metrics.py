@@ -104,3 +104,17 @@ def test_memory_on_a_cpu():
     usage = memory.read(torch.device("cpu"))
     assert usage["peak_mb"] > usage["proportional_mb"] * 0.5 > 10
     assert usage["reserved_mb"] is None
+
+
+def test_the_peak_is_that_of_the_fastest_layout(monkeypatch):
+    """One of a linear layer's three products may have a kernel of its own, which is far slower."""
+    multiply, seen = torch.mm, set()
+
+    def mm(left, right, out):
+        seen.add((left.is_contiguous(), right.is_contiguous()))
+        return multiply(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(metrics, "MEASURE_SECONDS", 0.01)
+    assert metrics.measure_cpu_peak("fp32") > 0
+    assert seen == {(True, True), (True, False), (False, True)}
