@@ -34,17 +34,14 @@ def main() -> int:
         parser.error(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     if arguments.add and arguments.what:
         parser.error("--add takes what was proven, and proves nothing: leave out the models")
-    files = list(arguments.add)
-    for model in () if files else arguments.what or MODELS:
-        files.append(prove(arguments.results / model, model, arguments.minutes))
-    lines = [line for file in files for line in lines_of(file)]
-    if arguments.write:
-        lines = merged(read(), lines)
-        with DATABASE.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-        between_marks(PAGE, MARKS, markdown(lines))
+    lines = [line for file in arguments.add for line in lines_of(file)]
+    if arguments.write and lines:
+        write(lines)
+    for model in () if arguments.add else arguments.what or MODELS:
+        proven = lines_of(prove(arguments.results / model, model, arguments.minutes))
+        if arguments.write:  # at once, as the next model takes an hour
+            write(proven)
+        lines += proven
     wrong = [line for line in lines if line["verdict"] in ("unequal", "failed")]
     print(f"{len(lines)} verdicts, {len(wrong)} of them wrong" + "".join(f"\n  {line}" for line in wrong))
     return bool(wrong)
@@ -59,6 +56,16 @@ def prove(folder: Path, model: str, minutes: float) -> Path:
     if finished.returncode not in (0, 1):  # 1: a verdict is wrong, which the table says
         sys.exit(finished.returncode)
     return folder / ACCEPT
+
+
+def write(new: list[dict[str, str]]) -> None:
+    """Add verdicts to those that are kept, and write the page anew."""
+    lines = merged(read(), new)
+    with DATABASE.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    between_marks(PAGE, MARKS, markdown(lines))
 
 
 def read() -> list[dict[str, str]]:
