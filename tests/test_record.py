@@ -222,7 +222,13 @@ def test_an_unpacked_record_that_holds_what_was_left_out_breaks_a_rule(record, t
     ],
 )
 def test_an_archive_with_other_files_is_refused_and_writes_nothing(tmp_path, names, said):
-    about = {"format": 1, "kind": "benchmark", "made": "2026-11-28", "command": "make bench", "commit": None}
+    about = {
+        "format": 1,
+        "kind": "benchmark",
+        "made": "2026-11-28T10:00:00+00:00",
+        "command": "make bench",
+        "commit": None,
+    }
     about |= {"files": {name: {"sha256": hash_bytes(b"{}")} for name in names}, "left_out": {}}
     contents = {packing.MANIFEST: json.dumps(about).encode()} | dict.fromkeys(names, b"{}") if names else {"x": b""}
     file, inside = archive(tmp_path / "evil.record", contents), tmp_path / "inside"
@@ -281,7 +287,8 @@ def accepted(tmp_path) -> Path:
     """A folder of `lockstep accept`, of two rows."""
     folder = tmp_path / "accept"
     for row, proof, nature in (("ddp", "equal", ""), ("local_sgd", "unequal", "ranks average now and then")):
-        verdict = {"proof": proof, "distances": {"losses": 1e-7}, "tolerance": {"losses": 1e-6}}
+        kinds = ("losses", "norm", "update")
+        verdict = {"proof": proof, "distances": dict.fromkeys(kinds, 1e-7), "tolerance": dict.fromkeys(kinds, 1e-6)}
         verdict |= {"fp64": {"losses": 1e-15}, "reason": nature, "by_nature": nature}
         write_json(folder / "proofs" / "parity" / row / "n2" / "rep1" / "verdict.json", verdict)
     machine = {
@@ -329,7 +336,7 @@ def test_acceptance_that_its_trials_do_not_bear_out_breaks_a_rule(accepted, chan
 
 def test_a_verdict_that_its_distances_belie_breaks_a_rule(accepted):
     file = accepted / "proofs" / "parity" / "ddp" / "n2" / "rep1" / "verdict.json"
-    write_json(file, read_json(file) | {"distances": {"losses": 9.0}})
+    write_json(file, read_json(file) | {"distances": {"losses": 9.0, "norm": 0.0, "update": 0.0}})
     assert breaches_of_acceptance(accepted) == [("ddp", "its verdict is equal, but its losses say otherwise")]
 
 
@@ -368,6 +375,12 @@ def test_acceptance_can_not_pass_for_a_benchmark(accepted):
         ("tcp://10.0.0.7:29500 s3://bucket/x", "<url> <url>"),
         ("file:///srv/x/rendezvous", "<path>"),
         ("key hf_abcdefghijk, mail li.wei@acme.org", "key <secret>, mail <address>"),
+        ("WANDB_API_KEY=abc user@node7 192.168.3.17", "WANDB_API_KEY=<secret> <address> <host>"),
+        ("/home/li.wei", "<path>"),
+        ("~li/data", "<path>"),
+        ("in '/home/Zhang Wei/Acme Project/run'", "in '<path>'"),
+        ('predict={"texts": ["我的"]} hosts=[a,b]', 'predict={"texts": <text>} hosts=<host>'),
+        ("torch 2.13.0, 0.1.2.3.4, batch=64", "torch 2.13.0, 0.1.2.3.4, batch=64"),
     ],
 )
 def test_what_tells_whose_machine_it_was_is_removed(text, cleaned):
@@ -413,7 +426,7 @@ def made(name: str, seconds: dict[str, list[float]], torch="2.13.0", session="",
     """A record of rows with these training seconds."""
     machine = {"cpu": "X", "cores": 2, "gpus": [], "packages": {"torch": torch}}
     whole = {"precision": "fp32", "hashes": {"plan": "p"}, "session": session or name, "watch": {"disturbed": []}}
-    whole |= {"division": "closed", "strategy": "ddp", "steps": 9, "global_batch": 32} | changed
+    whole |= {"division": "closed", "strategy": "ddp", "steps": 9, "global_batch": 32, "departed": []} | changed
     runs = [
         whole | {"row": row, "repeat": number, "clock": {"train_seconds": each}}
         for row, several in seconds.items()
@@ -442,7 +455,7 @@ def test_a_new_best_must_be_shown_to_be_faster(times, best):
 
 
 def test_rows_that_are_open_disturbed_not_proven_or_of_other_work_are_no_best():
-    for changed in ({"division": "open"}, {"watch": {"disturbed": ["others"]}}):
+    for changed in ({"division": "open"}, {"watch": {"disturbed": ["others"]}}, {"departed": ["other samples"]}):
         assert board.bests([made("1", {"ddp": FAST}, **changed)]) == []
     mixed = made("1", {"single": SLOW, "ddp": FAST, "amp": [0.5, 0.51, 0.49], "wrong": [0.1, 0.11, 0.1]})
     mixed.proofs["wrong"] = "unequal"

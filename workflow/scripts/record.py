@@ -14,6 +14,7 @@ from pathlib import Path
 from lockstep import cli, paths
 from lockstep.errors import BadInput, printable
 from lockstep.files import atomic_file
+from lockstep.proof import fairness
 from lockstep.proof.verdicts import PROVEN
 from lockstep.records import checking, packing
 from lockstep.records.checking import Checked
@@ -49,15 +50,12 @@ def pack(folder: Path, output: Path | None, with_host: bool) -> int:
     if paths.packed_file(folder).is_file():
         raise BadInput(f"{folder}: is a record that was unpacked. Share the file that it came from.")
     packed = packing.pack(folder, with_host)
+    if not (folder / paths.ACCEPT).is_file():
+        refuse(folder, fairness.check(folder).breaches)  # on this machine, where its configuration means what it meant
     with tempfile.TemporaryDirectory(prefix="lockstep-") as temporary:
         file = Path(temporary) / packed.name
         file.write_bytes(packed.content)
-        checked = checking.check(file)
-    if checked.breaches:
-        more = f", and {len(checked.breaches) - 1} more" if len(checked.breaches) > 1 else ""
-        where, what = checked.breaches[0]
-        listed = f": lockstep check {folder} lists them" if checked.is_benchmark else ""
-        raise BadInput(f"{folder}: breaks the rules ({where}: {what}{more}), so it can't be a record{listed}")
+        refuse(folder, checking.check(file).breaches)
     output = output or Path(packed.name)
     if output.exists():
         raise BadInput(f"{output}: exists already; the same results give the same name. Name another by --output.")
@@ -68,6 +66,14 @@ def pack(folder: Path, output: Path | None, with_host: bool) -> int:
     print(f"Names that were removed: {removed or 'none was found'}. {TELLS}")
     print(f"Anyone checks it by: lockstep record check {output}")
     return 0
+
+
+def refuse(folder: Path, breaches: list[tuple[str, str]]) -> None:
+    """Raise BadInput if there are breaches."""
+    if breaches:
+        more = f", and {len(breaches) - 1} more" if len(breaches) > 1 else ""
+        listed = "" if (folder / paths.ACCEPT).is_file() else f": lockstep check {folder} lists them"
+        raise BadInput(f"{folder}: breaks the rules ({': '.join(breaches[0])}{more}), so it can't be a record{listed}")
 
 
 def check_all(files: list[Path], keep: Path | None) -> int:

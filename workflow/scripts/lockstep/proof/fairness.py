@@ -24,12 +24,15 @@ from lockstep.proof.verdicts import PROVEN
 from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
+OF_A_VERDICT = {"losses", "norm", "update"}
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
 STALLED = 0.02  # the largest share of the training time that may be lost to warm-up
+STEPS_AGREE, STEPS_AGREE_SECONDS = 0.01, 0.01  # how far the steps' sum may be from the training time
 IDLE = 300  # seconds that a block may be idle; it may also be idle for as long as its runs took
 # Facts of the machine that must be the same for all rows, or a difference would be attributed to the strategy.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
 PROVENANCE = ("commit", "in_container")
+OF_A_RUN = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT)  # which the journal must vouch for
 OF_THE_REPORT = (
     "clock",
     "hashes",
@@ -100,16 +103,13 @@ def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
 
 
 def _asked(results: Path) -> Config | None:
-    """The requested configuration. None if there is none, or if a record's needs another machine, or its files."""
+    """The requested configuration; None if there is none.
+
+    Nor is there for an unpacked record: on another machine a configuration may mean something else, or nothing. Its
+    rules were checked before it was packed.
+    """
     asked = paths.config_file(results)
-    if not asked.is_file():
-        return None
-    try:
-        return reading.read([asked])
-    except BadInput:
-        if paths.packed_file(results).is_file():
-            return None
-        raise
+    return reading.read([asked]) if asked.is_file() and not paths.packed_file(results).is_file() else None
 
 
 def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
@@ -194,6 +194,9 @@ def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
     ranks = [rank["clock"] for rank in summaries]
     if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
+    steps = float(np.load(folder / paths.STEPS, allow_pickle=False).sum(axis=1).max())
+    if not run.get("resumed") and not math.isclose(steps, seconds, rel_tol=STEPS_AGREE, abs_tol=STEPS_AGREE_SECONDS):
+        yield f"its steps took {steps:.4g} s, and its training {seconds:.4g} s"
     if not run["watch"]["samples"] and seconds > 2:
         yield "nothing watched the machine while it ran"
     window = record.window([rank for rank in summaries if rank.get("node", 0) == 0])
@@ -287,6 +290,9 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         repeats.setdefault(run["row"], set()).add(run["repeat"])
     every = set().union(*repeats.values())
     wanted, decided, ended = dict.fromkeys(repeats, every), None, False
+    if paths.packed_file(results).is_file():  # a row leaves the contest when its time is known well enough
+        wanted = {row: set(range(1, max(have) + 1)) for row, have in repeats.items()}
+        ended = min(map(len, repeats.values())) >= configuration.FIRST_BLOCKS
     if now := _asked(results):
         decided = blocks.last(now, results)
         if decided:
@@ -329,6 +335,8 @@ def contradictions(verdict: dict) -> Iterator[str]:
         yield f"its verdict is {verdict['proof']}"
         return
     distances, exact = verdict["distances"], verdict["fp64"] or {}
+    if missing := OF_A_VERDICT - verdict["tolerance"].keys():
+        yield f"its verdict has no tolerance of {', '.join(sorted(missing))}"
     over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
     over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
     if over:
@@ -342,9 +350,16 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         yield str(paths.journal_file(results)), "does not exist, so changes to files can't be found"
         return
     yield from journal.changed(results, lines)
-    noted = {results / line["folder"] for line in lines if line["what"] == "run"}
-    for folder in records.keys() - noted:
-        yield str(folder), "no line of the journal is about this run"
+    noted = {results / line["folder"]: line["files"] for line in lines if line["what"] == "run"}
+    for folder in records:
+        if folder not in noted:
+            yield str(folder), "no line of the journal is about this run"
+        elif missing := [name for name in OF_A_RUN if name not in noted[folder]]:
+            yield str(folder), f"the journal has no hash of its {', '.join(missing)}"
+    proofs = {results / line["folder"] for line in lines if line["what"] == "proof"}
+    for file in paths.run_files(results, paths.VERDICT, paths.PARITY):
+        if file.parent not in proofs:
+            yield str(file.parent), "no line of the journal is about this proof"
     requests = [line for line in lines if line["what"] == "request"]
     trained = {run["row"] for run in records.values()}
     trained |= {paths.row_of(file.parent) for file in paths.run_files(results, paths.FAILED)}
@@ -370,11 +385,11 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
         return
-    told = read_json(file)
-    for line in told["rows"]:
+    report = read_json(file)
+    for line in report["rows"]:
         yield from ((line["row"], f"the report has {what}") for what in columns.out_of_range(line))
         runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
-        yield from ((line["row"], f"the report has {what}") for what in _told_otherwise(line, told, runs, results))
+        yield from ((line["row"], f"the report has {what}") for what in _told_otherwise(line, report, runs, results))
         good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
         if line["train_seconds"] is None or not good:
             continue
@@ -389,12 +404,12 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
                 yield line["row"], f"the report has {column.key} {told:.6g}, but its records have {spread.median:.6g}"
 
 
-def _told_otherwise(line: dict, told: dict, runs: dict[Path, dict], results: Path) -> Iterator[str]:
+def _told_otherwise(line: dict, report: dict, runs: dict[Path, dict], results: Path) -> Iterator[str]:
     """What the report says of a row and its runs, and no file bears out."""
     if line["train_seconds"] is not None and not runs:
         yield "a time, and no run of it has a record"
     made = {(run["repeat"], run.get("session")): run for run in runs.values()}
-    for run in told["runs"].get(line["row"], ()):
+    for run in report["runs"].get(line["row"], ()):
         if run["status"] != "ok":
             continue
         own = made.get((run["repeat"], run.get("session")))

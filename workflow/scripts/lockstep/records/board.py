@@ -137,7 +137,7 @@ def _hardware(record: Checked) -> str:
 def _confirms(other: Checked, record: Checked) -> bool:
     """Whether another session has the same times, for every row that both have."""
     rows = other.seconds.keys() & record.seconds.keys()
-    if other.sessions & record.sessions or not rows:
+    if other.sessions & record.sessions or other.steps & record.steps or not rows:
         return False
     ratios = [np.median(other.seconds[row]) / np.median(record.seconds[row]) for row in rows]
     return all(1 / AGREE <= ratio <= AGREE for ratio in ratios)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 
 from lockstep import paths, stats
@@ -22,7 +23,28 @@ from lockstep.records import packing
 from lockstep.report.ranking import BASELINE
 from lockstep.run import record
 
-NOT_RIGHT = ("unequal", "failed")
+WORDS = {"type": "string"}
+MACHINE = {
+    "type": "object",
+    "required": ["cpu", "cores", "gpus", "packages"],
+    "properties": {
+        "cpu": {"type": ["string", "null"]},
+        "cores": {"type": "integer"},
+        "gpus": {"type": "array", "items": WORDS},
+        "packages": {"type": "object", "required": ["torch"], "properties": {"torch": WORDS}},
+    },
+}
+NUMBER = {"type": "integer"}
+OF_TRAIN = {"type": "object", "required": ["texts"], "properties": {"texts": NUMBER}}
+DATA = {
+    "type": "object",
+    "required": ["unit", "parameters", "splits"],
+    "properties": {
+        "unit": WORDS,
+        "parameters": NUMBER,
+        "splits": {"type": "object", "required": ["train"], "properties": {"train": OF_TRAIN}},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +72,8 @@ class Checked:
     def compared(self) -> list[dict]:
         """The undisturbed runs of proven rows of the closed division that trained the same work as `single`."""
         work = self.question
-        good = [run for run in self.runs if not run["watch"]["disturbed"] and run["division"] == "closed"]
+        good = [run for run in self.runs if run["division"] == "closed"]
+        good = [run for run in good if not run["watch"]["disturbed"] and not run["departed"]]
         return [run for run in good if self.proofs.get(run["row"]) in PROVEN and _work(run) == work]
 
     @property
@@ -87,6 +110,11 @@ class Checked:
         return {run.get("session") for run in self.runs}
 
     @property
+    def steps(self) -> set[str]:
+        """The hashes of its runs' seconds per step, which no other measurement has."""
+        return {file["sha256"] for name, file in self.manifest["files"].items() if name.endswith(paths.STEPS)}
+
+    @property
     def question(self) -> tuple:
         """The work of `single`, or of most closed runs: data, initial weights, plan and precision."""
         closed = [run for run in self.runs if run["division"] == "closed"]
@@ -104,21 +132,13 @@ def check(file: Path, keep: Path | None = None) -> Checked:
         folder.mkdir()
         unpacked = packing.unpack(file, folder)
         try:
-            with contextlib.chdir(folder):  # nothing that a configuration names is looked for beside whoever checks
+            with contextlib.chdir(folder):
                 checked = _checked(file, unpacked)
-        except (
-            BadInput,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            OSError,
-            RecursionError,
-            MemoryError,
-        ) as error:
-            raise BadInput(f"{file}: its content is damaged ({error!r:.200}).".replace(temporary, "")) from None
+        except Exception as error:  # a stranger's files may be damaged in any way
+            raise BadInput(f"{file}: its content is damaged ({error!r:.200}).") from None
         if keep:
             shutil.copytree(folder, keep)
+            keep.chmod(keep.parent.stat().st_mode & 0o777)
     return checked
 
 
@@ -126,18 +146,33 @@ def _checked(file: Path, unpacked: packing.Record) -> Checked:
     if unpacked.manifest["kind"] == "acceptance":
         found = read_object(Path(paths.ACCEPT), ("machine", "proofs", "times", "finished", "not_reached"))
         proofs = {row: verdict["proof"] for row, verdict in found["proofs"].items()}
-        machine, breaches = found["machine"], list(_accepted(found, Path()))
+        machine, breaches = found["machine"], [*_accepted(found, Path()), *_told(unpacked)]
+        jsonschema.validate(machine, MACHINE)
         return Checked(file, unpacked.identity, unpacked.manifest, machine, proofs=proofs, breaches=breaches)
     here = Path()
     runs = [record.read_run(each.parent) for each in paths.run_files(here, paths.RECORD)]
     if not runs:
         raise BadInput("no run with a record")
-    machine = read_json(here / paths.run_files(here, paths.ENVIRONMENT)[0])
-    trials = paths.run_files(here, paths.VERDICT, paths.PARITY)
+    machines = [read_json(each) for each in paths.run_files(here, paths.ENVIRONMENT)]
+    for machine in machines:
+        jsonschema.validate(machine, MACHINE)
+    machine = max(machines, key=lambda machine: len(machine["gpus"]))  # a row sees its own GPUs only
+    rows = {run["row"] for run in runs}
+    trials = [each for each in paths.run_files(here, paths.VERDICT, paths.PARITY) if paths.row_of(each.parent) in rows]
     proofs = {paths.row_of(each.parent): read_json(each)["proof"] for each in trials}
-    breaches = fairness.check(here).breaches
-    about = read_object(paths.data_file(here), ("unit", "parameters", "splits"))
+    breaches = [*fairness.check(here).breaches, *_told(unpacked)]
+    if len(proofs) < len(trials):
+        breaches.append(("parity", "a row has two verdicts"))
+    about = read_json(paths.data_file(here))
+    jsonschema.validate(about, DATA)
     return Checked(file, unpacked.identity, unpacked.manifest, machine, runs, proofs, about, breaches)
+
+
+def _told(unpacked: packing.Record) -> Iterator[tuple[str, str]]:
+    """What the manifest tells must be what the files say."""
+    for name, value in packing.about(Path()).items():
+        if unpacked.manifest[name] != value:
+            yield packing.MANIFEST, f"{name} is {unpacked.manifest[name]}, but the files say {value}"
 
 
 def _work(run: dict) -> tuple:

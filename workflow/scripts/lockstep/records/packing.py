@@ -41,7 +41,7 @@ ERRORS = ".error.json"  # of ranks; they quote programs and data
 NUMBERS = (".npz", ".npy")  # arrays, which hold no words
 OF_ACCEPTANCE = ("proofs", "times")  # folders of `lockstep accept`, each laid out as results are
 
-NAME = {"type": "string", "maxLength": 300}
+NAME = {"type": "string", "maxLength": 200}
 HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 SCHEMA = {
     "type": "object",
@@ -50,7 +50,7 @@ SCHEMA = {
     "properties": {
         "format": {"const": FORMAT},
         "kind": {"enum": ["benchmark", "acceptance"]},
-        "made": {"type": "string", "pattern": "^\\d{4}-\\d\\d-\\d\\d"},
+        "made": {"type": "string", "pattern": "^20\\d\\d-[01]\\d-[0-3]\\dT[0-9:+.]+$"},
         "command": {"type": "string"},
         "commit": {"type": ["string", "null"]},
         "files": {
@@ -97,9 +97,8 @@ def pack(results: Path, with_host: bool = False) -> Packed:
 
     Raises BadInput if it has neither a report nor acceptance, is damaged, or if the record would be larger than MOST.
     """
-    accepted = (results / paths.ACCEPT).is_file()
-    contents = {name: (results / name).read_bytes() for name in _chosen(results, accepted)}
-    about = _about_acceptance(results) if accepted else _about_benchmark(results)
+    contents = {name: (results / name).read_bytes() for name in _chosen(results)}
+    told = about(results)
     names = Names(with_host)
     for name, content in contents.items():
         names.learn(name, content)
@@ -110,8 +109,8 @@ def pack(results: Path, with_host: bool = False) -> Packed:
         if packed[name] != content:
             files[name]["before"] = hash_bytes(content)
     left_out = {name: sha256 for name, sha256 in _listed(results).items() if name not in contents}
-    manifest = {"format": FORMAT, **about, "files": files, "left_out": left_out}
-    manifest["command"] = names.text(about["command"])
+    manifest = {"format": FORMAT, **told, "files": files, "left_out": left_out}
+    manifest["command"] = names.text(told["command"])
     content = lzma.compress(_tar({MANIFEST: _text(manifest).encode()} | packed), preset=9)
     if len(content) > MOST:
         raise BadInput(
@@ -119,7 +118,7 @@ def pack(results: Path, with_host: bool = False) -> Packed:
             " ledgers, a line for each sample of each step; submit a benchmark of fewer steps (train.max_steps)."
         )
     identity = _hash_of(manifest)[:12]
-    return Packed(content, f"{about['made'][:10]}-{identity}{ENDING}", identity, len(packed), dict(names.removed))
+    return Packed(content, f"{told['made'][:10]}-{identity}{ENDING}", identity, len(packed), dict(names.removed))
 
 
 def unpack(file: Path, folder: Path) -> Record:
@@ -127,9 +126,9 @@ def unpack(file: Path, folder: Path) -> Record:
     members = _members(file)
     if MANIFEST not in members:
         raise BadInput(f"{file}: is not a record, as it has no {MANIFEST}. `lockstep record submit` makes one.")
-    about = members.pop(MANIFEST)
+    content_of_manifest = members.pop(MANIFEST)
     try:
-        manifest = json.loads(about)
+        manifest = json.loads(content_of_manifest)
         jsonschema.validate(manifest, SCHEMA)
     except (ValueError, RecursionError, jsonschema.ValidationError):
         raise BadInput(f"{file}: its {MANIFEST} is damaged, or of another version of Lockstep.") from None
@@ -141,7 +140,8 @@ def unpack(file: Path, folder: Path) -> Record:
             raise BadInput(f"{file}: was changed: {name} is not as it was packed.")
         if not may_be_packed(name):
             raise BadInput(f"{file}: holds {name}, which no record has.")
-        if "before" in files[name] and (name.endswith(NUMBERS) or not any(mark.encode() in content for mark in MARKS)):
+        marked = not name.endswith((*NUMBERS, paths.VERDICT)) and any(mark.encode() in content for mark in MARKS)
+        if "before" in files[name] and not marked:
             raise BadInput(f"{file}: says that names were removed from {name}, which has none to remove.")
     for name in manifest["left_out"]:
         if may_be_packed(name):
@@ -155,7 +155,7 @@ def unpack(file: Path, folder: Path) -> Record:
         raise BadInput(f"{file}: its config.yaml has more aliases than any that Lockstep writes.")
     if manifest["kind"] == "benchmark" and paths.ACCEPT in members:
         raise BadInput(f"{file}: is of a benchmark, and has {paths.ACCEPT}.")
-    for name, content in ({MANIFEST: about} | members).items():
+    for name, content in ({MANIFEST: content_of_manifest} | members).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return Record(manifest, folder)
@@ -173,9 +173,14 @@ def may_be_packed(name: str) -> bool:
     )
 
 
-def _chosen(results: Path, accepted: bool) -> list[str]:
+def about(results: Path) -> dict:
+    """What a manifest tells of a folder: kind, made, command, commit. Raises BadInput if the folder does not say."""
+    return _about_acceptance(results) if (results / paths.ACCEPT).is_file() else _about_benchmark(results)
+
+
+def _chosen(results: Path) -> list[str]:
     """The names of the files to pack, relative to the results folder. Raises BadInput if there is nothing to share."""
-    if accepted:
+    if (results / paths.ACCEPT).is_file():
         patterns = (paths.ACCEPT, *(f"{part}/{name}" for part in OF_ACCEPTANCE for name in _patterns()))
     elif (paths.report_folder(results) / paths.SUMMARY).is_file():
         patterns = _patterns()
@@ -198,8 +203,8 @@ def _about_acceptance(results: Path) -> dict:
     found = read_object(results / paths.ACCEPT, ("time", "command", "machine", "proofs", "times", "finished"))
     if not found["machine"]:
         raise BadInput(f"{results}: its {paths.ACCEPT} is of a run that had proven nothing when it ended.")
-    about = {"made": found["time"], "command": found["command"], "commit": found["machine"].get("commit")}
-    return {"kind": "acceptance"} | about
+    told = {"made": found["time"], "command": found["command"], "commit": found["machine"].get("commit")}
+    return {"kind": "acceptance"} | told
 
 
 def _about_benchmark(results: Path) -> dict:
@@ -210,8 +215,8 @@ def _about_benchmark(results: Path) -> dict:
     requests = [line for line in lines[: runs[-1] if runs else None] if line["what"] == "request" and "command" in line]
     if not requests:
         raise BadInput(f"{results}: its journal has no request, so nobody could repeat it. Run the benchmark again.")
-    about = read_object(paths.manifest_file(results), ("time", "commit"))
-    return {"kind": "benchmark", "made": about["time"], "command": requests[-1]["command"], "commit": about["commit"]}
+    asked = read_object(paths.manifest_file(results), ("time", "commit"))
+    return {"kind": "benchmark", "made": asked["time"], "command": requests[-1]["command"], "commit": asked["commit"]}
 
 
 def _listed(results: Path) -> dict[str, str]:

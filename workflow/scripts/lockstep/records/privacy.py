@@ -33,14 +33,38 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = (*LOOPBACK, "lo", "auto", "root", "")  # values of HOST_KEYS that tell nobody's
 
 WHOLE_PATH = re.compile(r"(?:file:(?://)?)?(?:~|[A-Za-z]:)?(?:[\\/](?![\\/])|\\\\|~)[^\n]*")
+QUOTED = re.compile(r"(?<=')~?/(?!/)[^'\n]+/[^'\n]*(?=')|(?<=\")~?/(?!/)[^\"\n]+/[^\"\n]*(?=\")")
 END = r"\s\"'`:;,)\]}<>|"
 WITHIN = re.compile(
     rf"(?:(?<![A-Za-z0-9_.<>/~\\-])|(?<=-[IL]))(?:file:)?(?:~|[A-Za-z]:|\\)?[\\/](?![\\/\s])(?:[^{END}\\/]+[\\/])+[^{END}\\/]*"
 )
 UPWARD = re.compile(r"(?:\.\./)+(?:[^\s\"'/]+/)*")
 LINK = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s\"'<>]*)")
-SECRETS = re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9-]{16,})")
-MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+SUFFIXES = (
+    ".py",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".parquet",
+    ".zip",
+    ".gz",
+    ".sh",
+    ".toml",
+)
+SUFFIXES += (".so", ".pt", ".bin", ".safetensors", ".log", ".md")
+SET = re.compile(r"""\b(texts|prompt)(['"]?\s*[:=]\s*)(\[[^\]]*\]|"[^"]*"|'[^']*')""")
+SET_HOST = re.compile(r"""\b(hosts|endpoint|interface)(['"]?\s*[:=]\s*)(\[[^\]]*\]|[^\s,'"}]+)""")
+KEPT_SECRET = re.compile(r"(?i)\b(\w*(?:key|token|password|secret))(=)[^\s'\"]+")
+NUMBERED = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
+OF_A_USER = re.compile(r"(?<![\w/])~[A-Za-z_][\w.-]*(?:/[^\s'\"]*)?")
+SECRETS = re.compile(
+    r"\b(?:glpat-[\w-]{8,}|hf_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9-]{16,})"
+)
+MAIL = re.compile(r"[A-Za-z][\w.+-]*@[A-Za-z][\w.-]*")
 
 
 class Names:
@@ -48,7 +72,7 @@ class Names:
 
     def __init__(self, with_host: bool):
         self.with_host = with_host
-        self.hosts: set[str] = set() if with_host else {platform.node()} - set(EVERYWHERE)
+        self.hosts: set[str] = set() if with_host else set(filter(_tells, [platform.node()]))
         self.removed: Counter[str] = Counter()
 
     def learn(self, name: str, content: bytes) -> None:
@@ -72,9 +96,15 @@ class Names:
         if WHOLE_PATH.fullmatch(text):
             return self._path(text)
         text = LINK.sub(self._link, text)
-        for pattern, mark in ((SECRETS, SECRET), (MAIL, ADDRESS)):
+        text = SET.sub(lambda match: f"{match[1]}{match[2]}{self._mark(TEXT)}", text)
+        text = KEPT_SECRET.sub(lambda match: f"{match[1]}{match[2]}{self._mark(SECRET)}", text)
+        if not self.with_host:
+            text = SET_HOST.sub(lambda match: f"{match[1]}{match[2]}{self._mark(HOST)}", text)
+            text = NUMBERED.sub(lambda _: self._mark(HOST), text)
+        for pattern, mark in ((SECRETS, SECRET), (MAIL, ADDRESS), (OF_A_USER, PATH)):
             text = pattern.sub(lambda _, mark=mark: self._mark(mark), text)
-        text = WITHIN.sub(lambda match: self._path(match[0]), text)
+        for pattern in (QUOTED, WITHIN):
+            text = pattern.sub(lambda match: self._path(match[0]), text)
         text = UPWARD.sub(lambda _: self._mark(PATH) + "/", text)
         for host in self.hosts:
             text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", lambda _: self._mark(HOST), text)
@@ -95,7 +125,7 @@ class Names:
 
     def _value(self, value, key: str = ""):
         if isinstance(value, dict):
-            cleaned = {name: self._value(each, name) for name, each in value.items()}
+            cleaned = {self._name(name): self._value(each, name) for name, each in value.items()}
             if key == "predict" and isinstance(cleaned.get("texts"), list):
                 cleaned["texts"] = [self._mark(TEXT) for _ in cleaned["texts"]]
             return cleaned
@@ -103,9 +133,14 @@ class Names:
             return [self._value(each, key) for each in value]
         if not isinstance(value, str):
             return value
-        if key in HOST_KEYS and not self.with_host and value not in EVERYWHERE:
+        of_a_host = key in HOST_KEYS or str(key).endswith("_SOCKET_IFNAME")
+        if of_a_host and not self.with_host and value not in EVERYWHERE:
             return self._mark(HOST)
         return self.text(value)
+
+    def _name(self, name):
+        """A key, which is cleaned if it is a path, as in data.files."""
+        return self.text(name) if isinstance(name, str) and "/" in name else name
 
     def _learn(self, value, key: str = "") -> None:
         if isinstance(value, dict):
@@ -115,14 +150,15 @@ class Names:
             for each in value:
                 self._learn(each, key)
         elif isinstance(value, str) and key in ("host", "hosts", "address") and value not in EVERYWHERE:
-            self.hosts |= {value, value.partition(".")[0]} if not value[:1].isdigit() else {value}
+            parts = {value} if value[:1].isdigit() else {value, value.partition(".")[0]}
+            self.hosts |= set(filter(_tells, parts))
 
     def _path(self, path: str) -> str:
         if path.startswith(OF_EVERY_MACHINE) or path in ("/", "~"):
             return path
         last = re.split(r"[\\/]", path.rstrip("\\/"))[-1]
         mark = self._mark(PATH)
-        return f"{mark}/{last}" if PurePosixPath(last).suffix else mark
+        return f"{mark}/{last}" if PurePosixPath(last).suffix in SUFFIXES else mark
 
     def _link(self, match: re.Match) -> str:
         scheme, rest = match.groups()
@@ -140,6 +176,11 @@ class Names:
     def _mark(self, mark: str) -> str:
         self.removed[mark] += 1
         return mark
+
+
+def _tells(host: str) -> bool:
+    """Whether a host's name can be looked for in texts: a plain word may mean something else there, as `cpu` does."""
+    return re.search(r"[\d.-]", host) is not None and host not in EVERYWHERE
 
 
 def _decoded(name: str, content: bytes) -> str:
