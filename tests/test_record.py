@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import lzma
+import re
 import runpy
 import shutil
 import subprocess
@@ -198,6 +199,49 @@ def test_the_manifest_can_vouch_for_no_file_that_a_record_has(record):
     for needed in ("config.yaml", "journal.jsonl", "report/summary.json"):
         with pytest.raises(BadInput, match="has no"):
             checking.check(repacked(record, **{needed: None}))
+
+
+def vouched(file: Path, **changed: bytes) -> Path:
+    """The record with other files whose names are said to have been removed, so that the journal vouches for them."""
+    manifest = json.loads(members(file)[packing.MANIFEST])
+    for name, content in changed.items():
+        before = manifest["files"][name].get("before", manifest["files"][name]["sha256"])
+        manifest["files"][name] = {"sha256": hash_bytes(content), "before": before}
+    return repacked(file, **changed, **{packing.MANIFEST: json.dumps(manifest).encode()})
+
+
+def test_times_follow_from_the_steps_whatever_the_manifest_vouches_for(record):
+    changed = {}
+    for name, content in members(record).items():
+        if name.startswith("runs/ddp/") and name.endswith((paths.RECORD, "ranks/0.json", "ranks/1.json")):
+            told = json.loads(content)
+            told["clock"]["train_seconds"] /= 4
+            changed[name] = json.dumps(told | {"note": "<path>"}).encode()
+    breaches = checking.check(vouched(record, **changed)).breaches
+    assert any(re.search(r"its steps took .* s, and its training", what) for _, what in breaches)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("made", "2031-01-01T00:00:00+00:00"), ("commit", "dead"), ("command", "x")]
+)
+def test_what_the_manifest_tells_is_held_against_the_files(record, name, value):
+    manifest = json.loads(members(record)[packing.MANIFEST]) | {name: value}
+    breaches = checking.check(repacked(record, **{packing.MANIFEST: json.dumps(manifest).encode()})).breaches
+    assert [where for where, _ in breaches] == [packing.MANIFEST]
+
+
+def test_a_journal_without_hashes_vouches_for_nothing(record):
+    lines = [json.loads(line) for line in members(record)["journal.jsonl"].splitlines()]
+    hollow = [line | ({"files": {}} if line["what"] == "run" else {}) for line in lines if line["what"] != "proof"]
+    content = "".join(json.dumps(line) + "\n" for line in hollow).encode()
+    breaches = [what for _, what in checking.check(repacked(record, **{"journal.jsonl": content})).breaches]
+    assert any("the journal has no hash of its record.json" in what for what in breaches)
+    assert any("no line of the journal is about this proof" in what for what in breaches)
+
+
+def test_only_rows_with_runs_are_counted_as_proven(record):
+    checked = checking.check(record)
+    assert set(checked.proofs) == set(ROWS), "not the references, nor rows that were proven only"
 
 
 def test_an_unpacked_record_that_holds_what_was_left_out_breaks_a_rule(record, tmp_path):
