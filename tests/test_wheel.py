@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.records import packing
 from tests.conftest import PROJECT
 from tests.script.test_gate import TRAIN
 
@@ -71,6 +72,10 @@ def test_the_notebook_runs_without_pytorch(benchmark, environment, tmp_path):
 def test_commands_that_need_no_clone_work_and_others_say_that_they_need_one(benchmark, environment, tmp_path):
     lockstep = str(environment / "lockstep")
     assert "lockstep gate" in run(tmp_path, lockstep, "--help").stdout
+    (tmp_path / "x.record").write_bytes(packing.pack(benchmark.path("results")).content)
+    shared = run(tmp_path, lockstep, "record", "check", "x.record")
+    assert shared.returncode == 1, shared.stderr
+    assert "breaches" in shared.stdout
     judged = run(tmp_path, lockstep, "check", str(benchmark.path("results")))
     assert judged.returncode == 1
     assert "exploding" in judged.stdout
