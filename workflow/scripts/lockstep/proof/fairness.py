@@ -27,7 +27,7 @@ from lockstep.run.ledger import check_ledger
 OF_A_VERDICT = {"losses", "norm", "update"}
 DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
 STALLED = 0.02  # the largest share of the training time that may be lost to warm-up
-STEPS_AGREE, STEPS_AGREE_SECONDS = 0.01, 0.01  # how far the steps' sum may be from the training time
+STEPS_AGREE, STEPS_AGREE_SECONDS = 0.02, 0.05  # how far the sum of steps may be from the training time
 IDLE = 300  # seconds that a block may be idle; it may also be idle for as long as its runs took
 # Facts of the machine that must be the same for all rows, or a difference would be attributed to the strategy.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")

@@ -31,10 +31,21 @@ MOST_ALIASES = 20  # of YAML
 MEMORY = 200_000_000  # bytes that unpacking may take; what `pack` makes takes a third
 
 # What is packed. All else is left out: weights, texts, logs, errors, pictures, pages.
+HERE = Path()  # a results folder, for names relative to it
+REQUIRED = [
+    paths.config_file(HERE).as_posix(),
+    paths.journal_file(HERE).as_posix(),
+    (paths.report_folder(HERE) / paths.SUMMARY).as_posix(),
+]
 OF_RESULTS = (
-    *("config.yaml", "manifest.json", "journal.jsonl", "blocks/*.json", "network/network.json", "data/peak.json"),
-    *("data/data.json", "data/plan/*.npz", "data/plan/*.json"),
-    *(f"report/{name}" for name in (paths.SUMMARY, paths.TABLE, paths.RUNS_TABLE, paths.METHODS, paths.INSTALLED)),
+    *REQUIRED,
+    *(paths.manifest_file(HERE).as_posix(), paths.decision_file(HERE, "*").as_posix()),
+    *(paths.network_file(HERE).as_posix(), paths.peak_file(HERE).as_posix(), paths.data_file(HERE).as_posix()),
+    *(paths.plan_file(HERE, "*").as_posix(), paths.plan_summary_file(HERE, "*").as_posix()),
+    *(
+        f"{paths.report_folder(HERE)}/{name}"
+        for name in (paths.TABLE, paths.RUNS_TABLE, paths.METHODS, paths.INSTALLED)
+    ),
 )
 OF_A_RUN = (*journal.OF_A_RUN, paths.VERDICT, paths.PROFILE, paths.TEST_REPORT)
 ERRORS = ".error.json"  # of ranks; they quote programs and data
@@ -146,13 +157,11 @@ def unpack(file: Path, folder: Path) -> Record:
     for name in manifest["left_out"]:
         if may_be_packed(name):
             raise BadInput(f"{file}: leaves out {name}, which a record has.")
-    needed = (
-        (paths.ACCEPT,) if manifest["kind"] == "acceptance" else ("config.yaml", "journal.jsonl", "report/summary.json")
-    )
+    needed = [paths.ACCEPT] if manifest["kind"] == "acceptance" else REQUIRED
     if missing := [name for name in needed if name not in members]:
         raise BadInput(f"{file}: is of {manifest['kind']}, and has no {missing[0]}.")
-    if _aliases(members.get("config.yaml", b"")) > MOST_ALIASES:
-        raise BadInput(f"{file}: its config.yaml has more aliases than any that Lockstep writes.")
+    if _aliases(members.get(REQUIRED[0], b"")) > MOST_ALIASES:
+        raise BadInput(f"{file}: its configuration has more aliases than any that Lockstep writes.")
     if manifest["kind"] == "benchmark" and paths.ACCEPT in members:
         raise BadInput(f"{file}: is of a benchmark, and has {paths.ACCEPT}.")
     for name, content in ({MANIFEST: content_of_manifest} | members).items():
