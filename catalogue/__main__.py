@@ -17,6 +17,7 @@ from benchmarks.common import PROJECT, SCRIPTS, between_marks
 from catalogue.table import FIELDS, MODELS, PAGE, lines_of, markdown, merged
 from lockstep import cli
 from lockstep.paths import ACCEPT
+from lockstep.proof.verdicts import WRONG
 
 DATABASE = PROJECT / "docs" / "catalogue.csv"
 MARKS = ("<!-- catalogue: begin -->", "<!-- catalogue: end -->")
@@ -42,7 +43,7 @@ def main() -> int:
         if arguments.write:  # at once, as the next model takes an hour
             write(proven)
         lines += proven
-    wrong = [line for line in lines if line["verdict"] in ("unequal", "failed")]
+    wrong = [line for line in lines if line["verdict"] in WRONG]
     print(f"{len(lines)} verdicts, {len(wrong)} of them wrong" + "".join(f"\n  {line}" for line in wrong))
     return bool(wrong)
 

@@ -55,7 +55,7 @@ def main() -> int:
                 continue
         by_name[name] = verdicts.read(config, config.rows[name], arguments.results)
     print_table(COLUMNS, [line(name, verdict) for name, verdict in by_name.items()], SPARED)
-    unproven = {name: each for name, each in by_name.items() if each and each["proof"] in ("unequal", "failed")}
+    unproven = {name: each for name, each in by_name.items() if each and each["proof"] in verdicts.WRONG}
     for name, verdict in unproven.items():
         if verdict.get("by_nature"):
             print(f"{name} trains another model by design: {verdict['by_nature']}")

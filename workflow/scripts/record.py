@@ -15,7 +15,6 @@ from lockstep import cli, paths
 from lockstep.errors import BadInput, printable
 from lockstep.files import atomic_file
 from lockstep.proof import fairness
-from lockstep.proof.verdicts import PROVEN
 from lockstep.records import checking, packing
 from lockstep.records.checking import Checked
 
@@ -97,12 +96,9 @@ def told(checked: Checked):
     manifest, machine = checked.manifest, checked.machine
     commit = str(manifest["commit"] or "unknown")[:10]
     yield f"{checked.file}: record {checked.identity} of {manifest['made'][:10]}, commit {commit}"
-    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
-    torch = (machine.get("packages") or {}).get("torch")
-    yield f"  {machine.get('cpu')}, {machine.get('cores')} cores, {gpus}; PyTorch {torch}"
-    verdicts = list(checked.proofs.values())
-    proven = sum(verdict in PROVEN for verdict in verdicts)
-    yield f"  {proven} of {len(verdicts)} verdicts say: the same model"
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    yield f"  {machine['cpu']}, {machine['cores']} cores, {gpus}; PyTorch {machine['packages']['torch']}"
+    yield f"  {checked.proven} verdicts say: the same model"
     if checked.is_benchmark:
         yield f"  {len(checked.runs)} runs of {len({run['row'] for run in checked.runs})} rows; {fastest(checked)}"
     yield f"  it was made by: {manifest['command']}"

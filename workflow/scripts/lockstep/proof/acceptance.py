@@ -100,7 +100,7 @@ class Acceptance:
     def wrong(self) -> list[str]:
         """Rows whose trial failed, or that train another model without being designed to."""
         proofs = self.found["proofs"].items()
-        return [name for name, verdict in proofs if verdict["proof"] in ("unequal", "failed") and not verdict["nature"]]
+        return [name for name, verdict in proofs if verdict["proof"] in verdicts.WRONG and not verdict["nature"]]
 
     @property
     def passed(self) -> bool:
@@ -127,6 +127,7 @@ class Acceptance:
 
     def _prepare(self) -> None:
         """Prepare data, initial weights and plans of both configurations in parallel."""
+        parts = [(self.proofs, "proofs"), *([(self.times, "times")] if self.time_rows else [])]
         for script in ("prepare", "plan"):
             started = [
                 subprocess.Popen(
@@ -135,7 +136,7 @@ class Acceptance:
                     stderr=subprocess.PIPE,
                     text=True,
                 )
-                for config, part in ((self.proofs, "proofs"), (self.times, "times"))[: 1 + bool(self.time_rows)]
+                for config, part in parts
             ]
             for process in started:
                 _, errors = process.communicate()

@@ -32,7 +32,7 @@ IDLE = 300  # seconds that a block may be idle; it may also be idle for as long 
 # Facts of the machine that must be the same for all rows, or a difference would be attributed to the strategy.
 MACHINE = ("machine", "kernel", "cpu", "cores", "memory_mb", "gpus", "python", "cuda", "cudnn", "nccl", "mps")
 PROVENANCE = ("commit", "in_container")
-OF_A_RUN = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT)  # which the journal must vouch for
+VOUCHED_FOR = (paths.RECORD, paths.LEDGER, paths.STEPS, paths.ENVIRONMENT)  # of a run, by its line in the journal
 OF_THE_REPORT = (
     "clock",
     "hashes",
@@ -354,7 +354,7 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for folder in records:
         if folder not in noted:
             yield str(folder), "no line of the journal is about this run"
-        elif missing := [name for name in OF_A_RUN if name not in noted[folder]]:
+        elif missing := [name for name in VOUCHED_FOR if name not in noted[folder]]:
             yield str(folder), f"the journal has no hash of its {', '.join(missing)}"
     proofs = {results / line["folder"] for line in lines if line["what"] == "proof"}
     for file in paths.run_files(results, paths.VERDICT, paths.PARITY):

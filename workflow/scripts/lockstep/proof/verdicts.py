@@ -9,6 +9,7 @@ from lockstep.files import read_json, read_object
 from lockstep.run import staleness
 
 PROVEN = ("equal", "within-tolerance")  # the verdicts that say: the same model
+WRONG = ("unequal", "failed")  # those that say: another one, or none
 
 
 def read(config: Config, row: Row, results: Path) -> dict | None:

@@ -15,7 +15,6 @@ from scipy import stats
 
 from lockstep.errors import BadInput, printable
 from lockstep.paths import PROJECT
-from lockstep.proof.verdicts import PROVEN
 from lockstep.records import packing
 from lockstep.records.checking import Checked, check
 
@@ -39,7 +38,7 @@ def read(folder: Path) -> list[Checked]:
 
 def state(record: Checked, others: list[Checked], pinned: str) -> str:
     """verified, reported or stale, given the other records of its hardware and question."""
-    if _version(record.machine["packages"].get("torch") or "0") < _version(pinned):
+    if _version(record.machine["packages"]["torch"]) < _version(pinned):
         return "stale"
     return "verified" if any(_confirms(other, record) for other in others) else "reported"
 
@@ -100,7 +99,7 @@ def _benchmarks(group: list[Checked], pinned: str) -> Iterator[str]:
             _code(row) if row else "–",
             f"{np.median(record.seconds[row]):.3g}" if row else "–",
             f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio and ratio.kind else "–",
-            _proven(record),
+            record.proven,
             state(record, others, pinned),
             "yes" if best and record is best[-1] else "once" if record in best else "",
             _code(record.manifest["command"]),
@@ -112,14 +111,10 @@ def _benchmarks(group: list[Checked], pinned: str) -> Iterator[str]:
 def _acceptances(group: list[Checked], pinned: str) -> Iterator[str]:
     lines = ["| record | proofs that say: the same model | PyTorch | state | made by |", "|---|---|---|---|---|"]
     for record in reversed(group):
-        torch = _cell(str(record.machine["packages"].get("torch")))
+        torch = _cell(record.machine["packages"]["torch"])
         made = _code(record.manifest["command"])
-        lines.append(f"| {_name(record)} | {_proven(record)} | {torch} | {state(record, [], pinned)} | {made} |")
+        lines.append(f"| {_name(record)} | {record.proven} | {torch} | {state(record, [], pinned)} | {made} |")
     yield "\n".join(lines)
-
-
-def _proven(record: Checked) -> str:
-    return f"{sum(verdict in PROVEN for verdict in record.proofs.values())} of {len(record.proofs)}"
 
 
 def _name(record: Checked) -> str:
@@ -129,9 +124,9 @@ def _name(record: Checked) -> str:
 
 def _hardware(record: Checked) -> str:
     machine = record.machine
-    gpus = machine.get("gpus") or []
+    gpus = machine["gpus"]
     named = [f"{gpus.count(gpu)} × {gpu}" for gpu in dict.fromkeys(gpus)]
-    return ", ".join([*named, f"{machine.get('cores')} cores of {machine.get('cpu')}"])
+    return ", ".join([*named, f"{machine['cores']} cores of {machine['cpu']}"])
 
 
 def _confirms(other: Checked, record: Checked) -> bool:

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import jsonschema
@@ -68,7 +69,7 @@ class Checked:
     def is_benchmark(self) -> bool:
         return self.manifest["kind"] == "benchmark"
 
-    @property
+    @cached_property
     def compared(self) -> list[dict]:
         """The undisturbed runs of proven rows of the closed division that trained the same work as `single`."""
         work = self.question
@@ -76,13 +77,18 @@ class Checked:
         good = [run for run in good if not run["watch"]["disturbed"] and not run["departed"]]
         return [run for run in good if self.proofs.get(run["row"]) in PROVEN and _work(run) == work]
 
+    @cached_property
+    def by_block(self) -> stats.Times:
+        """The training seconds of those runs, by row and block."""
+        seconds = defaultdict(dict)
+        for run in self.compared:
+            seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
+        return dict(seconds)
+
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """The training seconds of those runs, by row."""
-        seconds = defaultdict(list)
-        for run in self.compared:
-            seconds[run["row"]].append(run["clock"]["train_seconds"])
-        return dict(seconds)
+        """The same without blocks."""
+        return {row: list(times.values()) for row, times in self.by_block.items()}
 
     @property
     def fastest(self) -> str | None:
@@ -99,10 +105,12 @@ class Checked:
         """How many times as fast as `single` the fastest row is, by the runs in their blocks."""
         if not self.fastest or not self.baseline or self.fastest == self.baseline:
             return None
-        seconds = defaultdict(dict)
-        for run in self.compared:
-            seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
-        return stats.Fit(seconds).ratio(self.baseline, self.fastest)
+        return stats.Fit(self.by_block).ratio(self.baseline, self.fastest)
+
+    @property
+    def proven(self) -> str:
+        """How many verdicts say: the same model, as in `11 of 12`."""
+        return f"{sum(verdict in PROVEN for verdict in self.proofs.values())} of {len(self.proofs)}"
 
     @property
     def sessions(self) -> set[str]:

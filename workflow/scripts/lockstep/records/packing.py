@@ -7,7 +7,6 @@ results always give the same archive. Repetitions of a row have the same ledger,
 import io
 import json
 import lzma
-import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -48,6 +47,8 @@ OF_RESULTS = (
     ),
 )
 OF_A_RUN = (*journal.OF_A_RUN, paths.VERDICT, paths.PROFILE, paths.TEST_REPORT)
+RUNS = [f"{kind}/{paths.run_name('*', '*', '*')}" for kind in (Kind.TIMED, Kind.TRIAL, Kind.PROFILE)]
+PATTERNS = (*OF_RESULTS, *(f"{run}/{name}" for run in RUNS for name in OF_A_RUN))
 ERRORS = ".error.json"  # of ranks; they quote programs and data
 NUMBERS = (".npz", ".npy")  # arrays, which hold no words
 OF_ACCEPTANCE = ("proofs", "times")  # folders of `lockstep accept`, each laid out as results are
@@ -119,7 +120,7 @@ def pack(results: Path, with_host: bool = False) -> Packed:
         files[name] = {"sha256": hash_bytes(packed[name])}
         if packed[name] != content:
             files[name]["before"] = hash_bytes(content)
-    left_out = {name: sha256 for name, sha256 in _listed(results).items() if name not in contents}
+    left_out = {name: sha256 for name, sha256 in journal.listed(journal.read(results)).items() if name not in contents}
     manifest = {"format": FORMAT, **told, "files": files, "left_out": left_out}
     manifest["command"] = names.text(told["command"])
     content = lzma.compress(_tar({MANIFEST: _text(manifest).encode()} | packed), preset=9)
@@ -178,7 +179,7 @@ def may_be_packed(name: str) -> bool:
     inside = PurePosixPath(*path.parts[1:]) if path.parts[0] in OF_ACCEPTANCE else path
     return name == paths.ACCEPT or (
         not name.endswith(ERRORS)
-        and any(len(PurePosixPath(each).parts) == len(inside.parts) and inside.match(each) for each in _patterns())
+        and any(len(PurePosixPath(each).parts) == len(inside.parts) and inside.match(each) for each in PATTERNS)
     )
 
 
@@ -190,9 +191,9 @@ def about(results: Path) -> dict:
 def _chosen(results: Path) -> list[str]:
     """The names of the files to pack, relative to the results folder. Raises BadInput if there is nothing to share."""
     if (results / paths.ACCEPT).is_file():
-        patterns = (paths.ACCEPT, *(f"{part}/{name}" for part in OF_ACCEPTANCE for name in _patterns()))
+        patterns = (paths.ACCEPT, *(f"{part}/{name}" for part in OF_ACCEPTANCE for name in PATTERNS))
     elif (paths.report_folder(results) / paths.SUMMARY).is_file():
-        patterns = _patterns()
+        patterns = PATTERNS
     else:
         raise BadInput(
             f"{results}: holds no report and no {paths.ACCEPT}. Name the folder of a finished benchmark, or of"
@@ -201,11 +202,6 @@ def _chosen(results: Path) -> list[str]:
     files = {file for pattern in patterns for file in results.glob(pattern) if file.is_file()}
     names = sorted(file.relative_to(results).as_posix() for file in files)
     return [name for name in names if not name.endswith(ERRORS)]
-
-
-def _patterns() -> tuple[str, ...]:
-    runs = [f"{kind}/{paths.run_name('*', '*', '*')}" for kind in (Kind.TIMED, Kind.TRIAL, Kind.PROFILE)]
-    return (*OF_RESULTS, *(f"{run}/{name}" for run in runs for name in OF_A_RUN))
 
 
 def _about_acceptance(results: Path) -> dict:
@@ -226,15 +222,6 @@ def _about_benchmark(results: Path) -> dict:
         raise BadInput(f"{results}: its journal has no request, so nobody could repeat it. Run the benchmark again.")
     asked = read_object(paths.manifest_file(results), ("time", "commit"))
     return {"kind": "benchmark", "made": asked["time"], "command": requests[-1]["command"], "commit": asked["commit"]}
-
-
-def _listed(results: Path) -> dict[str, str]:
-    """The sha256 of each file in the journal, by its name relative to the results folder; the last line counts."""
-    listed = {}
-    for line in journal.read(results):
-        for name, sha256 in line.get("files", {}).items():
-            listed[os.path.normpath(f"{line.get('folder', '.')}/{name}")] = sha256
-    return listed
 
 
 def _tar(contents: dict[str, bytes]) -> bytes:

@@ -82,11 +82,14 @@ class Names:
 
     def clean(self, name: str, content: bytes) -> bytes:
         """A file without them; the same bytes if there were none. Raises BadInput if it is damaged."""
-        if name.endswith(".jsonl"):
-            lines = [self._as_json(name, line.encode()) for line in _decoded(name, content).split("\n") if line]
-            return b"".join(lines)
-        if name.endswith((".json", ".yaml")):
-            return self._as_json(name, content) if name.endswith(".json") else self._as_yaml(name, content)
+        kind = PurePosixPath(name).suffix
+        if kind == ".jsonl":
+            lines = [line for line in _decoded(name, content).split("\n") if line]
+            return b"".join(self._as_json(name, line.encode(), indent=None).rstrip(b"\n") + b"\n" for line in lines)
+        if kind == ".json":
+            return self._as_json(name, content, indent=1)
+        if kind == ".yaml":
+            return self._as_yaml(name, content)
         text = _decoded(name, content)
         cleaned = self.text(text)
         return content if cleaned == text else cleaned.encode()
@@ -110,13 +113,12 @@ class Names:
             text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", lambda _: self._mark(HOST), text)
         return text
 
-    def _as_json(self, name: str, content: bytes) -> bytes:
-        value = _read(name.replace(".jsonl", ".json"), content)
+    def _as_json(self, name: str, content: bytes, indent: int | None) -> bytes:
+        value = _read(name, content)
         cleaned = self._value(value)
-        one_line = name.endswith(".jsonl")
         if cleaned == value:
-            return content + b"\n" * one_line
-        return (json.dumps(cleaned, ensure_ascii=False, indent=None if one_line else 1) + "\n").encode()
+            return content
+        return (json.dumps(cleaned, ensure_ascii=False, indent=indent) + "\n").encode()
 
     def _as_yaml(self, name: str, content: bytes) -> bytes:
         value = _read(name, content)
@@ -193,6 +195,6 @@ def _decoded(name: str, content: bytes) -> str:
 def _read(name: str, content: bytes):
     text = _decoded(name, content)
     try:
-        return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+        return yaml.safe_load(text) if name.endswith(".yaml") else json.loads(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise BadInput(f"{name}: is damaged ({error}).") from None

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from lockstep import stats
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import device_count
+from lockstep.proof.verdicts import WRONG
 from lockstep.report.reading import good_runs, trusted
 
 BASELINE = "single"  # the strategy of the row that all others are compared with
@@ -25,7 +26,7 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
     """
     kinds: dict[tuple, dict[str, dict[stats.Block, float]]] = {}
     for row in rows:
-        if row["train_seconds"] is not None and row["proof"] not in ("unequal", "failed"):
+        if row["train_seconds"] is not None and row["proof"] not in WRONG:
             kind = (row["device"], config.rows[row["row"]].plan_name)
             seconds = {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds

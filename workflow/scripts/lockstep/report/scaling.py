@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from lockstep.config.hardware import device_count
 from lockstep.config.nested import without
 from lockstep.config.settings import deciding
+from lockstep.proof.verdicts import WRONG
 from lockstep.report.ranking import BASELINE, capacity
 from lockstep.report.reading import good_runs, trusted
 
@@ -54,9 +55,7 @@ def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -
     done = [
         row
         for row in rows
-        if row["train_seconds"] is not None
-        and row["proof"] not in ("unequal", "failed")
-        and row["division"] != "published"
+        if row["train_seconds"] is not None and row["proof"] not in WRONG and row["division"] != "published"
     ]
     groups: dict[str, list[dict]] = {}
     for row in done:

@@ -58,6 +58,20 @@ def _entry(line: bytes, where: str) -> dict:
     return entry
 
 
+def listed(lines: list[dict]) -> dict[str, str]:
+    """The sha256 of each file by its path relative to the results folder; the last line about it counts."""
+    files = [
+        (_path(line.get("folder", "."), name), sha256)
+        for line in lines
+        for name, sha256 in line.get("files", {}).items()
+    ]
+    return dict(files)
+
+
+def _path(folder: str, name: str) -> str:
+    return os.path.normpath(f"{folder}/{name}")
+
+
 def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
     """The files that are missing or differ from the last line about them: each one's folder, and what is wrong."""
     last = {(line["what"], line["folder"]): line["files"] for line in lines if "folder" in line}
@@ -65,7 +79,7 @@ def changed(results: Path, lines: list[dict]) -> list[tuple[str, str]]:
     for (what, folder), files in last.items():
         for name, sha256 in files.items():
             file = results / folder / name
-            if before.get(os.path.normpath(f"{folder}/{name}")) == sha256:
+            if before.get(_path(folder, name)) == sha256:
                 continue
             if not file.is_file():
                 changes.append((str(results / folder), f"{name}, which the {what} left, is gone"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import functools
 import json
 import shutil
 import sys
@@ -428,5 +427,5 @@ def _add_last_words(folder: Path, log: Path) -> None:
 
 def _as_anywhere(command: list[str]) -> list[str]:
     """A command without the folders of this project and of its Python environment, as it is in any other clone."""
-    here = (f"{paths.PROJECT}/", f"{Path(sys.executable).parent}/")
-    return [functools.reduce(lambda short, folder: short.replace(folder, ""), here, word) for word in command]
+    project, environment = f"{paths.PROJECT}/", f"{Path(sys.executable).parent}/"
+    return [word.replace(project, "").replace(environment, "") for word in command]
