@@ -1,4 +1,4 @@
-"""Ranks on a mesh: they divide layers (tp), hold some of them (pp), or share the model with a group of ranks (fsdp).
+"""Ranks on a mesh: they divide layers (tp) or tokens (cp), hold some layers (pp), or share the model in groups (fsdp).
 
 And Muon, whose matrices are gathered there. Proven with 2 and 4 ranks, resumed, refused; such mistakes are found.
 """
@@ -44,6 +44,10 @@ rows:
   stages: {strategy: pp, accumulation: 3, global_batch: 30}
   stages_4: {strategy: pp, stages: 4, processes: 4, accumulation: 5, pipeline: 1f1b, global_batch: 30}
   stages_pairs: {strategy: pp, processes: 4, accumulation: 3, pipeline: 1f1b, global_batch: 30}
+  tokens: {strategy: cp}
+  tokens_3: {strategy: cp, context: 3, processes: 3}
+  tokens_4: {strategy: cp, context: 4, processes: 4}
+  tokens_pairs: {strategy: cp, processes: 4, replicate: 2, accumulation: 2}
   plain: {strategy: ddp}
   accelerate: {strategy: accelerate}
   fabric: {strategy: fabric}
@@ -184,6 +188,52 @@ class Strategy(fsdp.Strategy):
 STAGES = "accumulation: 3, global_batch: 30"
 OF = {"replicas_summed": "processes: 4", "groups_counted_alone": "processes: 4, replicate: 2"}
 OF |= {"divided_twice": STAGES, "norm_of_each_stage": STAGES}
+# Of ranks that divide the tokens of a sequence.
+OF_TOKENS = {
+    "positions_begin_anew": (
+        """
+import torch
+class Strategy(cp.Strategy):
+    def own_tokens(self, batch):
+        own = super().own_tokens(batch)
+        positions = own["position_ids"]
+        return own | {"position_ids": positions - positions[:, :1]}
+""",
+        r"in fp64 losses .* is above 1e-09",
+    ),
+    "attends_to_own_tokens": (
+        """
+import torch
+class Strategy(cp.Strategy):
+    def own_tokens(self, batch):
+        own = super().own_tokens(batch)
+        columns = torch.arange(batch["input_ids"].shape[1]) // own["input_ids"].shape[1]
+        mask = torch.as_tensor(own["attention_mask"]) & (columns == self.part)
+        return own | {"attention_mask": mask if torch.is_tensor(own["attention_mask"]) else mask.numpy()}
+""",
+        r"in fp64 losses .* is above 1e-09",
+    ),
+    "gradients_of_keys_kept": (
+        """
+from torch.distributed.tensor import DTensor, Shard
+def whole(own, mesh, dim):
+    return DTensor.from_local(own, mesh, [Shard(dim)], run_check=False).full_tensor()
+cp.whole = whole
+class Strategy(cp.Strategy):
+    pass
+""",
+        r"in fp64 losses .* is above 1e-09; in fp64 norm .* is above 1e-09",
+    ),
+    "loss_of_each_part": (
+        """
+class Strategy(cp.Strategy):
+    def backward(self, loss, last):
+        super().backward(loss / self.options["context"], last)
+""",
+        r"norm 0\.5 is above",
+    ),
+}
+MISTAKES |= OF_TOKENS
 CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
 
 
@@ -193,7 +243,7 @@ def place(tmp_path_factory):
     copy = copy_project(tmp_path_factory.mktemp("tp"))
     for name, (code, _) in MISTAKES.items():
         file = copy.path(f"workflow/scripts/lockstep/strategies/wrong_{name}.py")
-        file.write_text("from lockstep.strategies import tp\n" + code, encoding="utf-8")
+        file.write_text("from lockstep.strategies import cp, tp\n" + code, encoding="utf-8")
     rows = "".join(f"  wrong_{name}: {{strategy: wrong_{name}, {OF.get(name, '')}}}\n" for name in MISTAKES)
     copy.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
     for script in ("prepare", "plan"):
@@ -248,7 +298,9 @@ def test_an_encoder_is_proven(prove, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["two", "pairs", "sharded", "stages_4"])
+@pytest.mark.parametrize(
+    "row", ["two", "pairs", "sharded", "stages_4", "tokens", "tokens_3", "tokens_4", "tokens_pairs"]
+)
 def test_a_decoder_is_proven_with_sgd(prove, row):
     verdict = prove(row, "decoder", *DECODER)
     assert verdict["proof"] == "equal", verdict
@@ -268,7 +320,8 @@ def test_muon_is_proven_also_where_matrices_are_sharded(prove, row):
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=[pytest.mark.ci] * (name in IN_CI)) for name in MISTAKES])
 def test_a_mistake_is_found(prove, mistake):
-    verdict = prove(f"wrong_{mistake}", *(("muon", *MUON) if "muon" in mistake else ()))
+    of = ("muon", *MUON) if "muon" in mistake else ("decoder", *DECODER) if mistake in OF_TOKENS else ()
+    verdict = prove(f"wrong_{mistake}", *of)
     assert verdict["proof"] == "unequal"
     assert re.search(MISTAKES[mistake][1], verdict["reason"]), verdict["reason"]
 
@@ -306,6 +359,25 @@ def test_another_mesh_goes_on(place, first, ranks, then, asked):
     whole = launch(place, first, *asked, results="still")
     killed(place, f"from-{first}", first, *asked)
     record = launch(place, then, *asked, "--resume", f"from-{first}/runs/{first}/n{ranks}/rep1", results=f"to-{then}")
+    assert record["resumed"] in ([5], [10])
+    assert np.abs(np.subtract(record["losses"], whole["losses"])).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_divided_tokens_are_evaluated_profiled_and_resumed(place):
+    asked = (*DECODER, "--set=model.dropout=0", "--set=train.epochs=13")
+    for script in ("prepare", "plan"):
+        finished = place.script(script, *CONFIGS, "--results", "tokens", *asked)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+    whole, plain = (launch(place, row, *asked, results="tokens") for row in ("tokens", "plain"))
+    assert [dev["loss"] for dev in whole["dev"]] == pytest.approx([dev["loss"] for dev in plain["dev"]], rel=1e-5)
+    finished = place.script("launch", *CONFIGS, *asked, "--results", "tokens", "--row", "tokens", "--profile")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for results in ("tokens-killed", "tokens-on"):
+        shutil.copytree(place.path("tokens/data"), place.path(f"{results}/data"))
+    killed(place, "tokens-killed", "tokens", *asked)
+    resume = ("--resume", "tokens-killed/runs/tokens/n2/rep1")
+    record = launch(place, "tokens_4", *asked, *resume, results="tokens-on")
     assert record["resumed"] in ([5], [10])
     assert np.abs(np.subtract(record["losses"], whole["losses"])).max() < 1e-5
 

@@ -1,0 +1,119 @@
+"""cp: context parallelism: the ranks of a replica divide the tokens of every sequence, for texts too long for one device.
+
+Each rank computes the hidden states of its own tokens, one after the other in the sequence. Only attention looks at
+tokens of other ranks: each rank gathers the keys and values of all tokens, and its own queries attend to them (as
+Llama 3 was trained, Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). The backward pass adds up the gradients
+of keys and values over ranks. Each rank has a part of the loss, so gradients are averaged over all ranks, and all of
+them shard weights, gradients and optimizer state by FSDP2. Documents that share a sequence stay apart, because a mask
+says what each token attends to.
+
+Advantages: activations grow with a rank's own tokens, so texts may be as many times longer; the layers need no change.
+Limits: keys and values of a whole sequence must fit on each device, while a layer computes. Only for language models of
+transformers. Each rank has equally many tokens, but under a causal mask the first ones attend to less.
+On a CPU: works through gloo; this shows that it works, not what it is worth.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from lockstep.errors import RunFailed
+from lockstep.strategies import fsdp
+from lockstep.tasks._classification import logits
+
+
+class Strategy(fsdp.Strategy):
+    divides = False  # whether batches are divided among ranks, which begins when the model is wrapped
+
+    def start(self):
+        world = super().start().in_replicas(self.options["context"])
+        self.world = replace(world, loss_parts=self.options["context"])
+        return self.world
+
+    def wrap(self):
+        require_transformers(self.model)
+        super().wrap()
+        shape = (self.world.replicas, self.options["context"])
+        self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "context"))
+        attend_to_all_ranks(self.module, self.mesh["context"])
+        self.part = self.mesh.get_local_rank("context")
+        self.divides = True
+        torch.manual_seed(torch.initial_seed() + self.part)  # so that ranks do not drop the same units of their tokens
+
+    def padded_width(self, width):
+        """A multiple of the number of ranks, because all of them have equally many tokens."""
+        ranks = self.options["context"]
+        return -(-width // ranks) * ranks
+
+    def inputs(self, arrays):
+        return super().inputs(self.own_tokens(arrays) if self.divides and self.model.training else arrays)
+
+    def own_tokens(self, batch):
+        """This rank's part of a batch's arrays or tensors, with the rows of the mask that its tokens have."""
+        width = batch["input_ids"].shape[1] // self.options["context"]
+        own = slice(self.part * width, (self.part + 1) * width)
+        return {
+            name: values[:, :, own] if name == "attention_mask" else values[:, own] for name, values in batch.items()
+        }
+
+    def forward(self, inputs):
+        """In training, the outputs for this rank's tokens; in evaluation, the logits for all of them, on every rank."""
+        if self.model.training:
+            return super().forward(inputs)
+        return whole(logits(super().forward(self.own_tokens(inputs))), self.mesh["context"], dim=1)
+
+    def live(self):
+        return super().live() | {"context": self.mesh["context"].size()}
+
+
+OPTIONS = {
+    "context": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 2,
+        "description": "how many ranks divide the tokens of a sequence among them; further ranks form further replicas,"
+        " which share the batch",
+    },
+}
+RANKS_PER_REPLICA = ("context",)
+REFUSED = [
+    (
+        {"task": {"not": {"const": "language-modelling"}}},
+        "it divides the tokens of a sequence, each of which has a target in language-modelling only; use fsdp",
+    ),
+]
+
+
+def require_transformers(model):
+    """Raise RunFailed unless the model's attention can be replaced, which transformers allows for most models."""
+    if not isinstance(model, PreTrainedModel) or not model._supports_attention_backend:
+        raise RunFailed(
+            f"cp can't reach the attention of {type(model).__name__}: it takes models of transformers whose attention"
+            " may be chosen, such as Llama. Use fsdp or tp"
+        )
+
+
+def attend_to_all_ranks(model, mesh):
+    """Have the model's attention gather keys and values over the ranks of a mesh, along the tokens."""
+
+    def attend(module, query, key, value, attention_mask, **options):
+        """Tensors are [batch, heads, own tokens, head width]; the mask is [batch, 1, own tokens, all tokens]."""
+        key, value = whole(torch.stack([key, value]), mesh, dim=3)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    AttentionInterface.register("context", attend)
+    AttentionMaskInterface.register("context", sdpa_mask)
+    model.config._attn_implementation = "context"
+
+
+def whole(own, mesh, dim):
+    """The ranks' parts of a tensor, joined along `dim`, on each rank.
+
+    Each rank's gradient of it is a term of a sum: the backward pass adds them up, and returns this rank's part.
+    """
+    return DTensor.from_local(own, mesh, [Shard(dim)], run_check=False).full_tensor(grad_placements=[Partial()])
