@@ -38,6 +38,9 @@ rows:
   four: {strategy: tp, tensor: 4, processes: 4}
   pairs: {strategy: tp, processes: 4, accumulation: 2}
   sharded: {strategy: tp, processes: 4, accumulation: 2, shard: true}
+  sequence: {strategy: tp, sequence: true}
+  sequence_pairs: {strategy: tp, sequence: true, processes: 4, accumulation: 2}
+  sequence_sharded: {strategy: tp, sequence: true, processes: 4, accumulation: 2, shard: true}
   three: {strategy: tp, tensor: 3, processes: 3}
   hybrid: {strategy: fsdp, replicate: 2, processes: 4}
   uneven: {strategy: fsdp, replicate: 2, processes: 3}
@@ -61,6 +64,7 @@ SAME = (
     "--set=rows.stages.pipeline=1f1b",
     "--set=rows.stages.accumulation=5",
 )
+SEQUENCE = ("sequence", "sequence_pairs", "sequence_sharded")
 STAGED = ("stages", "stages_4", "stages_pairs")
 IN_CI = ("no_all_reduce", "divided_twice")  # of the mistakes: one of divided layers, one of stages
 MUON = ("--set=train.optimizer=muon",)
@@ -186,7 +190,26 @@ class Strategy(fsdp.Strategy):
     ),
 }
 STAGES = "accumulation: 3, global_batch: 30"
-OF = {"replicas_summed": "processes: 4", "groups_counted_alone": "processes: 4, replicate: 2"}
+MISTAKES |= {
+    "norms_of_own_tokens": (
+        """
+from torch.distributed.tensor.parallel import SequenceParallel
+class Plain(SequenceParallel):
+    def _apply(self, module, mesh):
+        return module
+tp.SequenceParallel = Plain
+class Strategy(tp.Strategy):
+    def live(self):
+        return super().live() | {"sequence": True}
+""",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step \d on",
+    ),
+}
+OF = {
+    "norms_of_own_tokens": "sequence: true",
+    "replicas_summed": "processes: 4",
+    "groups_counted_alone": "processes: 4, replicate: 2",
+}
 OF |= {"divided_twice": STAGES, "norm_of_each_stage": STAGES}
 # Of ranks that divide the tokens of a sequence.
 OF_TOKENS = {
@@ -289,7 +312,7 @@ def launch(place, row: str, *asked: str, results: str = "results") -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "sharded", "hybrid", *STAGED]
+    "row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "sharded", "hybrid", *SEQUENCE, *STAGED]
 )
 def test_an_encoder_is_proven(prove, row):
     verdict = prove(row)
@@ -299,7 +322,8 @@ def test_an_encoder_is_proven(prove, row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", ["two", "pairs", "sharded", "stages_4", "tokens", "tokens_3", "tokens_4", "tokens_pairs"]
+    "row",
+    ["two", "pairs", "sharded", "sequence_pairs", "stages_4", "tokens", "tokens_3", "tokens_4", "tokens_pairs"],
 )
 def test_a_decoder_is_proven_with_sgd(prove, row):
     verdict = prove(row, "decoder", *DECODER)
@@ -338,7 +362,7 @@ def killed(place, results: str, row: str, *asked: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["two", "sharded", "stages"])
+@pytest.mark.parametrize("row", ["two", "sharded", "sequence", "stages"])
 def test_a_killed_run_goes_on_to_the_bit(place, row):
     """Dropped units included, which each rank draws for its own heads, or its own layers."""
     whole = launch(place, row)
@@ -385,7 +409,10 @@ def test_divided_tokens_are_evaluated_profiled_and_resumed(place):
 @pytest.mark.slow
 def test_a_divided_model_is_profiled_and_converted(place):
     record = launch(place, "pairs")
-    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48, "shard": False}
+    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48} | {
+        "shard": False,
+        "sequence": False,
+    }
     assert record["replicas"] == 2
     finished = place.script("convert", "results/runs/pairs/n4/rep1")
     assert finished.returncode == 0, finished.stderr
@@ -493,8 +520,10 @@ def test_a_model_that_it_can_t_divide_is_named():
         tp.plan_of(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("attention", "hidden"), [(0.5, 0.0), (0.0, 0.5)])
-def test_ranks_drop_units_of_their_own_in_their_own_heads_only(attention, hidden):
+@pytest.mark.parametrize(
+    ("attention", "hidden", "by_tokens"), [(0.5, 0.0, False), (0.0, 0.5, False), (0.5, 0.0, True), (0.0, 0.5, True)]
+)
+def test_ranks_drop_units_of_their_own_in_their_own_heads_or_tokens_only(attention, hidden, by_tokens):
     """Where all compute the same they drop the same; and the replica's random numbers go on alike."""
     size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     dropped = {"attention_probs_dropout_prob": attention, "hidden_dropout_prob": hidden}
@@ -503,10 +532,10 @@ def test_ranks_drop_units_of_their_own_in_their_own_heads_only(attention, hidden
     for part in (0, 1, 1):
         model = BertModel(BertConfig(vocab_size=9, **size, **dropped)).train()
         model.load_state_dict(weights := weights or model.state_dict())
-        tp.draw_differently(model, tp.BERT, part)
+        tp.draw_differently(model, tp.BERT, part, by_tokens)
         torch.manual_seed(7)
         outputs.append(model(torch.arange(8)[None]).last_hidden_state)
         states.append(torch.get_rng_state())
     assert torch.equal(states[0], states[1])
     assert torch.equal(outputs[1], outputs[2])
-    assert torch.equal(outputs[0], outputs[1]) == (attention == 0)
+    assert torch.equal(outputs[0], outputs[1]) == (attention == 0 and not by_tokens)

@@ -42,9 +42,16 @@ SIZES = (1, 2, 3)
 
 
 def sizes(name: str) -> list[int]:
-    """The numbers of processes that hold whole replicas of the model, by a strategy's defaults."""
+    """The numbers of processes that hold whole replicas of the model, by a strategy's defaults.
+
+    There are none for a strategy of another task only (`cp`, which tests/strategies/test_meshes.py tries).
+    """
     if name not in NAMES:
         return list(SIZES)
+    if any(
+        asked.startswith("task:") for asked, _ in registry.matches(name, "REFUSED", {"task": "text-classification"})
+    ):
+        return []
     known = registry.literals(name)["OPTIONS"].items()
     together = registry.ranks_per_replica(name, {key: option.get("default") for key, option in known})
     return [size for size in SIZES if size % together == 0]

@@ -1,4 +1,4 @@
-"""cp: context parallelism: the ranks of a replica divide the tokens of each sequence, for texts too long for one device.
+"""cp: context parallelism: the ranks of a replica divide each sequence's tokens, for texts too long for one device.
 
 Each rank computes the hidden states of its own tokens, one after the other in the sequence. Only attention looks at
 tokens of other ranks: each rank gathers the keys and values of all tokens, and its own queries attend to them (as

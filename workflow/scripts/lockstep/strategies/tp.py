@@ -4,7 +4,10 @@ In attention as in the MLP, the first matrices are divided by columns and the la
 needs one all-reduce of its outputs in the forward pass, and one of its inputs' gradients in the backward pass (Shoeybi
 et al. 2019, arXiv:1909.08053); PyTorch's DTensor and `parallelize_module` do this. Embeddings, norms and the head are
 whole on each rank. The ranks of a replica see the same samples. Where there are several replicas, they average their
-gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2.
+gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2. With
+`sequence: true` the ranks divide the tokens wherever they would all compute the same within the layers: in norms,
+dropout and residual sums (Korthikanti et al. 2022, arXiv:2205.05198). An all-reduce then becomes a reduce-scatter and
+an all-gather, which send as much, and these activations are divided, too.
 
 Advantages: weights, gradients, optimizer state and the activations within a layer are divided; samples need not be.
 Limits: ranks wait for each other in every layer, so they need the fastest links; their number must divide the number of
@@ -18,8 +21,8 @@ from fnmatch import fnmatch
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from lockstep.errors import RunFailed
 from lockstep.model import models
@@ -59,12 +62,16 @@ class Strategy(fsdp.Strategy):
         shape = (self.world.replicas, self.options["tensor"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "tensor"))
         plan, body = plan_of(self.model), self.model.base_model
+        hidden = Shard(1) if self.options["sequence"] else Replicate()  # how ranks hold the hidden states, by tokens
         # Each rank has the same whole weights already, so no rank sends them (src_data_rank); each keeps its part.
-        styles = {path: STYLES[style]() for path, style in plan.items()}
+        kept = {"colwise": {"input_layouts": hidden}, "rowwise": {"output_layouts": hidden}}
+        styles = {path: STYLES[style](**kept[style]) for path, style in plan.items()}
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
-        share_inputs(body, plan, self.mesh["tensor"])
+        share_inputs(body, plan, self.mesh["tensor"], hidden)
+        if self.options["sequence"]:
+            divide_tokens(body, plan, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
-            draw_differently(body, plan, self.world.rank % self.options["tensor"])
+            draw_differently(body, plan, self.world.rank % self.options["tensor"], self.options["sequence"])
         if self.options["shard"]:
             for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
                 fully_shard(module, mesh=self.mesh["replicate"])
@@ -75,11 +82,20 @@ class Strategy(fsdp.Strategy):
     def autocast(self):
         return super(fsdp.Strategy, self).autocast()
 
+    def padded_width(self, width):
+        """With `sequence` a multiple of the number of ranks, because all of them have equally many tokens."""
+        ranks = self.options["tensor"] if self.options["sequence"] else 1
+        return -(-width // ranks) * ranks
+
     def averaging(self, last):
         return super().averaging(last) if self.options["shard"] else contextlib.nullcontext()
 
     def backward(self, loss, last):
         super().backward(loss, last)
+        if last and self.options["sequence"] and not self.options["shard"]:
+            for parameter in self.with_gradient():  # of a norm: the sum over the tokens of this rank only, until now
+                if isinstance(parameter.grad, DTensor):
+                    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         if last and self.world.replicas > 1 and not self.options["shard"]:
             gradients = [parameter.grad for parameter in self.with_gradient()]
             own = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
@@ -112,6 +128,12 @@ class Strategy(fsdp.Strategy):
             "tensor": min(divided),
             "divided_tensors": len(divided),
             "shard": any("replicate" in mesh.mesh_dim_names for mesh in meshes),
+            "sequence": any(
+                isinstance(weight, DTensor) and "tensor" in weight.device_mesh.mesh_dim_names
+                for module in self.model.modules()
+                if not isinstance(module, torch.nn.Linear)
+                for weight in module.parameters(recurse=False)
+            ),
         }
 
 
@@ -127,6 +149,12 @@ OPTIONS = {
         "type": "boolean",
         "default": False,
         "description": "replicas also shard weights, gradients and optimizer state (FSDP2 over tp)",
+    },
+    "sequence": {
+        "type": "boolean",
+        "default": False,
+        "description": "where ranks would all compute the same within the layers, each computes some of the tokens"
+        " (sequence parallelism)",
     },
 }
 INHERITS = ("launcher",)
@@ -170,17 +198,21 @@ def parted(optimizer):
     return optimizer
 
 
-def share_inputs(body, plan, mesh):
-    """Give layers that are divided by columns, and have an input in common, this input as one DTensor.
+def share_inputs(body, plan, mesh, hidden):
+    """Give layers that are divided by columns, and have an input in common, this input as one whole DTensor.
+
+    hidden: the placement of that input, which is whole on each rank or divided by tokens.
 
     The gradients of these layers are then added up first, and their sum is reduced over ranks once.
     """
 
     def as_one(module, inputs, named):
         if inputs:
-            return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False), *inputs[1:]), named
-        hidden = DTensor.from_local(named["hidden_states"], mesh, [Replicate()], run_check=False)
-        return inputs, named | {"hidden_states": hidden}
+            return (whole(inputs[0]), *inputs[1:]), named
+        return inputs, named | {"hidden_states": whole(named["hidden_states"])}
+
+    def whole(tensor):
+        return DTensor.from_local(tensor, mesh, [hidden], run_check=False).redistribute(placements=[Replicate()])
 
     parents = [path.rpartition(".")[0] for path, style in plan.items() if style == "colwise"]
     shared = {parent for parent in parents if parents.count(parent) > 1}
@@ -189,26 +221,63 @@ def share_inputs(body, plan, mesh):
             module.register_forward_pre_hook(as_one, with_kwargs=True)
 
 
-def draw_differently(body, plan, part):
+def divide_tokens(body, plan, mesh):
+    """Divide the hidden states by tokens before the first layer, and join them again after the last one.
+
+    In between each rank computes its own tokens where the plan divides nothing, as in norms.
+    """
+
+    def divided(layer, inputs):
+        hidden = DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+        return hidden.redistribute(placements=[Shard(1)]).to_local(), *inputs[1:]
+
+    def joined(layer, inputs, outputs):
+        own, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        hidden = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
+        hidden = hidden.redistribute(placements=[Replicate()]).to_local()
+        return (hidden, *others) if isinstance(outputs, tuple) else hidden
+
+    layers = layers_of(body, plan)
+    for layer in layers:
+        for path, module in layer.named_modules():
+            in_plan = any(is_at(path, each.partition("*.")[2]) for each in plan)
+            if not in_plan and list(module.parameters(recurse=False)):
+                parallelize_module(module, mesh, SequenceParallel(use_local_output=True), src_data_rank=None)
+    layers[0].register_forward_pre_hook(divided)
+    layers[-1].register_forward_hook(joined)
+
+
+def layers_of(body, plan):
+    """The layers that a plan divides, in their order."""
+    (stack,) = {path.partition(".*")[0] for path in plan}
+    return list(body.get_submodule(stack))
+
+
+def draw_differently(body, plan, part, by_tokens=False):
     """Let ranks drop different units where they compute different parts, and the same units where all compute the same.
 
     Between the layers that are divided by columns and the one that is divided by rows after them, each rank has heads
     of its own. With the random numbers of the replica, all ranks would drop the same units of their first heads. So
     each rank draws others there, from a seed that all ranks have drawn alike plus its own number, `part`. That way
-    nothing more has to be saved.
+    nothing more has to be saved. With `by_tokens` each rank has parts of its own in the whole of each layer.
     """
     kept = []
 
-    def begin(module, inputs, outputs):
+    def begin(module, inputs, outputs=None):
         if module.training:
             seed = int(torch.randint(2**62, ()))
             kept.append(random_states())
             torch.manual_seed(seed + part)
 
-    def end(module, inputs):
+    def end(module, inputs, outputs=None):
         if module.training:
             set_random_states(kept.pop())
 
+    if by_tokens:
+        for layer in layers_of(body, plan):
+            layer.register_forward_pre_hook(begin)
+            layer.register_forward_hook(end)
+        return
     before = "rowwise"
     for path, style in plan.items():
         for layer in (layer for name, layer in body.named_modules() if is_at(name, path)):
