@@ -41,6 +41,9 @@ rows:
   sequence: {strategy: tp, sequence: true}
   sequence_pairs: {strategy: tp, sequence: true, processes: 4, accumulation: 2}
   sequence_sharded: {strategy: tp, sequence: true, processes: 4, accumulation: 2, shard: true}
+  vocabulary: {strategy: tp, vocabulary: true}
+  vocabulary_4: {strategy: tp, vocabulary: true, tensor: 4, processes: 4}
+  vocabulary_sharded: {strategy: tp, vocabulary: true, sequence: true, processes: 4, accumulation: 2, shard: true}
   three: {strategy: tp, tensor: 3, processes: 3}
   hybrid: {strategy: fsdp, replicate: 2, processes: 4}
   uneven: {strategy: fsdp, replicate: 2, processes: 3}
@@ -312,7 +315,17 @@ def launch(place, row: str, *asked: str, results: str = "results") -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "row", [pytest.param("two", marks=pytest.mark.ci), "four", "pairs", "sharded", "hybrid", *SEQUENCE, *STAGED]
+    "row",
+    [
+        pytest.param("two", marks=pytest.mark.ci),
+        "four",
+        "pairs",
+        "sharded",
+        "hybrid",
+        *SEQUENCE,
+        "vocabulary_4",
+        *STAGED,
+    ],
 )
 def test_an_encoder_is_proven(prove, row):
     verdict = prove(row)
@@ -323,7 +336,10 @@ def test_an_encoder_is_proven(prove, row):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
-    ["two", "pairs", "sharded", "sequence_pairs", "stages_4", "tokens", "tokens_3", "tokens_4", "tokens_pairs"],
+    [
+        *("two", "pairs", "sharded", "sequence_pairs", "vocabulary", "vocabulary_sharded", "stages_4"),
+        *("tokens", "tokens_3", "tokens_4", "tokens_pairs"),
+    ],
 )
 def test_a_decoder_is_proven_with_sgd(prove, row):
     verdict = prove(row, "decoder", *DECODER)
@@ -388,13 +404,16 @@ def test_another_mesh_goes_on(place, first, ranks, then, asked):
 
 
 @pytest.mark.slow
-def test_divided_tokens_are_evaluated_profiled_and_resumed(place):
+def test_divided_tokens_and_vocabularies_are_evaluated_profiled_and_resumed(place):
     asked = (*DECODER, "--set=model.dropout=0", "--set=train.epochs=13")
     for script in ("prepare", "plan"):
         finished = place.script(script, *CONFIGS, "--results", "tokens", *asked)
         assert finished.returncode == 0, finished.stdout + finished.stderr
-    whole, plain = (launch(place, row, *asked, results="tokens") for row in ("tokens", "plain"))
-    assert [dev["loss"] for dev in whole["dev"]] == pytest.approx([dev["loss"] for dev in plain["dev"]], rel=1e-5)
+    ran = {row: launch(place, row, *asked, results="tokens") for row in ("plain", "tokens", "vocabulary")}
+    whole = ran["tokens"]
+    losses = {row: [dev["loss"] for dev in record["dev"]] for row, record in ran.items()}
+    assert losses["tokens"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["vocabulary"] == pytest.approx(losses["plain"], rel=1e-5)
     finished = place.script("launch", *CONFIGS, *asked, "--results", "tokens", "--row", "tokens", "--profile")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     for results in ("tokens-killed", "tokens-on"):
@@ -412,6 +431,7 @@ def test_a_divided_model_is_profiled_and_converted(place):
     assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48} | {
         "shard": False,
         "sequence": False,
+        "vocabulary": False,
     }
     assert record["replicas"] == 2
     finished = place.script("convert", "results/runs/pairs/n4/rep1")
@@ -513,6 +533,16 @@ def test_a_trial_has_ranks_for_all_groups(groups, processes, trial):
     proven = checked.trial(checked.rows["x"])
     proven.refuse()
     assert proven.hardware.processes == trial
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(8, 2), (7, 2), (7, 3), (1, 1), (1024, 3)])
+def test_padding_has_no_gradient_on_the_rank_that_has_it_only(rows, parts):
+    """PyTorch divides as torch.chunk does."""
+    chunks = torch.arange(rows).chunk(parts)
+    for row in (0, rows // 2, rows - 1):
+        places = [tp.place_in_part(row, rows, parts, part) for part in range(len(chunks))]
+        there = {part: place for part, place in enumerate(places) if place is not None}
+        assert [int(chunks[part][place]) for part, place in there.items()] == [row]
 
 
 def test_a_model_that_it_can_t_divide_is_named():

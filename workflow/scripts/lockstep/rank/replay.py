@@ -150,7 +150,7 @@ class Replay:
         parts = max(1, strategy.world.loss_parts)
         counted, times = (global_batch, of * parts) if batch.planned else (batch.ids, 1)
         if not self.terms:
-            return sums * (times / self.weights[counted].sum())
+            return strategy.whole_loss(sums) * (times / self.weights[counted].sum())
         means = [sums[name] * (times / self.weights[name][counted].sum()) for name in self.terms]
         self.last_means = torch.stack(means).detach()  # kept until `trained` records them
         counts = factors(self.training.train.loss_weights, self.terms)

@@ -163,6 +163,10 @@ class Strategy:
         with self.autocast():
             return self.model(**inputs)
 
+    def whole_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss that was computed from a model's outputs, as a plain tensor."""
+        return loss
+
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context of a forward pass."""
         return autocast(self.world.device, self.precision)

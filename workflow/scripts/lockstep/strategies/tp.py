@@ -3,9 +3,10 @@
 In attention as in the MLP, the first matrices are divided by columns and the last one by rows. Each of the two then
 needs one all-reduce of its outputs in the forward pass, and one of its inputs' gradients in the backward pass (Shoeybi
 et al. 2019, arXiv:1909.08053); PyTorch's DTensor and `parallelize_module` do this. Embeddings, norms and the head are
-whole on each rank. The ranks of a replica see the same samples. Where there are several replicas, they average their
-gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2. With
-`sequence: true` the ranks divide the tokens wherever they would all compute the same within the layers: in norms,
+whole on each rank; with `vocabulary: true` each rank has the tokens' embeddings, and a language model's logits, of a
+part of the vocabulary. The ranks of a replica see the same samples. Where there are several replicas, they average
+their gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2.
+With `sequence: true` the ranks divide the tokens wherever they would all compute the same within the layers: in norms,
 dropout and residual sums (Korthikanti et al. 2022, arXiv:2205.05198). An all-reduce then becomes a reduce-scatter and
 an all-gather, which send as much, and these activations are divided, too.
 
@@ -22,11 +23,18 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from lockstep.errors import RunFailed
 from lockstep.model import models
 from lockstep.strategies import _group, fsdp
+from lockstep.tasks._classification import logits
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 BERT = {
@@ -70,6 +78,8 @@ class Strategy(fsdp.Strategy):
         share_inputs(body, plan, self.mesh["tensor"], hidden)
         if self.options["sequence"]:
             divide_tokens(body, plan, self.mesh["tensor"])
+        if self.options["vocabulary"]:
+            divide_vocabulary(self.model, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
             draw_differently(body, plan, self.world.rank % self.options["tensor"], self.options["sequence"])
         if self.options["shard"]:
@@ -87,8 +97,20 @@ class Strategy(fsdp.Strategy):
         ranks = self.options["tensor"] if self.options["sequence"] else 1
         return -(-width // ranks) * ranks
 
+    def forward(self, inputs):
+        """In training, the logits of a divided vocabulary stay divided, for the loss; in evaluation they are joined."""
+        outputs = super().forward(inputs)
+        if self.model.training or not isinstance(logits(outputs), DTensor):
+            return outputs
+        return logits(outputs).full_tensor()
+
+    def whole_loss(self, loss):
+        return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
     def averaging(self, last):
-        return super().averaging(last) if self.options["shard"] else contextlib.nullcontext()
+        if self.options["shard"]:
+            super().averaging(last)
+        return loss_parallel() if self.options["vocabulary"] else contextlib.nullcontext()
 
     def backward(self, loss, last):
         super().backward(loss, last)
@@ -123,17 +145,14 @@ class Strategy(fsdp.Strategy):
     def live(self):
         meshes = [weight.device_mesh for weight in self.model.parameters() if isinstance(weight, DTensor)]
         divided = [mesh["tensor"].size() for mesh in meshes if "tensor" in mesh.mesh_dim_names]
+        others = [m for m in self.model.modules() if not isinstance(m, torch.nn.Linear | torch.nn.Embedding)]
         return {
             "backend": self.world.backend,
             "tensor": min(divided),
             "divided_tensors": len(divided),
             "shard": any("replicate" in mesh.mesh_dim_names for mesh in meshes),
-            "sequence": any(
-                isinstance(weight, DTensor) and "tensor" in weight.device_mesh.mesh_dim_names
-                for module in self.model.modules()
-                if not isinstance(module, torch.nn.Linear)
-                for weight in module.parameters(recurse=False)
-            ),
+            "sequence": any(map(is_divided, others)),
+            "vocabulary": is_divided(self.model.get_input_embeddings()),
         }
 
 
@@ -156,11 +175,21 @@ OPTIONS = {
         "description": "where ranks would all compute the same within the layers, each computes some of the tokens"
         " (sequence parallelism)",
     },
+    "vocabulary": {
+        "type": "boolean",
+        "default": False,
+        "description": "divide the embeddings of tokens, and a language model's logits and loss, by parts of the"
+        " vocabulary",
+    },
 }
 INHERITS = ("launcher",)
 RANKS_PER_REPLICA = ("tensor",)
 DIVIDES_HEADS = ("tensor",)
 REFUSED = [
+    (
+        {"vocabulary": [True], "label_smoothing": {"exclusiveMinimum": 0}},
+        "PyTorch's loss over a divided vocabulary has no label smoothing; set one of the two otherwise",
+    ),
     ({"lora": {"minimum": 1}}, "it divides layers, but would not divide peft's updates of them; use fsdp or ddp"),
 ]
 
@@ -247,6 +276,28 @@ def divide_tokens(body, plan, mesh):
     layers[-1].register_forward_hook(joined)
 
 
+def divide_vocabulary(model, mesh):
+    """Divide the embeddings of tokens, and the layer that makes logits if there is one, by the tokens they are for."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
+    if embeddings.padding_idx is not None:
+        # PyTorch 2.13 would apply the number, which is of the whole vocabulary, to each rank's own part.
+        part = embeddings.num_embeddings, mesh.size(), mesh.get_local_rank()
+        embeddings.padding_idx = place_in_part(embeddings.padding_idx, *part)
+    parallelize_module(embeddings, mesh, RowwiseParallel(input_layouts=Replicate()), src_data_rank=None)
+    if head is not None:
+        divided = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(head, mesh, divided, src_data_rank=None)
+    if tied:
+        head.weight = embeddings.weight
+
+
+def place_in_part(row, rows, parts, part):
+    """The place of a row in one of the parts into which DTensor divides so many rows; None if it is in another."""
+    place = row - part * -(-rows // parts)
+    return place if 0 <= place < -(-rows // parts) else None
+
+
 def layers_of(body, plan):
     """The layers that a plan divides, in their order."""
     (stack,) = {path.partition(".*")[0] for path in plan}
@@ -286,6 +337,12 @@ def draw_differently(body, plan, part, by_tokens=False):
             elif before == "rowwise":
                 layer.register_forward_hook(begin)
         before = style
+
+
+def is_divided(module):
+    """Whether a module's own parameters lie on the mesh of the ranks of a replica."""
+    weights = [weight for weight in module.parameters(recurse=False) if isinstance(weight, DTensor)]
+    return any("tensor" in weight.device_mesh.mesh_dim_names for weight in weights)
 
 
 def is_at(name, path):
