@@ -59,10 +59,12 @@ class Done final : public c10d::Work {
 
 using Lists = std::vector<std::vector<at::Tensor>>;
 
-// What both groups below have in common.
+// What both groups below have in common. DistributedDataParallel takes every group named gloo for a ProcessGroupGloo and
+// reads the number of threads in its options, the second member of that class; so they are the second member here, too.
 class Common : public c10d::Backend {
  public:
-  Common(int rank, int size, std::string name) : c10d::Backend(rank, size), name_(std::move(name)) {}
+  Common(int rank, int size, std::string name, c10::intrusive_ptr<Options> options = {})
+      : c10d::Backend(rank, size), options_(std::move(options)), name_(std::move(name)) {}
 
   const std::string getBackendName() const override { return name_; }
   bool supportsCoalescing() const override { return false; }
@@ -85,13 +87,17 @@ class Common : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
     return c10::make_intrusive<Done>(std::move(tensors));
   }
+  std::shared_ptr<void> first_;  // in the place of ProcessGroupGloo's store
+  c10::intrusive_ptr<Options> options_;
   const std::string name_;
 };
 
 class Group final : public Common {
  public:
   Group(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo, std::string name)
-      : Common(gloo->getRank(), gloo->getSize(), std::move(name)), store_(std::move(store)), gloo_(std::move(gloo)) {}
+      : Common(gloo->getRank(), gloo->getSize(), std::move(name), gloo->getBackendOptions()),
+        store_(std::move(store)),
+        gloo_(std::move(gloo)) {}
 
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& asked) override {

@@ -17,10 +17,14 @@ PREFIX = "module.model."  # of the names of the weights that it saves
 
 
 class Strategy(single.Strategy):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.output = self.options.get("output_device", 0)  # published_dataparallel does not inherit the option
+
     def wrap(self):
         on_gpus = self.world.device.type == "cuda"
         devices = list(range(self.hardware.devices)) if on_gpus else None
-        output = self.options["output_device"] if on_gpus else None
+        output = self.output if on_gpus else None
         self.model = torch.nn.DataParallel(Replica(self.module, self.autocast), devices, output)
         for number in self.others():  # torch.manual_seed seeds every GPU alike, so all would drop the same units
             with torch.cuda.device(number):
@@ -31,8 +35,8 @@ class Strategy(single.Strategy):
     def inputs(self, arrays):
         """The batch on this rank's device, but its labels on the GPU that gathers outputs and computes the loss."""
         tensors = super().inputs(arrays)
-        if self.world.device.type == "cuda" and self.options["output_device"]:
-            output = torch.device("cuda", self.options["output_device"])
+        if self.world.device.type == "cuda" and self.output:
+            output = torch.device("cuda", self.output)
             labels = {name: tensor.to(output) for name, tensor in tensors.items() if name.startswith("labels")}
             tensors |= labels
         return tensors
