@@ -78,6 +78,7 @@ class Strategy(dataparallel.Strategy):
         super().prepare(model, make_optimizer)
         self.model = Shares(self.model.module)
         self.model.device_ids = list(range(self.hardware.devices))
+        self.model.output_device = 0
         self.notes.clear()
 
 
