@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep import columns, paths
-from lockstep.config import configuration, reading
+from lockstep.config import configuration, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import busy_cores
 from lockstep.config.row import times_trained
@@ -121,6 +121,20 @@ def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield "it was made by files that differ from their commit"
 
 
+def _ledger(folder: Path, run: dict, plan: Plan) -> Iterator[str]:
+    """A run's ledger must hold each sample of its plan as often as its strategy trains it."""
+    if run["strategy"] not in registry.names():
+        yield f"its ledger can't be checked: {registry.path(run['strategy'])}, its strategy, is not there; put it there"
+        return
+    asked = run["asked"]
+    times = times_trained(run["strategy"], asked["options"], asked["hardware"]["processes"])
+    try:
+        with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
+            check_ledger(dict(ledger), plan, times)
+    except (OSError, RunFailed) as error:
+        yield f"its ledger is wrong: {error}"
+
+
 def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
     """A run must have trained its plan, from the given data and weights, with the requested settings."""
     file = paths.plan_file(results, run["asked"]["plan"])
@@ -130,13 +144,7 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
         plan = Plan.load(file)
         if plan.hash != run["hashes"]["plan"]:
             yield "it trained another plan than the one that exists now"
-        try:
-            with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
-                asked = run["asked"]
-                times = times_trained(run["strategy"], asked["options"], asked["hardware"]["processes"])
-                check_ledger(dict(ledger), plan, times)
-        except (OSError, RunFailed) as error:
-            yield f"its ledger is wrong: {error}"
+        yield from _ledger(folder, run, plan)
         train = Train.of(run["asked"]["train"])
         factor = lr_factor(train, plan.steps, plan.epochs)
         asked = [train.learning_rate * factor(step) for step in range(plan.steps)]
