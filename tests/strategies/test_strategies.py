@@ -44,15 +44,15 @@ SIZES = (1, 2, 3)
 def sizes(name: str) -> list[int]:
     """The numbers of processes that hold whole replicas of the model, by a strategy's defaults.
 
-    There are none for a strategy of another task only (`cp`, which tests/strategies/test_meshes.py tries).
+    There are none for a strategy that does not train single's model, or not here: published scripts
+    (tests/test_published_rows.py), local steps (test_averaging.py), cp (test_meshes.py), a user's script.
     """
     if name not in NAMES:
         return list(SIZES)
-    if any(
-        asked.startswith("task:") for asked, _ in registry.matches(name, "REFUSED", {"task": "text-classification"})
-    ):
+    about = registry.literals(name)
+    if about["DIVISION"] == "published" or about["OTHER_MODEL"] or name in ("cp", "script"):
         return []
-    known = registry.literals(name)["OPTIONS"].items()
+    known = about["OPTIONS"].items()
     together = registry.ranks_per_replica(name, {key: option.get("default") for key, option in known})
     return [size for size in SIZES if size % together == 0]
 
