@@ -50,7 +50,8 @@ def sizes(name: str) -> list[int]:
     if name not in NAMES:
         return list(SIZES)
     about = registry.literals(name)
-    if about["DIVISION"] == "published" or about["OTHER_MODEL"] or name in ("cp", "script"):
+    another = any(not values for values, _ in about["OTHER_MODEL"])  # whatever its options
+    if about["DIVISION"] == "published" or another or name in ("cp", "script"):
         return []
     known = about["OPTIONS"].items()
     together = registry.ranks_per_replica(name, {key: option.get("default") for key, option in known})
