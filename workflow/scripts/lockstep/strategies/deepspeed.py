@@ -63,6 +63,15 @@ class Strategy(ddp.Strategy):
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
 
+    def _require_native(self, precision):
+        """Raise RunFailed if this device has no instructions for the precision; DeepSpeed then refuses it."""
+        accelerator = self.deepspeed.accelerator.get_accelerator()
+        if precision == "fp16" and not accelerator.is_fp16_supported():
+            raise RunFailed(
+                "native_precision, precision: fp16: DeepSpeed's engine computes in fp16 only on devices that have"
+                " instructions for it, which this CPU has not; set native_precision to false, or precision to bf16"
+            )
+
     def prepare(self, model, make_optimizer):
         self.module = model.to(self.world.device)
         self.scaler = torch.amp.GradScaler(enabled=False)  # the engine has its own
@@ -80,6 +89,7 @@ class Strategy(ddp.Strategy):
         }
         if (precision := precisions.of(self.precision)).autocast:
             if self.options["native_precision"]:
+                self._require_native(self.precision)
                 settings[self.precision] = {"enabled": True}
             else:
                 settings["torch_autocast"] = {"enabled": True, "dtype": precision.dtype}
