@@ -807,6 +807,27 @@ def test_a_row_whose_first_steps_overflow_is_proven(two):
     assert two.read("parity/skips/n2/rep1/verdict.json")["proof"] == "within-tolerance"
 
 
+DECODER = ("--set=task=language-modelling", "--set=train.best=perplexity")
+
+
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ("{strategy: tp, sequence: true, vocabulary: true}", ()),
+        ("{strategy: tp, sequence: true, vocabulary: true}", DECODER),
+        ("{strategy: cp}", DECODER),
+        ("{strategy: pp, global_batch: 30, accumulation: 3}", ()),
+    ],
+)
+def test_ranks_that_hold_a_replica_together_are_proven_there(two, row, task):
+    asked = (*task, "--set=model.layers=2", f"--set=rows.together={row}", f"--results=together-{len(task)}-{len(row)}")
+    for script, *of in (("prepare",), ("plan",), ("parity", "--row=reference"), ("parity", "--row=together")):
+        finished = two.script(script, *asked, *of)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+    (verdict,) = two.place.path(asked[-1].removeprefix("--results=")).glob("parity/together/n2/rep1/verdict.json")
+    assert json.loads(verdict.read_text())["proof"] == "equal"
+
+
 # Two ranks on one GPU, which NCCL refuses.
 SHARED = """
 hardware: {processes: 2}
