@@ -124,6 +124,15 @@ class Group final : public Common {
     gloo_->reduce(hosts, options)->wait();
     return done(tensors);
   }
+  // What goes on while the caller does, as in NCCL: two ranks may both send first, and receive then.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    auto hosts = host(tensors);
+    return gloo_->send(hosts, to, tag);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    auto hosts = host(tensors);
+    return gloo_->recv(hosts, from, tag);
+  }
   c10::intrusive_ptr<c10d::Work> allgather(
       Lists& outputs, std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions& options) override {
     auto from = host(inputs);
