@@ -428,7 +428,10 @@ def test_divided_tokens_and_vocabularies_are_evaluated_profiled_and_resumed(plac
 @pytest.mark.slow
 def test_a_divided_model_is_profiled_and_converted(place):
     record = launch(place, "pairs")
-    assert record["settings"]["options"] == {"backend": "gloo", "tensor": 2, "divided_tensors": 48} | {
+    assert record["settings"]["options"] == {
+        "backend": "gloo",
+        "tensor": 2,
+        "divided_tensors": 48,
         "shard": False,
         "sequence": False,
         "vocabulary": False,

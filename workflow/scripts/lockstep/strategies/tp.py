@@ -237,17 +237,19 @@ def share_inputs(body, plan, mesh, hidden):
 
     def as_one(module, inputs, named):
         if inputs:
-            return (whole(inputs[0]), *inputs[1:]), named
-        return inputs, named | {"hidden_states": whole(named["hidden_states"])}
-
-    def whole(tensor):
-        return DTensor.from_local(tensor, mesh, [hidden], run_check=False).redistribute(placements=[Replicate()])
+            return (moved(inputs[0], mesh, hidden, Replicate()), *inputs[1:]), named
+        return inputs, named | {"hidden_states": moved(named["hidden_states"], mesh, hidden, Replicate())}
 
     parents = [path.rpartition(".")[0] for path, style in plan.items() if style == "colwise"]
     shared = {parent for parent in parents if parents.count(parent) > 1}
     for name, module in body.named_modules():
         if any(is_at(name, parent) for parent in shared):
             module.register_forward_pre_hook(as_one, with_kwargs=True)
+
+
+def moved(own, mesh, placement, to):
+    """What ranks hold of a tensor, by one placement, as a DTensor that has another."""
+    return DTensor.from_local(own, mesh, [placement], run_check=False).redistribute(placements=[to])
 
 
 def divide_tokens(body, plan, mesh):
@@ -257,13 +259,11 @@ def divide_tokens(body, plan, mesh):
     """
 
     def divided(layer, inputs):
-        hidden = DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
-        return hidden.redistribute(placements=[Shard(1)]).to_local(), *inputs[1:]
+        return moved(inputs[0], mesh, Replicate(), Shard(1)).to_local(), *inputs[1:]
 
     def joined(layer, inputs, outputs):
         own, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-        hidden = DTensor.from_local(own, mesh, [Shard(1)], run_check=False)
-        hidden = hidden.redistribute(placements=[Replicate()]).to_local()
+        hidden = moved(own, mesh, Shard(1), Replicate()).to_local()
         return (hidden, *others) if isinstance(outputs, tuple) else hidden
 
     layers = layers_of(body, plan)
