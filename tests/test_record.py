@@ -12,6 +12,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -470,7 +471,8 @@ def made(name: str, seconds: dict[str, list[float]], torch="2.13.0", session="",
     """A record of rows with these training seconds."""
     machine = {"cpu": "X", "cores": 2, "gpus": [], "packages": {"torch": torch}}
     whole = {"precision": "fp32", "hashes": {"plan": "p"}, "session": session or name, "watch": {"disturbed": []}}
-    whole |= {"division": "closed", "strategy": "ddp", "steps": 9, "global_batch": 32, "departed": []} | changed
+    whole |= {"division": "closed", "strategy": "ddp", "steps": 9, "global_batch": 32, "departed": []}
+    whole |= {"asked": {"hardware": {"threads": 1}}} | changed
     runs = [
         whole | {"row": row, "repeat": number, "clock": {"train_seconds": each}}
         for row, several in seconds.items()
@@ -509,6 +511,24 @@ def test_rows_that_are_open_disturbed_not_proven_or_of_other_work_are_no_best():
     assert mixed.speedup.value == pytest.approx(1.3, rel=0.01)
     assert mixed.speedup.distinct
     assert made("2", {"single": SLOW, "ddp": FAST}).question == mixed.question, "another row asks no other question"
+
+
+def test_the_speed_up_is_over_one_process_with_one_thread():
+    several = made("1", {"all_threads": [1.1, 1.11, 1.09], "single": SLOW, "ddp": FAST})
+    for each in several.runs[:3]:
+        each |= {"strategy": "single", "asked": {"hardware": {"threads": 2}}}
+    assert several.baseline == "single"
+    assert several.speedup.value == pytest.approx(1.3, rel=0.01)
+
+
+def test_this_projects_records_say_what_their_reports_say(tmp_path):
+    for file in (paths.PROJECT / "records").glob("*.record"):
+        checked = checking.check(file, keep=tmp_path / file.stem)
+        report = read_json(tmp_path / file.stem / "report/summary.json")
+        (row,) = [row for row in report["rows"] if row["row"] == checked.fastest]
+        ratio = checked.speedup
+        told = [row[key] for key in ("train_seconds", "speedup", "speedup_low", "speedup_high")]
+        assert [np.median(checked.seconds[checked.fastest]), ratio.value, ratio.low, ratio.high] == pytest.approx(told)
 
 
 def test_a_record_is_verified_by_another_session_and_stale_after_a_new_pytorch():

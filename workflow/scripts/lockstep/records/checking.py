@@ -19,7 +19,7 @@ from lockstep import paths, stats
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
 from lockstep.proof import fairness
-from lockstep.proof.verdicts import PROVEN
+from lockstep.proof.verdicts import PROVEN, WRONG
 from lockstep.records import packing
 from lockstep.report.ranking import BASELINE
 from lockstep.run import record
@@ -80,10 +80,7 @@ class Checked:
     @cached_property
     def by_block(self) -> stats.Times:
         """The training seconds of those runs, by row and block."""
-        seconds = defaultdict(dict)
-        for run in self.compared:
-            seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
-        return dict(seconds)
+        return _by_block(self.compared)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -97,15 +94,23 @@ class Checked:
 
     @property
     def baseline(self) -> str | None:
-        """The row among them that trains as one process on one device."""
-        return next((run["row"] for run in self.compared if run["strategy"] == BASELINE), None)
+        """The row among them that trains as one process on one device; with the fewest threads, if several do."""
+        alone = [run for run in self.compared if run["strategy"] == BASELINE]
+        fewest = min(alone, key=lambda run: run["asked"]["hardware"]["threads"], default=None)
+        return fewest and fewest["row"]
 
     @property
     def speedup(self) -> stats.Ratio | None:
-        """How many times as fast as `single` the fastest row is, by the runs in their blocks."""
+        """How many times as fast as the baseline the fastest row is, by the runs in their blocks.
+
+        As in the report, all rows of the same plan that are not proven wrong say how much times vary.
+        """
         if not self.fastest or not self.baseline or self.fastest == self.baseline:
             return None
-        return stats.Fit(self.by_block).ratio(self.baseline, self.fastest)
+        plan = self.compared[0]["hashes"]["plan"]
+        beside = [run for run in self.runs if run["hashes"]["plan"] == plan and not run["watch"]["disturbed"]]
+        right = [run for run in beside if not run["departed"] and self.proofs.get(run["row"]) not in WRONG]
+        return stats.Fit(_by_block(right)).ratio(self.baseline, self.fastest)
 
     @property
     def proven(self) -> str:
@@ -128,6 +133,13 @@ class Checked:
         closed = [run for run in self.runs if run["division"] == "closed"]
         work = Counter(map(_work, [run for run in closed if run["strategy"] == BASELINE] or closed))
         return work.most_common(1)[0][0] if work else ()
+
+
+def _by_block(runs: list[dict]) -> stats.Times:
+    seconds = defaultdict(dict)
+    for run in runs:
+        seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
+    return dict(seconds)
 
 
 def check(file: Path, keep: Path | None = None) -> Checked:
