@@ -136,8 +136,8 @@ class Run:
         model = lora.put_into(model, training.train).train()
         self.start["trained"] = lora.count_trained(model)
         if training.train.lora:
-            numbers = f"{self.start['trained']:,} numbers; the model has {self.start['parameters']:,}"
-            strategy.notes.append(f"LoRA trains {numbers}")
+            trained, whole = self.start["trained"], self.start["parameters"]
+            strategy.notes.append(f"LoRA trains {trained:,} numbers; the model has {whole:,}")
         if settings.precision == "fp64":
             model.double()
         if settings.weights_times != 1:

@@ -16,7 +16,7 @@ from lockstep.files import write_json, write_text
 from lockstep.report import charts, headline, own_script, paper, pictures, rendering, studies
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
-from lockstep.report.words import Text, join, meaning, same, say
+from lockstep.report.words import Text, join, meaning, note, same, say
 
 WORDS = ("proof", "status")  # columns whose values are translated
 
@@ -146,26 +146,27 @@ def _width(cells: list[list[Cell]], shown: list[Column]) -> int:
     return sum(width + 3 for width in widths) + 1
 
 
-def notes(summary: Summary) -> list[tuple[str, Text]]:
+def notes(summary: Summary) -> list[tuple[Text, Text]]:
     """What readers must know about a row, or about the data and the model of all rows: (row, note), each once."""
-    said = [(say("all_rows").en, same(note)) for note in summary.data.get("notes", ())]
-    said += [(say("all_rows").en, same(what)) for what in summary.damaged]
+    said = [(say("all_rows"), note(text)) for text in summary.data.get("notes", ())]
+    said += [(say("all_rows"), same(what)) for what in summary.damaged]
+    of_rows: list[tuple[str, Text]] = []
     for name, runs in summary.runs.items():
-        said += [(name, same(note)) for run in runs for note in run.get("notes", ())]
-        said += [
+        of_rows += [(name, note(text)) for run in runs for text in run.get("notes", ())]
+        of_rows += [
             (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"])))
             for run in succeeded(runs)
             if run["watch"]["disturbed"]
         ]
-        said += [(name, _snapshots(run)) for run in succeeded(runs) if run.get("snapshots")]
-        said += [
+        of_rows += [(name, _snapshots(run)) for run in succeeded(runs) if run.get("snapshots")]
+        of_rows += [
             (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))
             for run in runs
             for attempt in run.get("disturbed_before", ())
         ]
     for what, reasons in summary.stale.items():
-        said += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
-    return list(dict.fromkeys(said))
+        of_rows += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
+    return list(dict.fromkeys([*said, *((same(name), told) for name, told in of_rows)]))
 
 
 def _snapshots(run: dict) -> Text:

@@ -101,7 +101,7 @@ def _inline(svg: str, name: str, drawing: Drawing) -> Markup:
             f'<tspan class="{language}" lang="{language}">{escape(getattr(text, language))}</tspan>'
             for language in ("en", "zh")
         )
-        inline = inline.replace(f">{escape(text.en)}</text>", f">{both}</text>")
+        inline = inline.replace(f">{escape(text.en, quote=False)}</text>", f">{both}</text>")  # as matplotlib escapes
     label = f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-note"'
     inline = re.sub(r'(?<=<svg) (width|height)="[^"]*"', "", inline)
     return Markup(inline.replace("<svg", f"<svg {label}", 1))

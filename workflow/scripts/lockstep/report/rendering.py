@@ -7,7 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from lockstep import paths
-from lockstep.report.words import STUDIES, Text, say
+from lockstep.report.words import STUDIES, Text, note, say
 
 FOLDER = paths.WORKFLOW / "report"
 
@@ -37,7 +37,7 @@ def _environment(escape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["cell"] = markdown_cell
-    environment.globals["say"] = say
+    environment.globals |= {"say": say, "note": note}
     return environment
 
 

@@ -1,7 +1,7 @@
 """The report's texts in each of its languages, from workflow/report/words.yaml."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -72,6 +72,25 @@ def same(text: str) -> Text:
     return Text(text, text)
 
 
+def note(text: str) -> Text:
+    """A note or a reason that was kept in English, in every language if it has the form of a `note_` text."""
+    for pattern, key in _notes():
+        if match := pattern.fullmatch(text):
+            return replace(say(key, **match.groupdict()), en=text)
+    return same(text)
+
+
+@cache
+def _notes() -> list[tuple[re.Pattern, str]]:
+    """A pattern for each `note_` text, which finds its values, and the text's key."""
+    patterns = []
+    for key, (english, _) in _entries().items():
+        if key.startswith("note_"):
+            named = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english))
+            patterns.append((re.compile(named, re.DOTALL), key))
+    return patterns
+
+
 def listing(names: list[str]) -> Text:
     """a, b and c"""
     *first, last = names
@@ -96,7 +115,9 @@ def _in(value, language: str) -> str:
 def axis_texts() -> list[Text]:
     """The texts of axes and legends, which are drawn in English, and shown in both languages on the page."""
     texts = [
-        say(key) for key in _entries() if key.startswith(("axis_", "phase_", "setup_", "gain_strong", "gain_weak"))
+        say(key)
+        for key in _entries()
+        if key.startswith(("axis_", "phase_", "setup_", "gain_strong", "gain_weak", "memory_"))
     ]
     return texts + [on_test_split(name) for name in QUALITIES]
 
