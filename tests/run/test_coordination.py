@@ -38,6 +38,7 @@ ROWS = {
     **{name: {} for name in ("ddp", "ddp_spawn", "deepspeed", "horovod", "accelerate", "trainer", "fabric", "fsdp")},
     "ddp by c10d": {"rendezvous": "c10d"},
     "ddp by launch": {"launcher": "launch"},
+    "ddp by ray": {"launcher": "ray"},
     "ddp_spawn by tcp": {"rendezvous": "tcp"},
     "deepspeed by torchrun": {"launcher": "torchrun", "stage": 3},
     "accelerate by torchrun": {"launcher": "torchrun"},

@@ -242,6 +242,7 @@ RENDEZVOUS = "rendezvous"  # the rendezvous of processes that torch.multiprocess
 ACCELERATE = "accelerate.yaml"  # for `accelerate launch`
 DEEPSPEED = "deepspeed.json"  # the configuration of DeepSpeed's engine
 HAND = "hand"  # the rendezvous of ranks that are started by hand with their supervisor (run/hand.py)
+RAY = "ray"  # in the folder of a run: Ray's own files, while the run lasts
 HOSTS = "hosts"  # for a run on several nodes by DeepSpeed's launcher
 # Files that a run leaves:
 RECORD = "record.json"  # of a run that succeeded

@@ -209,6 +209,14 @@ class Hand(Launcher):
             )
 
 
+class Ray(Launcher):
+    """Ray Train's TorchTrainer, on a Ray cluster that lasts as long as the run (run/ray_cluster.py)."""
+
+    def command(self, settings, script, folder, meeting):
+        place = [str(meeting.node), meeting.address, str(meeting.port), meeting.own]
+        return [sys.executable, "-m", "lockstep.run.ray_cluster", str(folder), *place]
+
+
 LAUNCHERS = {
     "python": Python(),
     "torchrun": Torchrun(),
@@ -218,6 +226,7 @@ LAUNCHERS = {
     "deepspeed": DeepSpeed(),
     "horovodrun": HorovodRun(),
     "hand": Hand(),
+    "ray": Ray(),
 }
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,27 +24,40 @@ def main(folder: Path, kind: type[Session] = Session) -> None:
     after all work is done. So everything is written and flushed first, and the files say how the run went.
     """
     lifetime.die_with_parent()
-    files = RankFiles(folder, int(os.environ.get("RANK", 0)))
-    lifetime.end_with_holder(paths.node_folder(folder, files.node))
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
         signal.signal(signal.SIGHUP, _end)
-    code, session = 1, None
+    code = 1
     try:
-        session = kind(folder, files)
-        session.strategy.lead(session)
-        session.stop()
-        code = 0
-    except BaseException as error:  # not only Exception, because DCP's CheckpointException is not one
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher may send it now, but the reason must be written
-        progress = session and session.progress
-        _write_reason(folder, files, error, progress.steps if progress else 0)
-        print(f"rank {files.rank} failed:", file=sys.stderr)
-        sys.excepthook(type(error), error, error.__traceback__)
+        code = run(folder, kind)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run(folder: Path, kind: type[Session] = Session) -> int:
+    """Train this process's share of the run in `folder`; returns the exit code, and has written why it failed.
+
+    It ends with the run's supervisor, but handles no signal: a framework may call it in a thread of its own process.
+    """
+    files = RankFiles(folder, int(os.environ.get("RANK", 0)))
+    lifetime.end_with_holder(paths.node_folder(folder, files.node))
+    session = None
+    try:
+        session = kind(folder, files)
+        session.strategy.lead(session)
+        session.stop()
+    except BaseException as error:  # not only Exception, because DCP's CheckpointException is not one
+        if threading.current_thread() is threading.main_thread():
+            # The launcher may send it now, but the reason must be written.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        progress = session and session.progress
+        _write_reason(folder, files, error, progress.steps if progress else 0)
+        print(f"rank {files.rank} failed:", file=sys.stderr)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
 
 
 def _write_reason(folder: Path, files: RankFiles, error: BaseException, step: int) -> None:

@@ -79,7 +79,7 @@ class Session:
             self.files.node = world.rank // self.settings.hardware.processes_per_node
         _introduce(world)
         if world.rank:
-            _redirect(paths.rank_log(self.folder, world.rank))
+            redirect(paths.rank_log(self.folder, world.rank))
         self.progress = Progress(self.folder, self.files.node)
         self.progress.begin(world.rank)
 
@@ -294,7 +294,7 @@ def _introduce(world: World) -> None:
     print(f"{line}, process {os.getpid()}, {world.backend or 'no'} backend\n", end="", flush=True)
 
 
-def _redirect(file: Path) -> None:
+def redirect(file: Path) -> None:
     """Send all further output of this process, including that of C++ libraries, to a file of its own.
 
     Rank 0's output stays in the run's log, beside its launcher's, so that one log is enough to read.

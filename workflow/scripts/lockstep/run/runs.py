@@ -43,7 +43,7 @@ from lockstep.run.processes import Interrupted, Outcome, Saved
 # What a run leaves in its folder. It is removed before the next run, so that no file stands beside another's record.
 LEFT = (
     *(paths.RECORD, paths.FAILED, paths.LEDGER, paths.STEPS, paths.EVENTS, paths.ENVIRONMENT, paths.WATCH, paths.RANKS),
-    *(paths.LIVE, paths.NODES, paths.HAND, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
+    *(paths.LIVE, paths.NODES, paths.HAND, paths.RAY, paths.CHECKPOINT, paths.MODEL, paths.TEST, paths.UNTESTED),
     *(paths.VERDICT, paths.FINAL_WEIGHTS, paths.PROFILE, paths.TRACE),
 )
 

@@ -27,8 +27,9 @@ class Strategy(single.Strategy):
             return super().start()
         local_rank = int(os.environ["LOCAL_RANK"])
         device = take_device(self.hardware, local_rank)
-        timeout = timedelta(seconds=self.hardware.timeout)
-        dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
+        if not dist.is_initialized():  # Ray Train has joined it already
+            timeout = timedelta(seconds=self.hardware.timeout)
+            dist.init_process_group(self.hardware.backend, timeout=timeout, **rendezvous)
         self.world = World(dist.get_rank(), local_rank, dist.get_world_size(), device, dist.get_backend())
         return self.world
 

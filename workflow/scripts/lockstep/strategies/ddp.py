@@ -70,10 +70,11 @@ class Strategy(_group.Strategy):
 
 OPTIONS = {
     "launcher": {
-        "enum": ["torchrun", "launch", "hand"],
+        "enum": ["torchrun", "launch", "hand", "ray"],
         "default": "torchrun",
         "description": "torchrun; the deprecated torch.distributed.launch; or hand: the run prints a command for each"
-        " rank, and waits until you have started them all in terminals of your own",
+        " rank, and waits until you have started them all in terminals of your own; or ray: Ray Train's TorchTrainer,"
+        " on a Ray cluster that lasts as long as the run",
     },
     "rendezvous": {
         "enum": ["static", "c10d"],
