@@ -305,7 +305,7 @@ def test_rows_are_compared_block_by_block(results):
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     lines = first_lines(summary)
     assert lines[0] == (
-        "Use ddp: 1.25 times as fast as single (1.17 to 1.33), the same model. fsdp takes 1.25 times as long."
+        "Use ddp: 1.25 times as fast as single (1.17 to 1.33), the same model. fsdp takes 1.25 times as long as ddp."
     )
     assert (
         lines[1]
@@ -322,7 +322,7 @@ def test_rows_that_are_alike_share_the_first_place(results):
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
-    first = "Use ddp: 1.25 times as fast as single (1.21 to 1.28), the same model. Tied with it: fsdp."
+    first = "Use ddp: 1.25 times as fast as single (1.21 to 1.28), the same model. Also first: fsdp."
     assert first_lines(summary)[0] == first
 
 
@@ -335,14 +335,16 @@ def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_fas
     summary, rows = gathered(results, repeats=3, rows=three)
     assert rows["fsdp"]["train_seconds"] < rows["ddp"]["train_seconds"]
     assert first_lines(summary)[0].startswith("Use ddp: 1.2")
-    assert "Tied with it: fsdp." in first_lines(summary)[0]
+    assert "Also first: fsdp." in first_lines(summary)[0]
 
 
 def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
     repeat(results, "single", [10.0, 10.2, 10.1])
     repeat(results, "ddp", [10.1, 10.0, 10.2])
     summary, _ = gathered(results, repeats=3, rows={name: {"strategy": name} for name in ("single", "ddp")})
-    assert first_lines(summary)[0] == "Use single: no other row is shown to be faster. Tied with it: ddp."
+    assert first_lines(summary)[0] == (
+        "Use single: no other row is shown to be faster when all are compared at once. Also first: ddp."
+    )
 
 
 def profiled(steps: float, communication: float, exposed: float) -> dict:

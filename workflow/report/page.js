@@ -63,6 +63,15 @@ for (const button of document.querySelectorAll("button.copy")) {
   });
 }
 
+// A link to a folded part opens it.
+function unfold() {
+  const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+  for (let each = target && target.closest("details"); each; each = each.parentElement.closest("details")) each.open = true;
+  if (target) target.scrollIntoView();
+}
+addEventListener("hashchange", unfold);
+unfold();
+
 // Folded parts that belong on paper are open while the page is printed.
 const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
 let opened = [];

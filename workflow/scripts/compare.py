@@ -37,7 +37,8 @@ def main() -> None:
             print(f"A: {arguments.A}; B: {other}")
         if result.copied:
             print(say("compare_copied", first=arguments.A, other=other).en)
-        tell(result)
+        else:
+            tell(result)
     if arguments.page:
         write_text(arguments.page, comparison_page.page([arguments.A, *arguments.B], compared))
         print(f"page: {arguments.page}")

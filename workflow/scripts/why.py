@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import cli, frames
+from lockstep.config.schema import hint
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import step
@@ -57,7 +58,7 @@ def main() -> None:
 def _row(results: frames.Results, name: str) -> dict:
     rows = {row["row"]: row for row in results.report["rows"]}
     if name not in rows:
-        raise BadInput(f"{name}: no such row in {results.folder}. There are: {', '.join(rows)}.")
+        raise BadInput(f"{name}: no such row in {results.folder}. There are: {', '.join(rows)}.{hint(name, rows)}")
     if rows[name]["status"] != "ok":
         raise BadInput(f"{name}: {rows[name]['reason'] or rows[name]['status']}. Run it first: lockstep row {name}")
     return rows[name]
@@ -120,8 +121,8 @@ def _crossing(row: dict, against: dict, ours: Line, theirs: Line) -> str:
 
 
 def _at(row: dict, times: float, ours: Line, theirs: Line) -> dict:
-    """What is foretold for a global batch that is so many times the measured one, at the median width."""
-    tokens = times * ours.median
+    """What is foretold for a global batch that is so many times the measured one, at the mean width."""
+    tokens = times * ours.mean
     inside = ours.tokens[0] <= tokens <= ours.tokens[1]
     return {
         "global_batch": round(times * row["global_batch"]),

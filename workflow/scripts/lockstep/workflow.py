@@ -34,7 +34,7 @@ TELLING = (
     *("caches.py", "cli.py", "provenance.py", "config/accelerate_file.py", "config/configuration.py"),
     *("config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py", "config/reading.py"),
     *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py"),
-    *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py"),
+    *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py", "rank/ray_cluster.py", "rank/ray_worker.py"),
     *(
         "run/hand.py",
         "run/journal.py",

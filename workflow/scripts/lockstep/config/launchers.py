@@ -210,11 +210,11 @@ class Hand(Launcher):
 
 
 class Ray(Launcher):
-    """Ray Train's TorchTrainer, on a Ray cluster that lasts as long as the run (run/ray_cluster.py)."""
+    """Ray Train's TorchTrainer, on a Ray cluster that lasts as long as the run (rank/ray_cluster.py)."""
 
     def command(self, settings, script, folder, meeting):
         place = [str(meeting.node), meeting.address, str(meeting.port), meeting.own]
-        return [sys.executable, "-m", "lockstep.run.ray_cluster", str(folder), *place]
+        return [sys.executable, "-m", "lockstep.rank.ray_cluster", str(folder), *place]
 
 
 LAUNCHERS = {

@@ -38,7 +38,7 @@ class Line:
     each: float
     draws: np.ndarray
     tokens: tuple[int, int]  # the smallest and the largest number of tokens that was measured
-    median: float  # tokens of a step
+    mean: float  # tokens of a step
     steps: int
 
     def at(self, tokens: float) -> Estimate:
@@ -79,7 +79,7 @@ def fit(tokens: np.ndarray, seconds: np.ndarray) -> Line:
     draws = np.array([_theil_sen(tokens[chosen], seconds[chosen]) for chosen in resampled])
     fixed, each = _theil_sen(tokens, seconds)
     sizes = int(tokens.min()), int(tokens.max())
-    return Line(fixed, each, draws, sizes, float(np.median(tokens)), len(tokens))
+    return Line(fixed, each, draws, sizes, float(np.mean(tokens)), len(tokens))
 
 
 def _theil_sen(tokens: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:

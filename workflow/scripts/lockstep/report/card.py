@@ -78,7 +78,7 @@ def _shown(done: list[dict]) -> list[dict]:
 
 def _gain(row: dict) -> str:
     """How many times as fast as single, with the ends of a 95 % interval."""
-    if row["speedup"] is None or row["strategy"] == BASELINE:
+    if row["speedup"] is None or (row["strategy"] == BASELINE and row.get("speedup_low") is None):
         return ""
     limits = [row.get("speedup_low"), row.get("speedup_high")]
     between = "" if None in limits else f" ({limits[0]:.2f} to {limits[1]:.2f})"

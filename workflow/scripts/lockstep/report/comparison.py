@@ -66,11 +66,11 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
     if not lines:
         raise BadInput(f"{first} and {second} have no finished row in common.")
     differs = _environment(ours, theirs) + [what for line in lines for what in _asked(line.row, ours, theirs)]
-    copied = all(_when(ours, line.row) == _when(theirs, line.row) for line in lines)
+    copied = all(when(ours, line.row) == when(theirs, line.row) for line in lines)
     return Comparison(lines, unfair + differs, sorted(rows[0].keys() ^ rows[1].keys()), copied)
 
 
-def _when(report: dict, row: str) -> list[tuple]:
+def when(report: dict, row: str) -> list[tuple]:
     """Identifies each of a row's runs by when it began and how long it took."""
     return [
         (run.get("session"), run["started"], run["clock"]["train_seconds"]) for run in good_runs(report["runs"][row])

@@ -226,7 +226,8 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     tied, last = _tied(best, done), _last(best, done, summary)
     slowest = same("")
     if last is not best and last not in tied:
-        slowest = say("slowest", row=last["row"], ratio=f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}")
+        ratio = f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}"
+        slowest = say("slowest", row=last["row"], ratio=ratio, best=best["row"])
     if best["repeats"] == 1 or not best["place"]:
         once = "fastest_once" if best["repeats"] == 1 else "fastest"
         most = max(done, key=lambda row: row["devices"])

@@ -152,6 +152,8 @@ def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Poin
 
 def _incomparable(row: str, before: Kept, after: Kept) -> tuple[str, None, str] | None:
     """Why two times are not comparable: the finding, None for the ratio, and what differs; None if they are."""
+    if comparison.when(before.report, row) == comparison.when(after.report, row):
+        return "break", None, f"these are the same runs as in {before.name}"
     runs = [good_runs(look.report["runs"][row])[0] for look in (before, after)]
     differing = [f"{kind}: {values}" for kind, values in comparison.differences(*runs).items()]
     differing += [each for each in comparison.asked_otherwise(*runs) if each.split(":")[0] not in NOT_MEASURED]

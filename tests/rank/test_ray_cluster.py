@@ -86,7 +86,7 @@ def test_the_same_model_is_trained_as_by_torchrun(trained, row):
     alike, expected = trained("torchrun")
     assert record["world_size"] == alike["world_size"] == 2
     assert record["asked"]["options"]["launcher"] == "ray"
-    assert "lockstep.run.ray_cluster" in " ".join(record["command"])
+    assert "lockstep.rank.ray_cluster" in " ".join(record["command"])
     assert np.allclose(record["losses"], alike["losses"], rtol=0, atol=1e-5)
     for name, weight in expected.items():
         assert np.allclose(weights[name], weight, rtol=0, atol=1e-4), name
@@ -113,14 +113,17 @@ def test_nothing_of_ray_outlives_a_run_that_is_ended(place, whom):
     supervisor = subprocess.Popen(
         command, cwd=place.folder, env=place.environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    rank = begun(folder)
-    token = folder / paths.RAY / "token"
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600, "whoever has the token may run code in the cluster"
-    if whom == "rank":
-        os.kill(rank, signal.SIGKILL)
-    else:
-        supervisor.send_signal(signal.SIGKILL if whom == "supervisor" else signal.SIGINT)
-    _, said = supervisor.communicate(timeout=60)
+    try:
+        rank = begun(folder)
+        token = folder / paths.RAY / "token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600, "whoever has the token may run code in the cluster"
+        if whom == "rank":
+            os.kill(rank, signal.SIGKILL)
+        else:
+            supervisor.send_signal(signal.SIGKILL if whom == "supervisor" else signal.SIGINT)
+        _, said = supervisor.communicate(timeout=60)
+    finally:
+        supervisor.kill()
     if whom == "rank":
         assert supervisor.returncode == 1
         assert "rank 0 died after step" in said

@@ -1,11 +1,11 @@
 """Ray Train's TorchTrainer, on a Ray cluster that lasts as long as the run (a row's `launcher: ray`).
 
 The first node starts the head of the cluster, and the others join it, each with as many CPUs and GPUs as it has ranks.
-Then the first one hands `train` to a TorchTrainer, which calls it in a worker process for each rank, after these have
-joined PyTorch's process group. All of Ray's processes end with this one. They listen on all interfaces, which they
-can't be told otherwise; so they ask for a token that only this run's nodes know.
+Then the first one hands a function (ray_worker.py) to a TorchTrainer, which calls it in a worker process for each rank,
+after these have joined PyTorch's process group. All of Ray's processes end with this one. They listen on all
+interfaces, which they can't be told otherwise; so they ask for a token that only this run's nodes know.
 
-    python -m lockstep.run.ray_cluster FOLDER NODE ADDRESS PORT OWN   (as config/launchers.py: Ray has it)
+    python -m lockstep.rank.ray_cluster FOLDER NODE ADDRESS PORT OWN   (as config/launchers.py: Ray has it)
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from lockstep import paths
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.files import read_json
-from lockstep.run.progress import NODE
+from lockstep.rank import ray_worker
 
 POLL = 0.2  # seconds
 OBJECTS = 100 * 2**20  # bytes of shared memory for Ray's objects, of which a run has only small ones
@@ -128,7 +128,7 @@ def _fit(folder: Path, settings: Settings, address: str, cluster: _Node) -> None
     _await_nodes(address, hardware.nodes, hardware.timeout, cluster)
     each = {"CPU": 1} | ({"GPU": hardware.gpu_count / hardware.processes_per_node} if hardware.gpu_count else {})
     trainer = TorchTrainer(
-        train,
+        ray_worker.train,
         train_loop_config={"folder": str(folder.absolute()), "beside": os.getcwd()},
         scaling_config=ScalingConfig(
             num_workers=hardware.processes, use_gpu=bool(hardware.gpu_count), resources_per_worker=each
@@ -165,21 +165,6 @@ def _await_nodes(address: str, nodes: int, timeout: float, cluster: _Node) -> No
         there = sum(node["Alive"] for node in ray.nodes())
 
 
-def train(given: dict) -> None:
-    """Train one rank's share of a run. TorchTrainer calls it in a thread of each of its worker processes."""
-    from lockstep.rank import main, session
-
-    os.chdir(given["beside"])  # the run's settings name files relative to it
-    folder = Path(given["folder"])
-    if os.environ["RANK"] == "0":  # into the run's log, as with other launchers; Ray has a file for each worker
-        session.redirect(paths.node_folder(folder, int(os.environ.get(NODE, 0))) / paths.LOG)
-    if main.run(folder):
-        raise RunFailed("the rank failed, as its log says")
-
-
 if __name__ == "__main__":
-    # By its name, so that Ray's workers import the function, too.
-    from lockstep.run import ray_cluster
-
     folder, node, address, port, own = sys.argv[1:]
-    sys.exit(ray_cluster.main(Path(folder), int(node), address, int(port), own))
+    sys.exit(main(Path(folder), int(node), address, int(port), own))
