@@ -117,6 +117,8 @@ def test_letters_in_two_parts_are_the_letter_in_one():
         ("don't", "don\u2019t"),
         ("non-toxic", "non_toxic"),
         ("-1", "\u22121"),
+        ("0", "-0"),
+        ("1", "1.000000000000000000e+00"),
     ],
 )
 def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):
@@ -128,6 +130,14 @@ def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):
     else:
         assert len(notes) == 1
         assert notes[0].startswith("labels that differ only in spelling are separate classes: ")
+
+
+def test_letters_of_two_alphabets_in_one_word_are_told():
+    known = Labels()
+    for value in ("bad", "b\u0430d", "good", "\u0434\u0430", "\u0434\u0430 good", "\u597d A"):
+        known.number(value, "here")
+    (note,) = known.notes(Counter(), "text")
+    assert note == "labels with letters of two alphabets, some of which look alike: 'b\u0430d'"
 
 
 def test_labels_that_differ_otherwise_are_not_told():

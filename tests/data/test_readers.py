@@ -162,6 +162,25 @@ def test_documents_of_a_text_file_are_what_stands_between_empty_lines(tmp_path):
     (tmp_path / "a.txt").write_bytes(f"\ufeff{ODD}\r\nsecond line\r\n\r\nother\n".encode())
     data = reading.parse({"data": {"path": str(tmp_path / "a.txt")}}).data
     assert documents.read(data, tmp_path, [])[1] == [(f"{ODD}\nsecond line",), ("other",)]
+    notes = []
+    (tmp_path / "a.txt").write_text('{"text": "one"}\n\n{"text": "None"}\n', encoding="utf-8")
+    data = reading.parse({"data": {"path": str(tmp_path / "a.txt")}}).data
+    assert documents.read(data, tmp_path, notes)[1] == [("one",), ("None",)]
+    assert notes == [
+        f"{tmp_path / 'a.txt'} is read as JSON Lines, by its content and not by its name",
+        "1 texts are a word for a missing value, such as nan or None: remove them if they are no text",
+    ]
+
+
+def test_rows_of_several_texts_are_told_where_one_is_read(tmp_path):
+    from lockstep.config import reading
+    from lockstep.data import documents
+
+    notes = []
+    (tmp_path / "a.jsonl").write_text('["a", "b"]\n["c", "d"]\n', encoding="utf-8")
+    data = reading.parse({"data": {"path": str(tmp_path / "a.jsonl")}}).data
+    assert documents.read(data, tmp_path, notes)[1] == [("a",), ("c",)]
+    assert notes[0] == "rows have up to 2 columns, of which number 0 (data.text, from 0) is the text"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.config import reading
+from lockstep.data import documents
 from lockstep.errors import BadInput
 from tests.data.test_sources import read
 
@@ -108,6 +110,23 @@ def test_rows_that_a_field_swallows_are_refused_by_their_line(tmp_path):
     lines = ["text,label", "a,x", '"b, and c",y', '"d,x', "e,y", 'f",x', "g,y", ""]
     with pytest.raises(BadInput, match=r"row 4: a quotation mark opens a field that ends in row 6"):
         read_file(tmp_path, "a.csv", "\n".join(lines))
+
+
+def test_without_labels_rows_are_not_swallowed_either(tmp_path):
+    data = reading.parse({"data": {"path": str(tmp_path / "a.csv"), "text": "text"}}).data
+    lines = ["id,text", *(f"{number},line {number}" for number in range(40))]
+    lines[6], lines[11] = '5,"a mark opens', '10,and one closes"'
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = documents.read(data, tmp_path, [])[1]
+    assert [row[0] for row in rows] == [line.split(",")[1] for line in lines[1:]]
+    # A text of several lines is one where not every line is a row, or where fields are quoted as a rule.
+    for content in ('id,text\n1,"one\ntwo, three\nfour"\n2,five\n', 'id,text\n1,"one\ntwo"\n2,"a, b\nc, d"\n3,"e"\n'):
+        (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+        assert "\n" in documents.read(data, tmp_path, [])[1][0][0]
+
+
+def test_the_line_by_which_excel_tells_the_separator_is_no_row(tmp_path):
+    assert read_file(tmp_path, "a.csv", "sep=;\ntext;label\na, b;x\nc;y\n") == [("a, b", "x"), ("c", "y")]
 
 
 def test_texts_over_several_lines_stay_whole_and_are_noted(tmp_path):

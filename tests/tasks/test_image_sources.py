@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -93,7 +95,36 @@ def test_pages_frames_and_dark_images_are_told(tmp_path):
     named = re.findall(r"\w\.tif", notes[0])
     assert named == ["0.tif", "1.tif", "2.tif"]  # the first three of eight
     assert notes[0].endswith(", ...)")
-    assert re.match(r"2 images have 16 bits but use less than a quarter of their range", notes[1])
+    assert re.match(r"2 images have 16 bits, of which 8 are kept, and so fewer than 64 levels", notes[1])
+
+
+def in_16_bits(values: np.ndarray) -> bytes:
+    """A PNG of colours with 16 bits, which PIL does not write. values: [height, width, 3]."""
+    height, width, _ = values.shape
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in values)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(lines),
+        b"IEND": b"",
+    }
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks.items()
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(("most", "told"), [(1024, True), (2**16, False)])
+def test_16_bits_that_leave_few_levels_are_told_in_colour_and_beside_one_bright_pixel(tmp_path, most, told):
+    draw = np.random.default_rng(0)
+    grey = draw.integers(0, most, (32, 32)).astype(np.uint16)
+    grey[0, 0] = 2**16 - 1
+    Image.fromarray(grey).save(tmp_path / "grey.png")
+    (tmp_path / "colour.png").write_bytes(in_16_bits(draw.integers(0, most, (32, 32, 3))))
+    for name in ("grey.png", "colour.png"):
+        remarks = Remarks()
+        decoding.pixels(tmp_path / name, name, None, remarks=remarks)
+        assert (len(remarks.notes()) == 1) == told
 
 
 def test_notes_are_there_where_only_the_first_images_are_read(tmp_path):
@@ -127,6 +158,13 @@ def folders(own, *names: str, count: int = 3) -> None:
         (("seg_train/cat", "seg_train/dog", "seg_test/cat", "seg_test/dog"), "seg_test"),
         (("fold1/cat", "fold1/dog", "fold2/cat", "fold2/dog"), "fold1"),
         (("cat/train", "cat/test", "dog/train", "dog/test"), None),
+        (("train_cats", "train_dogs", "test_cats", "test_dogs"), None),
+        (("trainA", "trainB", "testA", "testB"), None),
+        (("bounding_box_train", "bounding_box_test", "query"), None),
+        (("seg_train", "seg_test", "seg_pred"), None),
+        (("\u8bad\u7ec3\u96c6", "\u6d4b\u8bd5\u96c6"), None),
+        (("Lerndaten", "Testdaten"), None),
+        (("labeled", "unlabeled"), None),
     ],
 )
 def test_folders_that_are_no_classes_are_refused(tmp_path, names, instead):
@@ -137,7 +175,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path, names, instead):
         assert f"data.path: {tmp_path / instead}" in str(error.value)
         assert classes(tmp_path / instead) == ["cat", "dog"]
     else:
-        assert re.search("(is|are) split already", str(error.value))
+        assert re.search("(is|are) (split|divided) already", str(error.value))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +184,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path, names, instead):
         ("cat", "dog"),
         ("test", "control"),  # a word alone is a class's name
         ("contest", "trainer"),
+        ("bullet_train", "test_tube", "cat", "dog", "bird"),  # some of many classes
         ("cat/2020", "cat/2021", "dog/2020", "dog/2021"),
         ("cat/2020", "dog"),
     ],

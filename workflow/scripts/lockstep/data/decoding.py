@@ -10,11 +10,12 @@ from lockstep.errors import BadInput, brief
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 WHITE = 2**16 - 1  # the brightest value of a 16-bit image
+FEW_LEVELS = 64  # of the 256 of 8 bits
 REMARKS = {
     "transparent": "have transparent parts, which are laid over white",
     "frames": "hold several pages or frames, of which the first is taken",
-    "dark": "have 16 bits but use less than a quarter of their range, so few of the 256 levels of 8 bits are left;"
-    " scale them to the whole range if you need more",
+    "dark": "have 16 bits, of which 8 are kept, and so fewer than 64 levels; scale them to the whole range if you need"
+    " more",
     "blank": "are of one colour throughout",
 }
 NAMED = 3  # how many images a note names
@@ -64,15 +65,18 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
         picture = source if isinstance(source, Picture.Image) else Picture.open(source)
         if getattr(picture, "n_frames", 1) > 1:
             remarks.add("frames", where)
+        in_16_bits = any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))  # PIL reads colours in 8
         picture = ImageOps.exif_transpose(picture)  # rotate it as the camera was held
         mode = mode or ("L" if picture.mode in ("1", "L", "LA") or picture.mode.startswith("I") else "RGB")
         if picture.mode.startswith("I"):  # 16 bits; PIL would clip the values instead of scaling them
             values = np.asarray(picture)
             if values.min() < 0 or values.max() > WHITE:
                 raise ValueError(f"its values are from {values.min()} to {values.max()}, outside of 0 to {WHITE}")
-            if values.max() < WHITE / 4:
+            scaled = (values / 257).round().astype(np.uint8)
+            levels = len(np.unique(scaled))
+            if levels < FEW_LEVELS and levels < len(np.unique(values)):
                 remarks.add("dark", where)
-            picture = Picture.fromarray((values / 257).round().astype(np.uint8))
+            picture = Picture.fromarray(scaled)
         if picture.mode == "F":  # PIL would truncate the values to integers
             raise ValueError("its pixels are floating-point numbers, so the value of white is unknown")
         if picture.has_transparency_data:  # PIL would show the colour of transparent pixels, usually black
@@ -88,6 +92,8 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
         raise BadInput(f"{where}: is not a file. Name an existing one.") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
         raise BadInput(f"{where}: can't be decoded as an image: {brief(error)}. Remove it, or save it anew.") from None
+    if in_16_bits and decoded.ndim == 3 and len(np.unique(decoded)) < FEW_LEVELS:
+        remarks.add("dark", where)
     if decoded.min() == decoded.max():
         remarks.add("blank", where)
     return decoded[None] if decoded.ndim == 2 else decoded.transpose(2, 0, 1)

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config.sections import Data
 from lockstep.data import mapped, prepared, sources, vocabulary
+from lockstep.data.labels import note_missing_texts
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split, require
@@ -102,13 +103,20 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Rows]:
     name, rows = sources.records(_without_labels(data, columns), downloads, notes, labelled=len(columns) > 1)
     texts = [(column, position) for position, (column, _) in enumerate(columns)]
     data, rows = sources.with_blanks_decided(data, rows, texts, notes)
-    documents = [
-        tuple(
-            sources.text_of(row, column, position, key, f"{name}, row {number}", data)
-            for position, (column, key) in enumerate(columns)
+    wide = 0  # the most columns of a row without names, of which one is the text
+    documents = []
+    for number, row in rows:
+        wide = max(wide, len(row) if isinstance(row, list) else 0)
+        documents.append(
+            tuple(
+                sources.text_of(row, column, position, key, f"{name}, row {number}", data)
+                for position, (column, key) in enumerate(columns)
+            )
         )
-        for number, row in rows
-    ]
+    if wide > len(columns) == 1:
+        place = data.text if isinstance(data.text, int) else 0
+        notes.append(f"rows have up to {wide} columns, of which number {place} (data.text, from 0) is the text")
+    note_missing_texts((text for row in documents for text in row), notes)
     if isinstance(columns[0][0], int) and _looks_like_names(documents):
         notes.append(
             f"the first text of {name} is {' and '.join(map(repr, documents[0]))}, and is trained on like any other; if"

@@ -32,6 +32,11 @@ SPLIT = re.compile(
 # A weaker sign, used if the folders' content also suggests splits: seg_train, fold1, 2019, x_test, 训练集.
 PART = re.compile(r"tr(ai)?n|te?st|val|eval|dev|pred|fold|part|split|\d|训练|测试|验证", re.IGNORECASE)
 IDX_BYTE = 0x08  # the type code of unsigned bytes in an idx file
+# Names of folders that hold the samples for training, and those for tests, of a data set that is divided already.
+FOR_TRAINING = re.compile(r"(?<![a-z])(train|trn|lern|entra[iî]n|labell?ed)|训练")
+FOR_TESTS = re.compile(
+    r"(?<![a-z])(te?st|valid|val(?![a-z])|eval|dev(?![a-z])|query|holdout|pred|unlabel)|[测验]试?证?集"
+)
 IDX_PART = re.compile(r"(train|test|t10k)[-_.]*$")  # the split at the end of an idx file's name before "images"
 
 Image = tuple[str, np.ndarray, object, str]
@@ -135,6 +140,13 @@ def _classes(folder: Path, notes: list[str]) -> list[Path]:
         raise BadInput(
             f"data.path: {folder}: its classes are split already ({parts[0].name}/{min(names[0] | {''})}...). Put the"
             " images of each class into one folder; Lockstep splits them by data.splits."
+        )
+    training, tests = ([part for part in parts if kind.search(part.name.lower())] for kind in (FOR_TRAINING, FOR_TESTS))
+    if training and tests and 2 * len({*training, *tests}) >= len(parts):
+        raise BadInput(
+            f"data.path: {folder}: its folders are named like parts of a data set that is divided already"
+            f" ({listed(part.name for part in parts)}), not like classes. Make a folder for each class, with all of its"
+            " images; Lockstep splits them by data.splits. If these are the classes, rename them."
         )
     for part in splits:
         notes.append(f"{part}: is taken for a class, though it is named like a split of a data set")

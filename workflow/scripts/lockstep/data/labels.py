@@ -29,6 +29,8 @@ MISSING |= {".", "''", "---", "\\\\n", "#value!", "#ref!", "#div/0!", "#name?", 
 DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")  # hyphens, dashes and the minus sign
 INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # joiners, marks, variants
 WHOLE = re.compile(r"([+-]?\d+)\.0*")  # an integer written as a decimal fraction, such as 3.0
+ALPHABETS = {"LATIN", "CYRILLIC", "GREEK"}  # some of their letters look alike
+NO_TEXT = {"nan", "none", "null", "n/a", "#n/a", "<na>", "nat", "(null)"}  # what few people would write as a text
 HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 SHOWN = 10  # how many labels a message lists
 WAYS = 5  # how many spellings of a label are remembered
@@ -94,7 +96,21 @@ class Labels:
                 f"labels that differ only in spelling are separate classes: {listed(each, '; ')}. Write them alike if"
                 " one class is meant"
             )
+        if mixed := [name for name in self.numbers if any(len(_alphabets(word)) > 1 for word in name.split())]:
+            notes.append(f"labels with letters of two alphabets, some of which look alike: {listed(map(repr, mixed))}")
         return notes
+
+
+def _alphabets(word: str) -> set[str]:
+    return {unicodedata.name(letter, " ").split(" ")[0] for letter in word if letter.isalpha()} & ALPHABETS
+
+
+def note_missing_texts(texts: Iterable[str], notes: list[str]) -> None:
+    """Add a note if some of the texts are a word for a missing value."""
+    if missing := sum(text.lower() in NO_TEXT for text in texts):
+        notes.append(
+            f"{missing} texts are a word for a missing value, such as nan or None: remove them if they are no text"
+        )
 
 
 def spelling(name: str) -> str:
@@ -109,7 +125,7 @@ def spelling(name: str) -> str:
         number = Decimal(plain.replace(",", "."))
     except InvalidOperation:
         return re.sub("[-_]", "", plain) or plain
-    return str(number.normalize()) if number.is_finite() and abs(number.adjusted()) < 50 else plain
+    return str(number.normalize() + 0) if number.is_finite() and abs(number.adjusted()) < 50 else plain
 
 
 def _plain(name: str) -> str:

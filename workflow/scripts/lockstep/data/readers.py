@@ -89,7 +89,7 @@ def _kind(file: Path, data: Data, notes: list[str], labelled: bool) -> str:
         raise BadInput(f"data.format: can't be recognised from {file.name}; set it to one of {choices}.")
     if kind == "parquet" and _is_gzip(file):
         raise BadInput(f"data.path: {file} is a gzip-compressed Parquet file. Decompress it: gunzip --keep {file}")
-    if data.format == "auto" and named and kind != named and named != "text":
+    if data.format == "auto" and named and kind != named and (named != "text" or not labelled):
         notes.append(f"{file} is read as {NAMES[kind]}, by its content and not by its name")
     return kind
 
@@ -120,11 +120,11 @@ def require_rows(file: Path, head: bytes) -> None:
 
 def _of_text(head: bytes, named: str | None, data: Data, labelled: bool) -> str | None:
     """The format of a text file, by its beginning (`head`) and by the format that its ending names (`named`)."""
-    if named == "text" and not labelled:
-        return named
     text = head.decode("utf-8-sig", errors="replace")
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     first = lines[0] if lines else ""
+    if named == "text" and not labelled and not isinstance(_value(first), dict):
+        return named
     if not first.startswith(("{", "[")):
         header_of_columns = isinstance(data.text, str) and data.text in first
         is_table = named == "text" or (named in ("json", "jsonl", "parquet") and header_of_columns)

@@ -17,7 +17,7 @@ import requests
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus, readers
-from lockstep.data.labels import HALF, Labels, listed
+from lockstep.data.labels import HALF, NO_TEXT, Labels, listed, note_missing_texts
 from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
@@ -32,11 +32,11 @@ def read(data: Data, downloads: Path, notes: list[str], labels: Labels) -> tuple
     """The source's name, and its (text, label's number in `labels`, row number) triples, at most `data.limit`.
 
     Texts are cleaned and never empty. Downloads are kept in `downloads`. Remarks on the source for readers of the
-    results are added to `notes`, by the time the first row is read.
+    results are added to `notes`, by the time the last row is read.
     """
     name, rows = records(data, downloads, notes)
     data, rows = with_blanks_decided(data, rows, [(data.text, 0)], notes)
-    return name, _columns(rows, data, name, labels)
+    return name, _columns(rows, data, name, labels, notes)
 
 
 def records(
@@ -70,11 +70,14 @@ def _in_one_order(rows: Iterator[tuple[int, object]], data: Data, name: str) -> 
         yield number, row
 
 
-def _columns(rows, data: Data, name: str, labels: Labels) -> Iterator[tuple[str, int, int]]:
+def _columns(rows, data: Data, name: str, labels: Labels, notes: list[str]) -> Iterator[tuple[str, int, int]]:
+    missing = []
     for number, row in rows:
         where = f"{name}, row {number}"
         text, label = text_of(row, data.text, 0, "text", where, data), _column(row, data.label, 1, "label", where)
+        missing += [text] if text.lower() in NO_TEXT else []
         yield text, labels.number(label, where), number
+    note_missing_texts(missing, notes)
 
 
 def with_blanks_decided(

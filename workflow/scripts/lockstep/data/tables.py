@@ -22,6 +22,7 @@ SEPARATORS = ",;\t|"
 LOOK = 100  # the number of rows by which the separator is detected
 REMEMBERED = 10_000  # the largest number of distinct labels that is kept
 QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a field in quotation marks; marks inside are doubled
+SEPARATOR_LINE = re.compile(r"sep=.\s*")  # the first line by which Excel tells itself the separator
 ESCAPED = re.compile(r'"(?:[^"\\]|\\.)*\\"(?:[^"\\]|\\.)*"')  # the same with a backslash before marks inside
 
 
@@ -90,7 +91,8 @@ def _require_one_of_each(header: list[str], data: Data, file: Path) -> None:
 
 def _lines(file: Path) -> Iterator[str]:
     with open_text(file, newline="") as lines:
-        yield from lines
+        for number, line in enumerate(lines):
+            yield "\n" if number == 0 and SEPARATOR_LINE.fullmatch(line) else line
 
 
 def _records(file: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
@@ -207,6 +209,10 @@ class Survey:
                     known.add(row[at].strip())
         except csv.Error:
             self.unreadable = True
+        if data.label == data.text:  # texts without labels, so only the number of columns tells what looks like a row
+            if self.width > 1 and self.every_line_a_row and not self._mostly_enclosed() and not self.doubled:
+                self.swallowed = {number: len(lines) for number, lines in several}
+            return
         labels = known | set(data.labels or ())
         for number, lines in several:
             split = [[field.strip().strip('"').strip() for field in line.split(self.separator)] for line in lines]
@@ -220,8 +226,11 @@ class Survey:
         readable = not self.unreadable and not self.swallowed
         if self.separator == "\t":
             return not (readable and (self.enclosing or not self.every_line_a_row))
-        mostly_enclosed = any(2 * self.enclosed[column] > self.filled[column] for column in self.filled)
-        return self.every_line_a_row and not readable and not mostly_enclosed and not self.doubled
+        return self.every_line_a_row and not readable and not self._mostly_enclosed() and not self.doubled
+
+    def _mostly_enclosed(self) -> bool:
+        """Whether most fields of a column are quoted."""
+        return any(2 * self.enclosed[column] > self.filled[column] for column in self.filled)
 
     def notes(self, file: Path, dialect: Dialect) -> list[str]:
         if dialect.letters and (self.unreadable or self.swallowed):
