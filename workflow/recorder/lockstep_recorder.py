@@ -736,16 +736,22 @@ def _be_alone(torch):
 
 
 def change_spawn(module):
-    """Make mp.spawn start one process in a replay, and set the number of ranks in its arguments to 1."""
+    """Make mp.spawn start one process in a replay, and set the number of ranks in its arguments to 1.
+
+    Fabric spawns by start_processes.
+    """
     if not REPLAY:
         return
-    spawn = module.spawn
+    spawn, start = module.spawn, module.start_processes
 
     def spawn_one(fn, args=(), nprocs=1, *rest, **kwargs):
         mine = tuple(_of_one(value, nprocs) for value in args)
         return spawn(fn, mine, 1, *rest, **kwargs)
 
-    module.spawn = spawn_one
+    def start_one(fn, args=(), nprocs=1, *rest, **kwargs):
+        return start(fn, args, 1, *rest, **kwargs)
+
+    module.spawn, module.start_processes = spawn_one, start_one
 
 
 COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # parts of names of settings that count ranks

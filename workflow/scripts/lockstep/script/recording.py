@@ -225,10 +225,15 @@ def _run(
 
 def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
     """Wait for a process to end, and return its exit code. Raises RunFailed if nothing is recorded for too long."""
-    seen, since = -1.0, time.monotonic()
+    seen, since, done_since = -1.0, time.monotonic(), None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(0.5)
+        if _all_are_done(folder):
+            done_since = done_since or time.monotonic()
+            # What started the ranks may wait for a result that they did not hand over, as Fabric does where it spawns.
+            if time.monotonic() - done_since > GRACE:
+                return 0
         latest = max((file.stat().st_mtime for file in folder.glob("*.json")), default=0.0)
         if latest != seen:
             seen, since = latest, time.monotonic()
@@ -237,6 +242,15 @@ def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
                 f"no further step in {asked.patience:.0f} s; it was ended. If its steps take longer, set --patience"
                 " SECONDS"
             )
+
+
+def _all_are_done(folder: Path) -> bool:
+    """Whether every rank has done its steps, and has ended itself for that."""
+    done = [file.suffix for file in folder.glob("done.*")]
+    if not done:
+        return False
+    process = folder / f"process{done[0]}.json"
+    return process.is_file() and len(done) >= json.loads(process.read_text(encoding="utf-8"))["world"]
 
 
 def _end_all(process: subprocess.Popen, folder: Path) -> None:
@@ -264,9 +278,9 @@ def _records(process: psutil.Process, folder: Path) -> bool:
 
 def _read(folder: Path, exit_code: int, log: Path | None, of_one: bool = False) -> Recording:
     processes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("process.*.json"))]
-    stepped = {each["pid"] for each in processes if each["steps"]}
-    # A process that a rank started is not a rank.
-    ranks_alone = [each for each in processes if each["steps"] and each["parent"] not in stepped]
+    rank_of = {each["pid"]: each["rank"] for each in processes if each["steps"]}
+    # A process that a rank started is no rank, unless it was given a number of its own, as by Lightning.
+    ranks_alone = [each for each in processes if each["steps"] and rank_of.get(each["parent"]) != each["rank"]]
     trained = sorted(ranks_alone, key=lambda each: each["rank"])
     if not trained:
         seen = any(folder.glob("started.*.json"))
