@@ -90,7 +90,7 @@ WRONG = {
     "inner_model": ("apart", TORCHRUN, ""),
     "summed": ("summed", TORCHRUN, "scaler.scale(loss).backward()"),
     "averaged_twice": ("averaged_twice", SPAWN, "scaler.scale(loss).backward()"),
-    "not_cleared": ("not_cleared", TORCHRUN, "scores = called"),
+    "not_cleared": ("not_cleared", TORCHRUN, "scaler.scale(loss).backward()"),
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
 }
@@ -116,7 +116,7 @@ CAUTIONED = {
     "same_order": ("same_order", "equal", ("--mistake", "same_order", "--samples", "64", "--epochs", "3")),
     "scaled": ("clipped_while_scaled", "different", ("--mistake", "clipped_while_scaled", "--having", "scaler")),
     "planned": ("schedule_planned", "equal", ("--having", "planned")),
-    "group_rate": ("schedule_planned", "equal", ("--mistake", "group_rate")),
+    "group_rate": ("rate_scaled", "equal", ("--mistake", "group_rate")),
     "uneven": ("mean_of_means", "different", ("--mistake", "uneven")),
 }
 
