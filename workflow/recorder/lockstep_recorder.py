@@ -237,7 +237,8 @@ def _begin(model):
         "weights": sketches,
         "hashes": hashes,
         "sharded": sharded,
-        "kind": type(model).__name__,
+        # DataParallel over several GPUs; without any it only calls the model.
+        "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
         "tensor_parallel": _is_tensor_parallel(model),
         "batch_norm": norms,
         "dropout": dropouts(model),

@@ -62,7 +62,7 @@ def between_ranks(recorded: Recording) -> list[Finding]:
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
     """Compare a recording with its replay by one process; `floor` is the replay with each batch reversed."""
     found = between_ranks(recorded)
-    if recorded.world == 1 and recorded.ranks[0]["initial"]["kind"] != "DataParallel":
+    if recorded.world == 1 and not recorded.ranks[0]["initial"]["data_parallel"]:
         reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
         return untold(reason, found)
     if any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
