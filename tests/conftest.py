@@ -103,6 +103,12 @@ class Workplace:
     def script(self, name: str, *arguments: str, **options) -> subprocess.CompletedProcess:
         return self.run("python", f"workflow/scripts/{name}.py", *arguments, **options)
 
+    def prepare(self, *arguments: str) -> None:
+        """Prepare the data and the plans, as every training needs them."""
+        for name in ("prepare", "plan"):
+            finished = self.script(name, *arguments)
+            assert finished.returncode == 0, finished.stdout + finished.stderr
+
     def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
         return self.run("snakemake", *arguments, timeout=2400)
 

@@ -111,9 +111,7 @@ def place(tmp_path_factory):
         (strategies / f"wrong_{name}.py").write_text(code, encoding="utf-8")
     rows = "".join(f"  wrong_{name}: {{strategy: wrong_{name}}}\n" for name in MISTAKES)
     copy.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *CONFIGS)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+    copy.prepare(*CONFIGS)
     return copy
 
 

@@ -126,9 +126,7 @@ def place(tmp_path_factory):
         arguments = ", arguments: [--bucket, '25']" if name == "by_hand" else ""
         text += f"  {name}: {{strategy: script, script: {name}.py{arguments}}}\n"
     copy.path("small.yaml").write_text(text, encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *CONFIGS)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+    copy.prepare(*CONFIGS)
     return copy
 
 

@@ -61,9 +61,7 @@ def place(tmp_path_factory):
     own = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_processes": 2}
     copy.path("own.json").write_text(json.dumps(own | {"mixed_precision": "bf16"}), encoding="utf-8")
     copy.path("ds.json").write_text(json.dumps(DEEPSPEED), encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *CONFIGS)
-        assert finished.returncode == 0, finished.stderr
+    copy.prepare(*CONFIGS)
     return copy
 
 

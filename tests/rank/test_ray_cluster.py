@@ -44,9 +44,7 @@ needs_ray = pytest.mark.skipif(registry.version("ray") is None, reason="needs: r
 def place(tmp_path_factory) -> Workplace:
     place = copy_project(tmp_path_factory.mktemp("project"))
     place.path("ray.yaml").write_text(CONFIG, encoding="utf-8")
-    for script in ("prepare", "plan"):
-        done = place.script(script, *FILES)
-        assert done.returncode == 0, done.stderr
+    place.prepare(*FILES)
     return place
 
 

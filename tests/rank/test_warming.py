@@ -100,9 +100,7 @@ def place(tmp_path_factory):
     place = copy_project(tmp_path_factory.mktemp("warming"))
     rows = "".join(f"  {name}: {row}\n" for name, row in ROWS.items())
     place.path("small.yaml").write_text(f"{SMALL}rows:\n{rows}", encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = place.script(script, "--config=small.yaml")
-        assert finished.returncode == 0, finished.stderr
+    place.prepare("--config=small.yaml")
     with place.path("workflow/scripts/lockstep/model/attention.py").open("a") as file:
         file.write(PLANNER)
     return place
@@ -194,9 +192,7 @@ def prepare_own(place, name: str) -> tuple[str, str]:
     place.path("own.py").write_text(OWN, encoding="utf-8")
     text = SMALL.replace("model: {hidden_size: 32, layers: 1}", f"model: {{name: own.py:{name}}}")
     place.path(f"{name}.yaml").write_text(f"{text}rows: {{alone: {{strategy: single}}}}\n", encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = place.script(script, f"--config={name}.yaml", f"--results={name}")
-        assert finished.returncode == 0, finished.stderr
+    place.prepare(f"--config={name}.yaml", f"--results={name}")
     return f"{name}.yaml", name
 
 

@@ -189,9 +189,7 @@ FILES = ("--config=config/config.yaml", "--config=hand.yaml")
 def place(tmp_path_factory):
     copy = copy_project(tmp_path_factory.mktemp("hand") / "a project")
     copy.path("hand.yaml").write_text(CONFIG)
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *FILES)
-        assert finished.returncode == 0, finished.stderr
+    copy.prepare(*FILES)
     return copy
 
 

@@ -150,9 +150,7 @@ def place(tmp_path_factory) -> Workplace:
     """A copy of the project in which rows take a while."""
     place = copy_project(tmp_path_factory.mktemp("ties"))
     place.path("long.yaml").write_text(LONG)
-    for script in ("prepare", "plan"):
-        finished = place.script(script, *LONG_CONFIG)
-        assert finished.returncode == 0, finished.stderr
+    place.prepare(*LONG_CONFIG)
     return place
 
 

@@ -227,9 +227,7 @@ FILES = ("--config=config/config.yaml", "--config=loaders.yaml")
 def place(tmp_path_factory):
     copy = copy_project(tmp_path_factory.mktemp("loaders"))
     copy.path("loaders.yaml").write_text(CONFIG)
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *FILES)
-        assert finished.returncode == 0, finished.stderr
+    copy.prepare(*FILES)
     return copy
 
 

@@ -272,9 +272,7 @@ def place(tmp_path_factory):
         file.write_text("from lockstep.strategies import cp, tp\n" + code, encoding="utf-8")
     rows = "".join(f"  wrong_{name}: {{strategy: wrong_{name}, {OF.get(name, '')}}}\n" for name in MISTAKES)
     copy.path("small.yaml").write_text(SMALL + rows, encoding="utf-8")
-    for script in ("prepare", "plan"):
-        finished = copy.script(script, *CONFIGS)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+    copy.prepare(*CONFIGS)
     return copy
 
 
@@ -406,9 +404,7 @@ def test_another_mesh_goes_on(place, first, ranks, then, asked):
 @pytest.mark.slow
 def test_divided_tokens_and_vocabularies_are_evaluated_profiled_and_resumed(place):
     asked = (*DECODER, "--set=model.dropout=0", "--set=train.epochs=13")
-    for script in ("prepare", "plan"):
-        finished = place.script(script, *CONFIGS, "--results", "tokens", *asked)
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+    place.prepare(*CONFIGS, "--results", "tokens", *asked)
     ran = {row: launch(place, row, *asked, results="tokens") for row in ("plain", "tokens", "vocabulary")}
     whole = ran["tokens"]
     losses = {row: [dev["loss"] for dev in record["dev"]] for row, record in ran.items()}

@@ -217,9 +217,7 @@ def tied(place):
     """The task with tied weights, prepared in the folder `tied`."""
     place.path("tied.py").write_text(TIED)
     place.path("every.yaml").write_text(EVERY)
-    for script in ("prepare", "plan"):
-        finished = place.script(script, *OF_TIED)
-        assert finished.returncode == 0, finished.stderr
+    place.prepare(*OF_TIED)
     return place
 
 

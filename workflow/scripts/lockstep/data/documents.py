@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.config.sections import Data
 from lockstep.data import mapped, prepared, sources, vocabulary
-from lockstep.data.labels import note_missing_texts
+from lockstep.data.labels import is_no_text, of_missing_texts
 from lockstep.errors import BadInput
 from lockstep.files import hash_arrays, read_json
 from lockstep.paths import about_split, require
@@ -116,7 +116,7 @@ def read(data: Data, downloads: Path, notes: list[str]) -> tuple[str, Rows]:
     if wide > len(columns) == 1:
         place = data.text if isinstance(data.text, int) else 0
         notes.append(f"rows have up to {wide} columns, of which number {place} (data.text, from 0) is the text")
-    note_missing_texts((text for row in documents for text in row), notes)
+    notes += of_missing_texts(sum(is_no_text(text) for row in documents for text in row))
     if isinstance(columns[0][0], int) and _looks_like_names(documents):
         notes.append(
             f"the first text of {name} is {' and '.join(map(repr, documents[0]))}, and is trained on like any other; if"

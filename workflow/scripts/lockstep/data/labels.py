@@ -105,12 +105,16 @@ def _alphabets(word: str) -> set[str]:
     return {unicodedata.name(letter, " ").split(" ")[0] for letter in word if letter.isalpha()} & ALPHABETS
 
 
-def note_missing_texts(texts: Iterable[str], notes: list[str]) -> None:
-    """Add a note if some of the texts are a word for a missing value."""
-    if missing := sum(text.lower() in NO_TEXT for text in texts):
-        notes.append(
-            f"{missing} texts are a word for a missing value, such as nan or None: remove them if they are no text"
-        )
+def is_no_text(text: str) -> bool:
+    """Whether a text is a word for a missing value that few people would write as a text."""
+    return text.lower() in NO_TEXT
+
+
+def of_missing_texts(count: int) -> list[str]:
+    """The note on texts for which `is_no_text` is true."""
+    if not count:
+        return []
+    return [f"{count} texts are a word for a missing value, such as nan or None: remove them if they are no text"]
 
 
 def spelling(name: str) -> str:

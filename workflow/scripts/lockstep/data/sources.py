@@ -17,7 +17,7 @@ import requests
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus, readers
-from lockstep.data.labels import HALF, NO_TEXT, Labels, listed, note_missing_texts
+from lockstep.data.labels import HALF, Labels, is_no_text, listed, of_missing_texts
 from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
@@ -71,13 +71,13 @@ def _in_one_order(rows: Iterator[tuple[int, object]], data: Data, name: str) -> 
 
 
 def _columns(rows, data: Data, name: str, labels: Labels, notes: list[str]) -> Iterator[tuple[str, int, int]]:
-    missing = []
+    missing = 0
     for number, row in rows:
         where = f"{name}, row {number}"
         text, label = text_of(row, data.text, 0, "text", where, data), _column(row, data.label, 1, "label", where)
-        missing += [text] if text.lower() in NO_TEXT else []
+        missing += is_no_text(text)
         yield text, labels.number(label, where), number
-    note_missing_texts(missing, notes)
+    notes += of_missing_texts(missing)
 
 
 def with_blanks_decided(

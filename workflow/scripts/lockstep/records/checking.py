@@ -69,12 +69,16 @@ class Checked:
     def is_benchmark(self) -> bool:
         return self.manifest["kind"] == "benchmark"
 
+    @property
+    def sound(self) -> list[dict]:
+        """The runs that nothing disturbed, and that kept to their plan."""
+        return [run for run in self.runs if not run["watch"]["disturbed"] and not run["departed"]]
+
     @cached_property
     def compared(self) -> list[dict]:
         """The undisturbed runs of proven rows of the closed division that trained the same work as `single`."""
         work = self.question
-        good = [run for run in self.runs if run["division"] == "closed"]
-        good = [run for run in good if not run["watch"]["disturbed"] and not run["departed"]]
+        good = [run for run in self.sound if run["division"] == "closed"]
         return [run for run in good if self.proofs.get(run["row"]) in PROVEN and _work(run) == work]
 
     @cached_property
@@ -108,8 +112,8 @@ class Checked:
         if not self.fastest or not self.baseline or self.fastest == self.baseline:
             return None
         plan = self.compared[0]["hashes"]["plan"]
-        beside = [run for run in self.runs if run["hashes"]["plan"] == plan and not run["watch"]["disturbed"]]
-        right = [run for run in beside if not run["departed"] and self.proofs.get(run["row"]) not in WRONG]
+        beside = [run for run in self.sound if run["hashes"]["plan"] == plan]
+        right = [run for run in beside if self.proofs.get(run["row"]) not in WRONG]
         return stats.Fit(_by_block(right)).ratio(self.baseline, self.fastest)
 
     @property
