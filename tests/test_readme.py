@@ -150,7 +150,8 @@ def place(benchmark, tmp_path_factory) -> Workplace:
     shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True}
     place.path("llama.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
     place.path("my.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-    shutil.copytree(place.path("results"), place.path("other"))
+    for copy in ("other", "history/v1"):
+        shutil.copytree(place.path("results"), place.path(copy))
     # A model that something else trained, whose classes are those of my.csv, and its weights.
     theirs = Path(shutil.copytree(place.path("results/runs/ddp/n2/rep1/model"), place.path("FOLDER")))
     about = json.loads((theirs / "config.json").read_text(encoding="utf-8"))
@@ -255,12 +256,13 @@ def trains_again(command: str) -> bool:
 
 def judges(command: str) -> bool:
     """Whether it judges finished results, with an exit code that says how."""
-    return re.search(r"scripts/(check|compare)\.py|lockstep record ", command) is not None
+    return re.search(r"scripts/(check|compare)\.py|lockstep (compare|record) ", command) is not None
 
 
 @pytest.mark.parametrize("command", list(filter(judges, all_commands())))
 def test_fair_results_pass_and_those_with_a_failed_row_do_not(command, place, folder, tmp_path):  # noqa: F811
-    shutil.copytree(folder, tmp_path / "other")
+    for copy in ("other", "history/v1"):
+        shutil.copytree(folder, tmp_path / copy)
     (tmp_path / "workflow").symlink_to(place.path("workflow"))
     words = shlex.split(command.replace("lockstep ", "python workflow/scripts/command.py "))
     if "record check" in command:
@@ -286,6 +288,8 @@ def test_fair_results_pass_and_those_with_a_failed_row_do_not(command, place, fo
 def test_every_command_works_as_printed(place, command):
     if "--report" in command:
         place.path("report.zip").unlink(missing_ok=True)
+    if command.startswith("lockstep keep "):
+        shutil.rmtree(place.path("history") / command.split()[2], ignore_errors=True)
     run(place, shlex.split(command))
     if "--report" in command:
         assert place.path("report.zip").is_file()

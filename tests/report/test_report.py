@@ -595,7 +595,7 @@ def test_what_all_rows_share_is_noted(results):
     data = files.read_json(results / "data" / "data.json")
     files.write_json(results / "data" / "data.json", data | {"notes": ["a new head replaces it"]})
     _, _, page = made(results)
-    assert "<b>all rows</b>: a new head replaces it" in page
+    assert '<span class="en" lang="en">all rows</span><span class="zh" lang="zh">所有行</span></b>: a new head' in page
     assert "- **all rows**: a new head replaces it" in (results / "report" / "report.md").read_text(encoding="utf-8")
 
 

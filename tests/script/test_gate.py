@@ -430,7 +430,7 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
             "hashes": {name: f"hash-{place}" for place, name in enumerate(names)},
             "dropout": 0.0,
             "sharded": True,
-            "tensor_parallel": False,
+            "divided": None,
             "devices": ["cpu"],
             "random": str(rank),
             "trainer": False,

@@ -40,6 +40,7 @@ class State:
     def __init__(self):
         self.depth = 0  # of nested calls of modules; only the outermost call records samples
         self.stepping = 0  # the depth of nested calls of optimizers' steps
+        self.stages = False  # whether a model's layers are stages of a pipeline
         self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold only parts of the parameters
         self.models = []  # the outermost modules that were trained, in the order of their first call
         self.loaders = []  # the batches of each DataLoader of this process
@@ -239,7 +240,7 @@ def _begin(model):
         "sharded": sharded,
         # DataParallel over several GPUs; without any it only calls the model.
         "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
-        "tensor_parallel": _is_tensor_parallel(model),
+        "divided": _divided_by(model),
         "batch_norm": norms,
         "dropout": dropouts(model),
         "devices": devices,
@@ -257,13 +258,16 @@ def _begin(model):
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
 
 
-def _is_tensor_parallel(model):
-    """Whether ranks hold parts of layers and compute them together (tensor parallel), on the same samples."""
+def _divided_by(model):
+    """What divides a model's layers among ranks that train on the same samples; None if each rank has them all."""
+    if state.stages:
+        return "pipeline parallel"
     parts = any(
         hasattr(parameter, "placements") and any(not placement.is_replicate() for placement in parameter.placements)
         for parameter in model.parameters()
     )
-    return parts and not any(type(module).__name__.startswith("FSDP") for module in model.modules())
+    sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
+    return "tensor parallel" if parts and not sharded else None
 
 
 def dropouts(model):
@@ -773,6 +777,17 @@ def _of_one(value, ranks):
     return type(value)(**(attributes | counted)) if counted else value
 
 
+def change_stages(module):
+    """Note that a model is divided into stages of a pipeline."""
+    begin = module._PipelineStageBase.__init__
+
+    def noted(self, *args, **kwargs):
+        state.stages = True
+        begin(self, *args, **kwargs)
+
+    module._PipelineStageBase.__init__ = noted
+
+
 def change_deepspeed(module):
     """Record the steps of DeepSpeed's engine."""
 
@@ -816,6 +831,7 @@ CHANGES = {
     "torch": change_torch,
     "numpy": change_numpy,
     "torch.multiprocessing": change_spawn,
+    "torch.distributed.pipelining.stage": change_stages,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

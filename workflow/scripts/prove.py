@@ -76,6 +76,8 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         return findings.untold(reason, findings.between_ranks(recorded))
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
+        if findings.STAGES in map(findings.divided, (recorded, other)):
+            return findings.untold(f"ranks hold stages of the model ({findings.STAGES}), which are not compared", [])
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
         wrong = findings.wrong_of(found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL

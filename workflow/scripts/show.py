@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
 
 from lockstep import cli
 from lockstep.config import launchers, registry
 from lockstep.config.differences import difference, inherited, without_folders
+from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.paths import PROJECT, STRATEGIES, TRAIN
 from lockstep.run import node
@@ -29,6 +31,8 @@ def main() -> None:
     row = config.rows[arguments.row]
     if arguments.script:
         print(own_script(row.strategy).read_text(encoding="utf-8"), end="")
+        for note in not_in_script(row, config.source["rows"][row.name] or {}):
+            print(f"note: {note}", file=sys.stderr)
         return
     file = registry.path(row.strategy)
     print(f"# {row.name}: {row.strategy}, in {file.relative_to(STRATEGIES.parents[3])}")
@@ -58,6 +62,14 @@ def own_script(strategy: str) -> Path:
     if strategy not in there:
         raise BadInput(f"--script: there is none for {strategy}. There are: {', '.join(sorted(there))}.")
     return there[strategy]
+
+
+def not_in_script(row: Row, asked: dict) -> list[str]:
+    """What the benchmark gives this row besides what a script of its strategy has. asked: the row as it was written."""
+    notes = [f"the benchmark starts each process of {row.name} with OMP_NUM_THREADS={row.hardware.threads}"]
+    if further := {key: value for key, value in asked.items() if key not in ("strategy", "threads")}:
+        notes.append(f"{row.name} asks for more, which may not be in the script: {json.dumps(further)}")
+    return notes
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from lockstep.data.labels import listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
+STAGES = "pipeline parallel"  # as the recorder calls it
 EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
 ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
 # The smallest floor by precision, as a share of an update. In half precision each rank's gradient is rounded on its
@@ -54,9 +55,16 @@ class Verdict:
 
 def between_ranks(recorded: Recording) -> list[Finding]:
     """The findings from the ranks of one recording alone, without a replay."""
+    if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
+        return []
     checks = [_other_beginning, _same_samples, _handed_out, _drifting, _not_cleared, _clipped_while_scaled]
     checks += [_every_micro_batch, _one_device, _same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
+
+
+def divided(recorded: Recording) -> str | None:
+    """What divides the model's layers among ranks; None if each rank has them all."""
+    return next((rank["initial"]["divided"] for rank in recorded.ranks if rank["initial"]["divided"]), None)
 
 
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
@@ -65,10 +73,8 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     if recorded.world == 1 and not recorded.ranks[0]["initial"]["data_parallel"]:
         reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
         return untold(reason, found)
-    if any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
-        return untold(
-            "ranks hold parts of the model's layers (tensor parallel), which one process can't be given", found
-        )
+    if by := divided(recorded):
+        return untold(f"ranks hold parts of the model's layers ({by}), which one process can't be given", found)
     if shorter := next((each for each in (alone, floor) if each.steps < recorded.steps), None):
         how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
         return untold(how, found)
@@ -277,7 +283,7 @@ def _other_beginning(recorded: Recording) -> list[Finding]:
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
-    if recorded.world == 1 or any(rank["initial"]["tensor_parallel"] for rank in recorded.ranks):
+    if recorded.world == 1 or divided(recorded):
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
