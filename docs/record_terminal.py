@@ -3,7 +3,7 @@
     python docs/record_terminal.py
 
 A small benchmark of four rows runs in a clone of its own. One row fails, and one is disturbed by a program that takes
-the cores while it trains. This is recorded twice, in a terminal of 80 columns and in one of 140.
+the cores while it trains. This is recorded in terminals of 80, 100 and 140 columns.
 """
 
 import os
@@ -48,7 +48,7 @@ fail; while `{disturbed}` trained in the second block, another program took the 
 
 def main() -> None:
     page = [HEAD.format(disturbed=DISTURBED)]
-    for columns in (80, 140):
+    for columns in (80, 100, 140):
         during, after = recorded(columns)
         page += [f"## {columns} columns\n", "While it runs:\n", block(during), "At the end:\n", block(after)]
     PAGE.write_text("\n".join(page), encoding="utf-8")

@@ -65,7 +65,7 @@ for epoch in range(2):
         loss.backward()
         optimizer.step()
     if dist.get_rank() == 0:
-        print(f"epoch {epoch}: loss of its tokens {loss.item():.3f}")
+        print(f"epoch {epoch}: loss {loss.item():.3f}")  # of its own tokens
 if dist.get_rank() == 0:
     torch.save(model.state_dict(), "model.pt")
 dist.destroy_process_group()

@@ -34,8 +34,7 @@ def train(rank, world):
             with torch.autocast(device.type, half):
                 loss = nn.functional.cross_entropy(parallel(inputs), labels)
             scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)  # before anything looks at the gradients
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            # To clip, first scaler.unscale_(optimizer): until then gradients are multiplied by the loss scale.
             scaler.step(optimizer)
             scaler.update()
         if rank == 0:

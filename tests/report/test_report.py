@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from lockstep import columns, files
+from lockstep import columns, files, paths
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.report import headline, page
@@ -247,11 +247,11 @@ def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
     about["manifest"] = {"command": "snakemake --cores all --configfile 'my own.yaml' --config repeats=3"}
     (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
     again = "lockstep bench --configfile 'my own.yaml' --config repeats=12"
-    assert said.en == f"To tell these 2 apart: {again} (about 12 minutes more)."
+    assert said.en == f"More runs may tell the first ones apart: {again} (about 12 minutes more)."
     blocks = {"why": "budget", "width": 0.1, "next_seconds": 60.0, "block": 3, "seconds": 330.0}
     about |= {"blocks": blocks, "manifest": None}
     (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
-    assert said.en == "To tell these 2 apart: lockstep bench --config budget=900 (about 9 minutes more)."
+    assert said.en.endswith(" apart: lockstep bench --config budget=900 (about 9 minutes more).")
     about |= {"blocks": blocks | {"why": "precise"}}
     assert headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about)) == []
 
@@ -305,7 +305,8 @@ def test_rows_are_compared_block_by_block(results):
     assert rows["ddp"]["rank"] < rows["single"]["rank"] == rows["fsdp"]["rank"]
     lines = first_lines(summary)
     assert lines[0] == (
-        "Use ddp: 1.25 times as fast as single (1.17 to 1.33), the same model. fsdp takes 1.25 times as long as ddp."
+        f"Use ddp: 1.25 times as fast as single{share(summary)} (1.17 to 1.33), the same model."
+        " fsdp takes 1.25 times as long as ddp."
     )
     assert (
         lines[1]
@@ -322,8 +323,10 @@ def test_rows_that_are_alike_share_the_first_place(results):
     three = {name: {"strategy": name} for name in ("single", "ddp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=three)
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
-    first = "Use ddp: 1.25 times as fast as single (1.21 to 1.28), the same model. Also first: fsdp."
-    assert first_lines(summary)[0] == first
+    assert first_lines(summary)[0] == (
+        f"Use ddp: 1.25 times as fast as single{share(summary)} (1.21 to 1.28), the same model."
+        " Not shown to be faster or slower: fsdp."
+    )
 
 
 def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_faster(results):
@@ -335,7 +338,35 @@ def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_fas
     summary, rows = gathered(results, repeats=3, rows=three)
     assert rows["fsdp"]["train_seconds"] < rows["ddp"]["train_seconds"]
     assert first_lines(summary)[0].startswith("Use ddp: 1.2")
-    assert "Also first: fsdp." in first_lines(summary)[0]
+    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower: fsdp.")
+
+
+def test_rows_behind_the_first_ones_that_are_not_shown_to_be_slower_are_named(results):
+    """ddp_amp is shown to be faster than fsdp, and not than ddp; ddp is not shown to be faster than fsdp."""
+    repeat(results, "single", [10.0, 10.2, 10.1])
+    repeat(results, "ddp", [8.2, 8.3, 8.1])
+    repeat(results, "fsdp", [8.3, 8.5, 8.4])
+    repeat(results, "ddp_amp", [8.0, 8.1, 7.9])
+    four = {name: {"strategy": name} for name in ("single", "ddp", "ddp_amp", "fsdp")}
+    summary, rows = gathered(results, repeats=3, rows=four)
+    assert [rows[name]["place"] for name in ("ddp", "ddp_amp", "fsdp")] == [1, 1, 2]
+    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower: ddp_amp and fsdp.")
+    shown = {name: ratio["shown"] for name, ratio in summary.ratios["ddp"].items()}
+    assert shown == {"single": True, "ddp": False, "ddp_amp": False, "fsdp": False}
+    assert summary.ratios["ddp_amp"]["fsdp"]["shown"] is True
+
+
+def test_a_proof_that_a_mild_mistake_would_pass_is_a_caution(results):
+    (file,) = (results / "parity" / "ddp").rglob(paths.VERDICT)
+    verdict = files.read_json(file)
+    assert verdict["mistake_of_limit"] > 1
+    summary, _ = gathered(results)
+    assert "would not notice" not in headline.warning(summary).en
+    files.write_json(file, verdict | {"mistake_of_limit": 0.9})
+    summary, _ = gathered(results)
+    assert (
+        "in the precision of ddp rounding is so large that the proof would not notice" in headline.warning(summary).en
+    )
 
 
 def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
@@ -343,8 +374,15 @@ def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
     repeat(results, "ddp", [10.1, 10.0, 10.2])
     summary, _ = gathered(results, repeats=3, rows={name: {"strategy": name} for name in ("single", "ddp")})
     assert first_lines(summary)[0] == (
-        "Use single: no other row is shown to be faster when all are compared at once. Also first: ddp."
+        "Use single: no other row is shown to be faster when all are compared at once."
+        " Not shown to be faster or slower: ddp."
     )
+
+
+def share(summary) -> str:
+    """What the first sentence says of the cores that single has, where it has not all of them."""
+    of_cores = headline._baseline_share(summary)
+    return f" on {of_cores[1]} of the {of_cores[2]} cores" if of_cores else ""
 
 
 def profiled(steps: float, communication: float, exposed: float) -> dict:

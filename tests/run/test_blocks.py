@@ -252,10 +252,10 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     said = " ".join(line.en for line in headline.lines(gathered))
     assert "repetitions: 2 to 3" in said
     assert (
-        "No further blocks were run, because their time was used up; the widest interval between the fastest rows was "
-        in said
+        "No further blocks were run, because their time was used up; the widest interval between two rows that a"
+        " further block would have was " in said
     )
-    assert "fewer than 3 undisturbed repetitions" not in said  # single is out of contention
+    assert "3 undisturbed repetitions" not in said  # single is out of contention
 
 
 def test_a_number_of_repetitions_is_no_matter_of_decision(run_script):

@@ -73,7 +73,7 @@ addEventListener("hashchange", unfold);
 unfold();
 
 // Folded parts that belong on paper are open while the page is printed.
-const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open])");
+const folded = () => document.querySelectorAll("details.section:not([open]), details.sure:not([open]), details.aside:not([open])");
 let opened = [];
 addEventListener("beforeprint", () => { opened = [...folded()]; for (const each of opened) each.open = true; });
 addEventListener("afterprint", () => { for (const each of opened) each.open = false; });

@@ -79,7 +79,7 @@ def line(name: str, verdict: dict | None) -> list[str]:
         f"{max(exact.values()):.0e}" if exact else "–",
         *(f"{verdict['distances'][kind]:.1e}" for kind in parity.MEASURED),
         f"{verdict['above_floor']:.1g}",
-        f"{verdict['below_mistake']:,.0f}",
+        verdicts.multiple(verdict["below_mistake"]),
         why or (f"not tried in fp64: {verdict['no_fp64']}" if verdict["no_fp64"] else ""),
     ]
 

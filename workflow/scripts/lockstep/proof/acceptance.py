@@ -313,7 +313,7 @@ class Acceptance:
                 name,
                 verdict["proof"].replace("-", " "),
                 "" if verdict["above_floor"] is None else f"{verdict['above_floor']:.1g}",
-                "" if verdict["below_mistake"] is None else f"{verdict['below_mistake']:,.0f}",
+                "" if verdict["below_mistake"] is None else verdicts.multiple(verdict["below_mistake"]),
                 verdict["nature"] or verdict["reason"],
             ]
             for name, verdict in self.found["proofs"].items()

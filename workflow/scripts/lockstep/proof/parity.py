@@ -165,6 +165,9 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         "floor": measured["floor"],
         "above_floor": max(getattr(distances, name) / measured["floor"][name] for name in MEASURED),
         "below_mistake": _below_mildest(distances, measured),
+        "mistake_of_limit": min(
+            max(mistake[name] / tolerance[name] for name in MEASURED) for mistake in measured["mistakes"].values()
+        ),
         "fp64": None,
         "no_fp64": row.no_fp64,
     }

@@ -33,6 +33,11 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     return None
 
 
+def multiple(times: float) -> str:
+    """A multiple as it is shown, with a decimal where it is below ten."""
+    return f"{times:,.0f}" if times >= 10 else f"{times:.1f}"
+
+
 def failed(config: Config, row: Row, reason: str) -> dict:
     """The verdict on a row whose trial failed."""
     return dict.fromkeys(("distances", "fp64", "steps"), None) | {

@@ -74,14 +74,16 @@ def _leaving_no_trace(strategy):
     """Restore random states, and what a forward pass may change in the model, when the block ends.
 
     In the model these are its buffers and, in a user's own model, also its parameters, and attributes that hold plain
-    values, arrays or random generators. What it keeps elsewhere, such as in a global variable, is not restored; the
-    proof detects that, because its reference has no warm-up.
+    values, arrays or random generators. What it keeps elsewhere, such as in a global variable or in parameters that
+    ZeRO-3 holds, is not restored; the proof detects that, because its reference has no warm-up.
     """
     modules = list(dict.fromkeys([*strategy.module.modules(), *strategy.trained_module().modules()]))
     buffers = [(module, dict(module._buffers), _copies(module.buffers(recurse=False))) for module in modules]
     of_ones_own = "code" in getattr(strategy.module, "lockstep", {})
     own = list(strategy.module.modules()) if of_ones_own else []
-    parameters = _copies(parameter for module in own for parameter in module.parameters(recurse=False))
+    every = (parameter for module in own for parameter in module.parameters(recurse=False))
+    # ZeRO-3's are empty until a forward pass gathers them, and small ones then stay whole.
+    parameters = _copies(parameter for parameter in every if not hasattr(parameter, "ds_id"))
     attributes = [(module, _plain(vars(module))) for module in own]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     on_gpus = torch.cuda.get_rng_state_all() if strategy.world.device.type == "cuda" else []

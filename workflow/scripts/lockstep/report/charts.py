@@ -34,6 +34,7 @@ WIDTH, HEIGHT, LINE = 4.7, 3.4, 0.3
 LEGEND = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
 # Rows within this many times the shortest time get a panel of their own, if others take twice as long.
 CLOSE = 1.3
+AS_LITTLE = 1.03  # memory that is higher by this factor differs by no more than two runs of a row do
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "osD^v<>pPX*h"
 PHASES = ("forward", "backward", "optimizer", "data", "communication", "idle")
@@ -149,7 +150,8 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
     tips = stack(axes, ordered, values, [say(f"phase_{phase}") for phase in PHASES], "part", "ms")
     axes.set_xlabel(say("axis_ms").en)
     waiting = max(ordered, key=lambda name: profiles[name]["seconds"]["communication"])
-    most = 1000 * profiles[waiting]["seconds"]["communication"]
+    most = profiles[waiting]["seconds"]["communication"]
+    ways = [way for way in (most, profiles[waiting]["exposed_by_difference"]) if way is not None and way > 0]
     talking, silent = (
         [
             same(f"{name} {1000 * profiles[name]['exposed_by_difference']:.1f} ms")
@@ -162,7 +164,7 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
     each = {"difference": talking, "null": silent}
     return Drawing(
         figure,
-        say("picture_steps", row=waiting, ms=f"{most:.3g}") if most else say("picture_steps_none"),
+        say("picture_steps", row=waiting, ms=headline.milliseconds(ways)) if most else say("picture_steps_none"),
         say(
             "picture_steps_note", **{name: join(texts, say("comma")) if texts else "–" for name, texts in each.items()}
         ),
@@ -289,7 +291,8 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
     parts = [say("memory_before_mb"), say("memory_window_mb")]
     tips = stack(axes, [row["row"] for row in ordered], values, parts, "memory", "MiB")
     axes.set_xlabel(say("axis_memory").en)
-    least = ordered[0]
+    least = ordered[0]["peak_memory_mb"]
+    rows = headline.some([row["row"] for row in ordered if row["peak_memory_mb"] <= AS_LITTLE * least])
     table = [
         [
             row["row"],
@@ -297,13 +300,13 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
         ]
         for row in ordered
     ]
-    title = say("picture_memory", row=least["row"], mb=f"{least['peak_memory_mb']:.0f}")
+    title = say("picture_memory", rows=rows, mb=f"{least:.0f}")
     header = [say("row"), *map(say, MEMORY)]
     return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
 
 
 def setup(done: list[dict], summary: Summary) -> Drawing:
-    ordered = sorted(done, key=lambda row: row["startup_seconds"])
+    ordered = sorted(done, key=lambda row: median_run(row, summary)["clock"]["first_step_seconds"])
     figure, axes = bars([row["row"] for row in ordered])
     names = [*SETUP, "first", "train"]
     values = []
@@ -316,7 +319,8 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
     tips = stack(axes, [row["row"] for row in ordered], values, header, "setup", "s")
     axes.set_xlabel(say("axis_setup").en)
     soonest = ordered[0]
-    title = say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.3g}")
+    seconds = median_run(soonest, summary)["clock"]["first_step_seconds"]
+    title = say("picture_setup", row=soonest["row"], seconds=f"{seconds:.3g}")
     return Drawing(
         figure,
         title if trusted(summary.runs[soonest["row"]]) else say("picture_setup_disturbed"),

@@ -222,28 +222,45 @@ def _tied(best: dict, done: list[dict]) -> list[dict]:
 
 
 def answer(best: dict, done: list[dict], summary: Summary) -> Text:
-    """The first sentence: which row to use, what it gains, whether it is the same model, and what ties with it."""
-    tied, last = _tied(best, done), _last(best, done, summary)
+    """The first sentences: which row to use, what it gains, whether it is the same model, and from which rows the runs
+    can't tell it apart."""
+    alike, last = undecided(best, done, summary), _last(best, done, summary)
     slowest = same("")
-    if last is not best and last not in tied:
+    if last is not best and last not in alike:
         ratio = f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}"
         slowest = say("slowest", row=last["row"], ratio=ratio, best=best["row"])
     if best["repeats"] == 1 or not best["place"]:
         once = "fastest_once" if best["repeats"] == 1 else "fastest"
         most = max(done, key=lambda row: row["devices"])
         return say(once, devices=_devices(most), row=best["row"], slowest=slowest)
-    ties = say("tied", rows=some([row["row"] for row in tied], 2)) if tied else same("")
-    gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best)
+    ties = say("undecided", rows=some([row["row"] for row in alike], 2)) if alike else same("")
+    gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best, _baseline_share(summary))
     return say("use", row=best["row"], gain=gain, proof=_proof(best), ties=ties, slowest=slowest)
 
 
+def undecided(best: dict, done: list[dict], summary: Summary) -> list[dict]:
+    """The rows of which it is shown neither that they are faster than `best` nor that they are slower, fastest first.
+
+    It is unknown of rows with a single run.
+    """
+    ratios = summary.ratios.get(best["row"], {})
+    alike = [
+        row
+        for row in done
+        if row is not best
+        and ratios.get(row["row"], {}).get("shown") is False
+        and min(row["repeats"], best["repeats"]) > 1
+    ]
+    return sorted(alike, key=lambda row: row["train_seconds"])
+
+
 def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
-    """How many more blocks would distinguish the rows that tie, and how long they take; empty if that is not needed.
+    """How many more blocks may distinguish the rows in first place, and how long they take; empty if only one has it.
 
     Four times as many blocks make an interval half as wide.
     """
-    several, decided = len(_tied(best, done)) + 1, summary.blocks
-    if several == 1 or summary.config["quick"]:
+    decided = summary.blocks
+    if not _tied(best, done) or summary.config["quick"]:
         return []
     if decided:
         if decided["why"] != "budget" or not decided["width"] or not decided["next_seconds"]:
@@ -255,7 +272,7 @@ def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
         each = [run["wall_seconds"] for run in summary.succeeded_runs]
         seconds, setting = 3 * sum(each), f"repeats={4 * max(len(runs) for runs in summary.runs.values())}"
     minutes = math.ceil(seconds / MINUTE)
-    return [say("further", n=several, command=_again_with(summary, setting), minutes=minutes)] if minutes > 0 else []
+    return [say("further", command=_again_with(summary, setting), minutes=minutes)] if minutes > 0 else []
 
 
 def _again_with(summary: Summary, setting: str) -> str:
@@ -268,13 +285,25 @@ def _again_with(summary: Summary, setting: str) -> str:
     return shlex.join(["lockstep", "bench", *files, "--config", setting])
 
 
-def _gain(row: dict) -> Text:
+def _gain(row: dict, share: tuple[str, int, int] | None) -> Text:
+    """How many times as fast as the baseline a row is; share: as _baseline_share returns it."""
     if row["speedup"] is None:
         return same("")
     between = same("")
     if None not in (row["speedup_low"], row["speedup_high"]):
         between = say("use_gain_between", low=f"{row['speedup_low']:.2f}", high=f"{row['speedup_high']:.2f}")
-    return say("use_gain", speedup=f"{row['speedup']:.2f}", between=between)
+    of_cores = say("use_gain_cores", n=share[1], cores=share[2]) if share else same("")
+    return say("use_gain", speedup=f"{row['speedup']:.2f}", between=between, of_cores=of_cores)
+
+
+def _baseline_share(summary: Summary) -> tuple[str, int, int] | None:
+    """The baseline's row on a CPU, its number of cores, and the machine's, if these are more; otherwise None."""
+    rows = [row["row"] for row in summary.finished_rows if row["strategy"] == BASELINE and row["device"] == "cpu"]
+    if not rows:
+        return None
+    busy = busy_cores(good_runs(summary.runs[rows[0]])[0]["asked"]["hardware"])
+    cores = summary.environment["cores"]
+    return (rows[0], busy, cores) if busy < cores else None
 
 
 def _proof(row: dict) -> Text:
@@ -342,11 +371,11 @@ def because(slower: str, faster: str, profiles: dict[str, dict | None], steps: d
         return same("")
     total = totals[-1]
     spans = {"total": [total] * 2, "part": [min(seconds, total) for seconds in part]}
-    took = {name: _span(values) for name, values in spans.items()}
+    took = {name: milliseconds(values) for name, values in spans.items()}
     return say("because", slow=slower, best=faster, phase=say(f"phase_{phase}"), **took)
 
 
-def _span(seconds: list[float]) -> Text:
+def milliseconds(seconds: list[float]) -> Text:
     """Two values in milliseconds, or one if they agree to two digits."""
     low, high = (f"{1000 * value:.2g}" for value in sorted(seconds))
     return same(low) if low == high else say("span", low=low, high=high)
@@ -355,7 +384,7 @@ def _span(seconds: list[float]) -> Text:
 def _why_slowest(best: dict, done: list[dict], summary: Summary) -> list[Text]:
     """Where the slowest row's time goes, if profiles tell, and its precision, if that differs from the best row's."""
     last = _last(best, done, summary)
-    if last is best or last in _tied(best, done):
+    if last is best or last in undecided(best, done, summary):
         return []
     steps = {row["row"]: row["step_ms"] / 1000 for row in (last, best)}
     sentences = [because(last["row"], best["row"], summary.profiles, steps)]
@@ -389,7 +418,10 @@ def same_model(summary: Summary) -> Text:
     """Which rows train the same model; and which rows were proven with the table's settings instead of their own."""
     rows, verdicts, counts = summary.rows, summary.verdicts, []
     for kind in ("equal", "within-tolerance", "unequal", "failed", "not-run"):
-        if names := [row["row"] for row in rows if row["proof"] == kind]:
+        names = [row["row"] for row in rows if row["proof"] == kind]
+        if kind in PROVEN:  # a row that failed is proven by its strategy's trial, and yet has no model
+            names = [row["row"] for row in rows if row["proof"] == kind and row["status"] != "failed"]
+        if names:
             counts.append(say(f"count_{kind}", n=len(names), rows=some(names, MANY)))
     equal = [verdict for verdict in verdicts.values() if verdict and verdict["proof"] == "equal"]
     if equal:
@@ -418,12 +450,8 @@ def conditions(summary: Summary) -> Text:
     def each(key):
         return "/".join(dict.fromkeys(str(row[key]) for row in done))
 
-    baseline = next((row["row"] for row in done if row["strategy"] == BASELINE and row["device"] == "cpu"), None)
-    idle = same("")
-    if baseline:
-        busy = busy_cores(good_runs(summary.runs[baseline])[0]["asked"]["hardware"])
-        if busy < summary.environment["cores"]:
-            idle = say("one_share", row=baseline, n=busy, cores=summary.environment["cores"])
+    share = _baseline_share(summary)
+    idle = say("one_share", row=share[0], n=share[1], cores=share[2]) if share else same("")
     without = [row["row"] for row in done if _without_nccl(summary.runs[row["row"]])]
     shown = resolution(statistics["resolution"]) if statistics else same("")
     return say(
@@ -482,6 +510,8 @@ def _warnings(summary: Summary) -> list[Text]:
     warnings += named("warn_unequal", [row["row"] for row in done if row["proof"] == "unequal"])
     warnings += named("warn_proof_failed", [row["row"] for row in done if row["proof"] == "failed"])
     warnings += named("warn_not_run", [row["row"] for row in done if row["proof"] == "not-run"])
+    blunt = [name for name, verdict in summary.verdicts.items() if verdict and _is_blunt(verdict)]
+    warnings += named("warn_blunt", blunt)
     warnings += named("warn_failed", [row["row"] for row in rows if row["status"] == "failed"])
     warnings += named("warn_stale", [row["row"] for row in rows if row["status"] == "stale"])
     warnings += named("warn_unavailable", [row["row"] for row in rows if row["status"] == "unavailable"])
@@ -507,12 +537,22 @@ def _warnings(summary: Summary) -> list[Text]:
     asked = {name: len(several) for name, several in summary.runs.items()}
     needed = {name: blocks.needed(summary.blocks, name, count) for name, count in asked.items()}
     few = [row["row"] for row in done if row["repeats"] < needed[row["row"]]]
-    warnings += named("warn_repeats", few, enough=blocks.ENOUGH_REPETITIONS)
+    key = "warn_repeats"
+    if few and all(row["repeats"] < blocks.ENOUGH_REPETITIONS for row in done):
+        key = "warn_repeats_all"
+    elif summary.blocks:
+        key = "warn_repeats_contending"
+    warnings += named(key, few, enough=blocks.ENOUGH_REPETITIONS)
     if len(precisions := list(dict.fromkeys(row["precision"] for row in done))) > 1:
         warnings.append(say("warn_precision", precisions=", ".join(precisions)))
     if any(row["division"] == "open" for row in done):
         warnings.append(say("warn_open"))
     return warnings
+
+
+def _is_blunt(verdict: dict) -> bool:
+    """Whether a row was proven within limits that are so wide that the milder deliberate mistake would pass, too."""
+    return verdict["proof"] in PROVEN and (verdict.get("mistake_of_limit") or math.inf) <= 1
 
 
 def mixed_conditions(runs: list[dict]) -> list[str]:

@@ -316,7 +316,7 @@ def _peak_text(peak: dict | None) -> Text:
     if not peak or not peak["flops_per_second"]:  # nothing was trained on the CPU
         return same("")
     rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peak["flops_per_second"].items())
-    return say("peak_cpu", peak=f"{peak['cores']} cores, {rates}")
+    return say("peak_cpu", cores=peak["cores"], peak=rates)
 
 
 def _variance_text(variance: dict | None) -> Text:

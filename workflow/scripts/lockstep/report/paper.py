@@ -12,6 +12,7 @@ import yaml
 
 from lockstep import __version__, columns, paths, provenance
 from lockstep.config import registry
+from lockstep.config.configuration import PRECISE
 from lockstep.config.hardware import device_count
 from lockstep.config.machine import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
@@ -75,6 +76,8 @@ def methods(summary: Summary) -> Text:
     if not done:
         return say("nothing")
     said = [_compared(summary), _trained(summary), _repeated(summary), say("methods_time"), *_left_out(summary)]
+    if summary.blocks:
+        said.append(say("methods_blocks", precise=f"{100 * PRECISE:g}", budget=f"{summary.config['budget']:g}"))
     said.append(say("methods_statistics", **_shown(summary)))
     said.append(headline.same_model(summary))
     if summary.config.get("quick"):
@@ -209,7 +212,8 @@ def _some(names: list[str]) -> Text:
 def _shown(summary: Summary) -> dict[str, Text]:
     statistics = summary.statistics
     known = statistics and statistics["resolution"] is not None
-    return {"resolution": headline.resolution(statistics["resolution"]) if known else same("")}
+    chance = say("chance_blocks" if summary.blocks else "chance")
+    return {"resolution": headline.resolution(statistics["resolution"]) if known else same(""), "chance": chance}
 
 
 def run_lines(summary: Summary) -> list[list]:

@@ -15,10 +15,11 @@ BASELINE = "single"  # the strategy of the row that all others are compared with
 def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None, list[str]]:
     """Fill in places, and speed-ups over the baseline; return ratios, statistics and unconnected rows.
 
-    The ratios are those of each row to every other row of its kind. The statistics describe the kind with the most
-    ranked rows: `sigma`, the standard deviation of a row's log times; `resolution`, by which share a row must be slower
-    to be shown slower; and whether rows have `unlike_spreads`. They are None if there are too few runs. The unconnected
-    rows have no block in common with the others.
+    The ratios are those of each row to every other row of its kind; `shown` is whether one of the two is shown to be
+    faster when all ranked rows are compared at once, and None unless both are ranked. The statistics describe the kind
+    with the most ranked rows: `sigma`, the standard deviation of a row's log times; `resolution`, by which share a row
+    must be slower to be shown slower; and whether rows have `unlike_spreads`. They are None if there are too few runs.
+    The unconnected rows have no block in common with the others.
 
     Rows are of one kind if they do the same work on the same kind of device; a row that trains another model is not
     compared. Ranked are rows of the closed division with an undisturbed run. A row whose runs were all disturbed is
@@ -44,7 +45,11 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
             row = by_name[name]
             row["place"] = row["rank"] = ranked.get(name)
             against = {other: fitted(fit, members, name, other) for other in members}
-            ratios[name] = {other: asdict(ratio) for other, ratio in against.items() if ratio}
+            ratios[name] = {
+                other: asdict(ratio) | {"shown": _shown(closed, name, other)}
+                for other, ratio in against.items()
+                if ratio
+            }
             alone = not any(against[other] for other in closed.rows or members if other != name)
             if alone and len(members) > 1 and name not in closed.rows:
                 unconnected.append(name)
@@ -57,6 +62,12 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
         return ratios, None, unconnected
     names = ("sigma", "resolution", "unlike_spreads")
     return ratios, dict(zip(names, (most.sigma, most.resolution(), most.unlike_spreads()), strict=True)), unconnected
+
+
+def _shown(closed: stats.Fit, ours: str, theirs: str) -> bool | None:
+    if not {ours, theirs} <= set(closed.rows):
+        return None
+    return closed.shown_faster(ours, theirs) or closed.shown_faster(theirs, ours)
 
 
 def capacity(runs: list[dict]) -> int:

@@ -7,6 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from lockstep import paths
+from lockstep.proof.verdicts import multiple
 from lockstep.report.words import STUDIES, Text, note, say
 
 FOLDER = paths.WORKFLOW / "report"
@@ -36,7 +37,7 @@ def _environment(escape: bool) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["cell"] = markdown_cell
+    environment.filters |= {"cell": markdown_cell, "multiple": multiple}
     environment.globals |= {"say": say, "note": note}
     return environment
 

@@ -17,6 +17,7 @@ def summarise(ranks: list[dict], plan: Plan, results: Path) -> dict:
         name: max(clock[name] for clock in clocks) for name in clocks[0] if name.endswith(("_seconds", "_median"))
     }
     slowest = max(clocks, key=lambda clock: clock["step_seconds_median"])
+    last = max(clocks, key=lambda clock: clock["first_step_seconds"])  # its parts add up, those of several would not
     about = read_json(data_file(results))
     shape, with_lora = metrics.Shape(**about["shape"]), bool(ranks[0]["settings"]["lora"]["lora"])
     work = metrics.work(plan, load_lengths(data_folder(results)), shape, with_lora)
@@ -36,7 +37,7 @@ def summarise(ranks: list[dict], plan: Plan, results: Path) -> dict:
         "snapshots": ranks[0]["snapshots"],
         "clock": largest
         | {
-            "setup": {part: max(clock["setup"][part] for clock in clocks) for part in clocks[0]["setup"]},
+            "setup": last["setup"],
             "step_seconds_quartiles": slowest["step_seconds_quartiles"],
         },
         "work": work,
