@@ -493,6 +493,17 @@ def test_pictures_are_drawn_as_epochs_end_and_the_best_is_kept_by_miou(trained):
     assert read_json(run / "native" / "manifest.json")["step"] == best["step"]
 
 
+def test_masks_of_0_and_255_are_told_what_255_means(run_script, tmp_path):
+    """As editors save masks of one class."""
+    folder = own(tmp_path / "own")
+    for file in (folder / "masks").iterdir():
+        mask = np.asarray(Image.open(file))
+        Image.fromarray(np.where(mask > 0, 255, 0).astype(np.uint8)).save(file)
+    code, _, said = prepared(run_script, "--set", "data.path=own", "--set", "data.labels=null")
+    assert code == 2
+    assert "255 means no class: where it is one in these masks, write 1 in its place." in said
+
+
 def test_a_test_holds_each_image_s_mask_and_the_figures_of_all(trained, place):
     run, _ = trained
     report, frame = read_json(run / paths.TEST_REPORT), pd.read_csv(run / paths.TEST_PREDICTIONS)

@@ -35,6 +35,9 @@ OTHERS = {
     b"{\\rtf": ("RTF, as word processors save it", "Save it as plain text (UTF-8)"),
     b"\x80\x04": ("a pickle, which may run anything when it is read", "Save it as Parquet, JSON or CSV"),
     b"\x80\x05": ("a pickle, which may run anything when it is read", "Save it as Parquet, JSON or CSV"),
+    GZIP: ("compressed by gzip twice", "Decompress it once: gunzip --keep"),
+    b"\xff\xfe\0\0": ("UTF-32", "Convert it to UTF-8: iconv -f UTF-32 -t UTF-8"),
+    b"\0\0\xfe\xff": ("UTF-32", "Convert it to UTF-8: iconv -f UTF-32 -t UTF-8"),
     b"\xff\xfe": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }

@@ -283,7 +283,11 @@ def _classes(written: Written, data: Data, source: str) -> tuple[list[str], np.n
     present = np.flatnonzero(every.any(axis=0))
     if len(labels) < 2 or len(present) < 2:
         only = labels[present[0]] if present[0] < len(labels) else present[0]
-        raise BadInput(f"{source}: all pixels with a class have the class {only}; at least two classes are needed.")
+        binary = any((mask == IGNORED).any() for mask in written.masks)
+        of_255 = f" {IGNORED} means no class: where it is one in these masks, write 1 in its place." if binary else ""
+        raise BadInput(
+            f"{source}: all pixels with a class have the class {only}; at least two classes are needed.{of_255}"
+        )
     return labels, every[:, : len(labels)]
 
 

@@ -84,8 +84,8 @@ def read(strategy: Strategy) -> dict:
         "groups": [
             {"initial_lr": group["initial_lr"]}
             | {name: stepping[name] for name in SETTINGS if name in stepping}
-            # ZeRO-3 leaves a parameter empty while no layer needs it.
-            | {"parameters": sum(getattr(each, "ds_numel", each.numel()) for each in group["params"])}
+            # None in ZeRO-3, whose optimizer is given empty parameters.
+            | {"parameters": sum(parameter.numel() for parameter in group["params"]) or None}
             for group, stepping in zip(optimizer.param_groups, inner.param_groups, strict=True)
         ],
         "precision": strategy.precision,
