@@ -343,10 +343,10 @@ def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_fas
 
 def test_rows_behind_the_first_ones_that_are_not_shown_to_be_slower_are_named(results):
     """ddp_amp is shown to be faster than fsdp, and not than ddp; ddp is not shown to be faster than fsdp."""
-    repeat(results, "single", [10.0, 10.2, 10.1])
-    repeat(results, "ddp", [8.2, 8.3, 8.1])
-    repeat(results, "fsdp", [8.3, 8.5, 8.4])
-    repeat(results, "ddp_amp", [8.0, 8.1, 7.9])
+    repeat(results, "single", [10.0, 10.3, 10.1])
+    repeat(results, "ddp", [8.05, 8.2, 8.1])
+    repeat(results, "fsdp", [8.1, 8.25, 8.2])
+    repeat(results, "ddp_amp", [8.0, 8.1, 8.0])
     four = {name: {"strategy": name} for name in ("single", "ddp", "ddp_amp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=four)
     assert [rows[name]["place"] for name in ("ddp", "ddp_amp", "fsdp")] == [1, 1, 2]
@@ -360,13 +360,15 @@ def test_a_proof_that_a_mild_mistake_would_pass_is_a_caution(results):
     (file,) = (results / "parity" / "ddp").rglob(paths.VERDICT)
     verdict = files.read_json(file)
     assert verdict["mistake_of_limit"] > 1
-    summary, _ = gathered(results)
-    assert "would not notice" not in headline.warning(summary).en
+
+    def cautioned() -> list[str]:
+        """The rows of which the last line says so; in half precision a row may be among them."""
+        found = re.search(r"in the precision of (.+?) rounding is so large", headline.warning(gathered(results)[0]).en)
+        return re.split(", | and ", found[1]) if found else []
+
+    assert "ddp" not in cautioned()
     files.write_json(file, verdict | {"mistake_of_limit": 0.9})
-    summary, _ = gathered(results)
-    assert (
-        "in the precision of ddp rounding is so large that the proof would not notice" in headline.warning(summary).en
-    )
+    assert "ddp" in cautioned()
 
 
 def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
