@@ -77,7 +77,7 @@ def test_the_picture_of_a_report_shows_what_a_report_says():
 def test_the_recorded_terminal_shows_what_the_product_says():
     text = TERMINAL.read_text(encoding="utf-8")
     blocks = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     # A terminal folds a sentence, which is joined again.
     said = re.sub(r"[\s│┃]+", " ", re.sub(r"\S*/\S*|[━┏┳┓┡╇┩└┴┘─█╺]+", " ", "\n".join(blocks)))
     assert not unsaid(said, set()), "make pictures"
