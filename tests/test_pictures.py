@@ -47,7 +47,8 @@ def unsaid(text: str, names: set[str]) -> list[str]:
     text = re.sub(r"lockstep \w+(?: --[\w-]+ \S+)*", " ", text)
     for piece in fragments():
         if piece in text:
-            text = re.sub(rf"(?<!\w){re.escape(piece)}(?!\w)", " ", text)
+            before = r"(?<!\w)" if piece[0].isalnum() else ""  # "'s time" follows a name
+            text = re.sub(rf"{before}{re.escape(piece)}(?!\w)", " ", text)
     known = OTHERS | names | {*registry.names()}
     return [word for word in re.findall(r"[A-Za-z_]\w*", text) if len(word) > UNTIL and word not in known]
 
