@@ -454,7 +454,7 @@ def test_it_says_by_whose_settings_a_row_is_proven(results):
 def test_one_run_a_row_is_no_verdict(results):
     summary, _ = gathered(results)
     assert "had the shortest time" in first_lines(summary)[0]
-    assert "which may be chance, as each row ran only once" in first_lines(summary)[0]
+    assert "which may be chance, as it has only one undisturbed run" in first_lines(summary)[0]
 
 
 def ask(results: Path, row: str, **settings) -> None:
