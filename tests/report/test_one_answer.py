@@ -99,6 +99,30 @@ def test_the_parts_of_a_step_add_up_to_the_step_time_of_the_table():
     assert "ddp 15.0 ms" in drawn.note.en  # the other way, in the same terms: 18 of 72 are 15 of 60
 
 
+def _ranked(names) -> list[dict]:
+    """Rows as the report has them, each slower than the one before."""
+    same = {"division": "closed", "world_size": 2, "repeats": 1}
+    return [
+        same | {"row": name, "strategy": name, "place": place, "train_seconds": 5.0 + place}
+        for place, name in enumerate(names, 1)
+    ]
+
+
+def test_rows_whose_losses_coincide_share_a_line_and_all_have_one_over_seconds():
+    falling = np.linspace(2, 1, 100)
+    losses = {"single": falling, "ddp": falling, "horovod": falling + 1e-5, "fsdp": falling, "diloco": falling + 0.3}
+    runs = {
+        name: [run("ddp", 1, 6.0, losses=list(values), settings={"dropout": [0]})] for name, values in losses.items()
+    }
+    drawn = charts.losses(_ranked(losses), SimpleNamespace(runs=runs))
+    over_steps, over_seconds = drawn.figure.axes
+    assert [line.get_label() for line in over_steps.lines] == ["single, ddp +2", "diloco"]
+    named = {line.get_label() for line in over_seconds.lines if not line.get_label().startswith("_")}
+    assert named == {"single", "diloco", "the other rows"}  # the fastest is single itself
+    assert sum(len(line.get_xdata()) > 0 for line in over_seconds.lines) == 5
+    assert [line[0] for line in drawn.table] == list(losses)
+
+
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 def test_the_title_of_the_losses_is_of_the_curve_that_is_drawn_and_says_why(dropout):
     """One step is far off, and the curve is a mean over four."""
@@ -106,8 +130,7 @@ def test_the_title_of_the_losses_is_of_the_curve_that_is_drawn_and_says_why(drop
     runs = {
         name: [run(name, 1, 6.0, losses=values, settings={"dropout": [dropout]})] for name, values in losses.items()
     }
-    done = [{"row": name, "strategy": name} for name in losses]
-    drawn = charts.losses(done, SimpleNamespace(runs=runs))
+    drawn = charts.losses(_ranked(losses), SimpleNamespace(runs=runs))
     curve = max(float(np.abs(line.get_ydata()).max()) for line in drawn.figure.axes[0].lines)
     (said,) = re.findall(r"by ([\d.]+) at most, in means over 4 steps", drawn.title.en)
     assert float(said) == pytest.approx(curve, abs=0.01) == pytest.approx(0.2)

@@ -177,40 +177,51 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
 def losses(done: list[dict], summary: Summary) -> Drawing:
     """Losses over steps, as differences from single's because equal models' losses coincide; and losses over seconds.
 
-    Without a row of `single` with equally many steps, the losses over steps are drawn themselves.
+    Without a row of `single` with equally many steps, the losses over steps are drawn themselves. Rows whose curves
+    coincide share a line. Over seconds, the rows of the report's first sentence have a colour, and all others are grey.
     """
     runs = {row["row"]: median_run(row, summary) for row in done}
-    baseline = next((runs[row["row"]]["losses"] for row in done if row["strategy"] == BASELINE), None)
-    alike = baseline is not None and {len(run["losses"]) for run in runs.values()} == {len(baseline)}
-    figure, (left, right) = plt.subplots(2, 1, figsize=(WIDTH, 2 * HEIGHT - 0.8), layout="constrained")
-    table, window, largest = [], 1, 0.0
-    for position, (name, run) in enumerate(runs.items()):
-        count = len(run["losses"])
-        window = max(1, count // 25)
-        smooth = _smoothed(run["losses"], window)
-        steps = np.arange(window, count + 1)
-        # More points would not be visible, and make the file large.
-        keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
-        style = {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4}
-        # No two rows share both colour and style.
-        style["linestyle"] = STYLES[(position + position // len(COLOURS)) % len(STYLES)]
-        shown = smooth - _smoothed(baseline, window) if alike else smooth
-        left.plot(steps[keep], shown[keep], label=name, **style)
-        right.plot((steps / count * run["clock"]["train_seconds"])[keep], smooth[keep], **style)
-        line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, count // 2, -1))]
+    baseline = next((row["row"] for row in done if row["strategy"] == BASELINE), None)
+    counts = {len(run["losses"]) for run in runs.values()}
+    alike = baseline is not None and len(counts) == 1
+    window = max(1, max(counts) // 25)
+    smooth = {name: _smoothed(run["losses"], min(window, len(run["losses"]))) for name, run in runs.items()}
+    over_steps = {name: values - smooth[baseline] if alike else values for name, values in smooth.items()}
+    figure, (above, below) = plt.subplots(2, 1, figsize=(WIDTH, 2 * HEIGHT - 0.2), layout="constrained")
+    for position, names in enumerate(_coinciding(over_steps)):
+        values = over_steps[names[0]]
+        steps = np.arange(len(values)) + len(runs[names[0]]["losses"]) - len(values) + 1
+        keep = _visible(len(values))
+        rest = f" +{len(names) - 2}" if len(names) > 2 else ""
+        above.plot(steps[keep], values[keep], label=", ".join(names[:2]) + rest, **_line(position))
+    slowest = max(done, key=lambda row: row["train_seconds"])["row"]
+    named = list(dict.fromkeys([*([baseline] if baseline else []), headline.recommended(done)["row"], slowest]))
+    others = {"color": COLOURS[-1], "linewidth": 0.5}
+    for name in sorted(runs, key=lambda name: name in named):  # the named rows lie over the others
+        values, count = smooth[name], len(runs[name]["losses"])
+        seconds = np.arange(count - len(values) + 1, count + 1) / count * runs[name]["clock"]["train_seconds"]
+        keep = _visible(len(values))
+        style = _line(named.index(name)) | {"label": name} if name in named else others
+        below.plot(seconds[keep], values[keep], **style)
+    if len(named) < len(runs):
+        below.plot([], [], label=say("axis_other_rows").en, **others)
+    above.set_xlabel(say("axis_step").en)
+    below.set_xlabel(say("axis_seconds").en)
+    above.set_ylabel(say("axis_loss_difference" if alike else "axis_loss").en)
+    below.set_ylabel(say("axis_loss").en)
+    below.set_xlim(left=0)
+    for axes in (above, below):
+        axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    table = []
+    for name, run in runs.items():
+        line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))]
         if alike:
-            largest = max(largest, float(np.abs(shown).max()))  # the largest drawn difference, for the title
-            line += [f"{np.abs(values).max():.2g}" for values in (shown, np.subtract(run["losses"], baseline))]
+            of_one_step = np.subtract(run["losses"], runs[baseline]["losses"])
+            line += [f"{np.abs(values).max():.2g}" for values in (over_steps[name], of_one_step)]
         table.append(line)
-    left.set_xlabel(say("axis_step").en)
-    right.set_xlabel(say("axis_seconds").en)
-    left.set_ylabel(say("axis_loss_difference" if alike else "axis_loss").en)
-    right.set_ylabel(say("axis_loss").en)
-    right.set_xlim(left=0)
-    figure.legend(**LEGEND, ncols=3)
-    several = alike and len(runs) > 1
     title = say("picture_losses_plain")
-    if several:
+    if alike and len(runs) > 1:
+        largest = max(float(np.abs(values).max()) for values in over_steps.values())
         dropout = any(any(run["settings"].get("dropout") or ()) for run in runs.values())
         why = say("picture_losses_dropout") if dropout else same("")
         each = say("picture_losses_mean", window=window) if window > 1 else say("picture_losses_each")
@@ -219,6 +230,33 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     differences = [say("losses_smoothed", window=window), say("losses_single_step")] if alike else []
     header = [say("row"), same("1"), same("1/2"), same("1/1"), *differences]
     return Drawing(figure, title, note, header, table)
+
+
+def _coinciding(curves: dict[str, np.ndarray]) -> list[list[str]]:
+    """The names of curves, those together that can't be told apart: they differ by 1 % of the drawn range at most."""
+    values = np.concatenate(list(curves.values()))
+    visible = 0.01 * (values.max() - values.min())
+    groups: list[list[str]] = []
+    for name, curve in curves.items():
+        for group in groups:
+            first = curves[group[0]]
+            if len(first) == len(curve) and np.abs(first - curve).max() <= visible:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def _visible(count: int) -> np.ndarray:
+    """The positions of at most 60 points of a curve: more would not be visible, and make the file large."""
+    return np.linspace(0, count - 1, min(count, 60)).astype(int)
+
+
+def _line(position: int) -> dict:
+    """The colour and style of a line; no two lines share both."""
+    style = STYLES[(position + position // len(COLOURS)) % len(STYLES)]
+    return {"color": COLOURS[position % len(COLOURS)], "linewidth": 1.4, "linestyle": style}
 
 
 def terms(done: list[dict], summary: Summary) -> Drawing:
@@ -231,12 +269,11 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
     window = max(1, counts // 25)
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     steps = np.arange(window, counts + 1)
-    keep = np.linspace(0, len(steps) - 1, min(len(steps), 60)).astype(int)
+    keep = _visible(len(steps))
     for position, name in enumerate(names):
         smooth = _smoothed(runs[shown]["terms"][name], window)
         label = name if factors.get(name, 1) == 1 else f"{name} (x {factors[name]:g})"
-        style = {"color": COLOURS[position % len(COLOURS)], "linestyle": STYLES[position % len(STYLES)]}
-        axes.plot(steps[keep], smooth[keep], label=label, linewidth=1.4, **style)
+        axes.plot(steps[keep], smooth[keep], label=label, **_line(position))
     axes.set_xlabel(say("axis_step").en)
     axes.set_ylabel(say("axis_loss").en)
     axes.set_ylim(bottom=0)
