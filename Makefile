@@ -8,7 +8,7 @@
 # make test-slow  the tests that take longer: every strategy's proof, and every mistake it must catch
 # make horovod  build and install Horovod; set-up has tried it, this fails where it can't be built
 # make docs     write docs/strategies.md from the strategies' files, and the tables of keys, of columns and of records
-# make pictures picture the report of a quiet `make bench` (docs/report.png), and record a terminal (docs/terminal.md);
+# make pictures picture the report of a quiet `make bench` (docs/report.png, report.zh.png), and record a terminal (docs/terminal.md);
 #               needs Chromium and tmux
 # make site     build the guide, in English and Chinese, into site/ (installs requirements-docs.txt)
 # make lint     ruff, snakefmt, snakemake --lint, hadolint

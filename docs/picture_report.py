@@ -1,10 +1,10 @@
-"""Picture the first screen of a report for the README: docs/report.png, and its words in docs/report.txt.
+"""Picture the first screen of a report for both READMEs: docs/report.png and docs/report.zh.png, with their words.
 
     python docs/picture_report.py [RESULTS]
 
 The report should be that of a quiet `make bench`. `make pictures` runs this program and docs/record_terminal.py. It
-needs Chromium. The words are kept beside the picture, so that a test can tell when the product does not say them any
-more (tests/test_pictures.py).
+needs Chromium and a font with Chinese characters. The words are kept beside each picture (report.txt, report.zh.txt), so
+that a test can tell when the product does not say them any more (tests/test_pictures.py).
 """
 
 import hashlib
@@ -25,20 +25,21 @@ SHOWN = """() => [...document.querySelectorAll("h1, h2, p, dt, dd, th, td, summa
 def main() -> None:
     results = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
     summary = json.loads((results / "report" / "summary.json").read_text(encoding="utf-8"))
-    with sync_playwright() as started:
-        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport=SIZE, locale="en", color_scheme="light")
-        page.goto((results / "report" / "report.html").resolve().as_uri())
-        picture = page.screenshot(path=DOCS / "report.png")
-        words = [line for line in page.evaluate(SHOWN) if line]
-        browser.close()
     # Names of rows and of this machine's parts, which are not words of the product.
     environment = summary["environment"]
-    names = [*(row["row"] for row in summary["rows"]), environment["cpu"], *environment["gpus"]]
-    head = [f"sha256 of report.png: {hashlib.sha256(picture).hexdigest()}", f"names: {', '.join(dict.fromkeys(names))}"]
-    (DOCS / "report.txt").write_text("\n".join([*head, "", *words]) + "\n", encoding="utf-8")
-    print("docs/report.png and docs/report.txt")
+    names = dict.fromkeys([*(row["row"] for row in summary["rows"]), environment["cpu"], *environment["gpus"]])
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for locale, name in (("en", "report"), ("zh-CN", "report.zh")):
+            page = browser.new_page(viewport=SIZE, locale=locale, color_scheme="light")
+            page.goto((results / "report" / "report.html").resolve().as_uri())
+            picture = page.screenshot(path=DOCS / f"{name}.png")
+            words = [line for line in page.evaluate(SHOWN) if line]
+            head = [f"sha256 of {name}.png: {hashlib.sha256(picture).hexdigest()}", f"names: {', '.join(names)}", ""]
+            (DOCS / f"{name}.txt").write_text("\n".join([*head, *words]) + "\n", encoding="utf-8")
+            print(f"docs/{name}.png and docs/{name}.txt")
+        browser.close()
 
 
 if __name__ == "__main__":

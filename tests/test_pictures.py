@@ -13,7 +13,7 @@ from lockstep.report import words
 from lockstep.view import live
 from tests.conftest import PROJECT
 
-REPORT, WORDS, TERMINAL = (PROJECT / "docs" / name for name in ("report.png", "report.txt", "terminal.md"))
+DOCS = PROJECT / "docs"
 # What frameworks, Snakemake and the data say in between, and units.
 OTHERS = {"s", "ms", "MiB", "cpu", "gpu", "CPU", "GPU", "x", "n", "e", "min", "AMD", "EPYC", "Intel", "Xeon", "R"}
 OTHERS |= {"fp16", "fp32", "bf16", "rank", "exploding", "all_threads", "RunFailed", "Processor", "scratch", "text"}
@@ -67,16 +67,39 @@ def test_what_is_not_said_any_more_is_seen(text, old):
     assert bool(unsaid(text, set())) == old
 
 
+def words_of(picture: str) -> tuple[str, list[str]]:
+    """The names and the lines that a picture in docs/ shows."""
+    digest, names, _, *lines = (DOCS / f"{picture}.txt").read_text(encoding="utf-8").splitlines()
+    shown = hashlib.sha256((DOCS / f"{picture}.png").read_bytes()).hexdigest()
+    assert digest == f"sha256 of {picture}.png: {shown}", "words of another picture"
+    return names, lines
+
+
+def unsaid_in_chinese(line: str) -> str:
+    """The Chinese characters of a line that are in no text of the report."""
+    told = [chinese for _, chinese in words._entries().values()]
+    pieces = {piece.strip(" .,;:()，。；：（）、") for text in told for piece in re.split(r"\{[^}]*\}", text)}
+    for piece in sorted(pieces - {""}, key=len, reverse=True):
+        line = line.replace(piece, " ")
+    return "".join(re.findall(r"[\u4e00-\u9fff]", line))
+
+
+def test_the_chinese_picture_shows_what_a_report_says_in_chinese():
+    assert unsaid_in_chinese("此行结果不可信：这句话没有任何地方说过")
+    _, lines = words_of("report.zh")
+    assert sum(bool(re.search(r"[\u4e00-\u9fff]", line)) for line in lines) > 10
+    gone = {line: left for line in lines if (left := unsaid_in_chinese(line))}
+    assert not gone, "make pictures, after a quiet make bench"
+
+
 def test_the_picture_of_a_report_shows_what_a_report_says():
-    assert WORDS.is_file(), "make pictures, after a quiet make bench"
-    digest, names, _, *lines = WORDS.read_text(encoding="utf-8").splitlines()
-    assert digest.endswith(hashlib.sha256(REPORT.read_bytes()).hexdigest()), "words of another picture"
+    names, lines = words_of("report")
     gone = {line: left for line in lines if (left := unsaid(line, set(re.findall(r"\w+", names))))}
     assert not gone, "make pictures, after a quiet make bench"
 
 
 def test_the_recorded_terminal_shows_what_the_product_says():
-    text = TERMINAL.read_text(encoding="utf-8")
+    text = (DOCS / "terminal.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 6
     # A terminal folds a sentence, which is joined again.
