@@ -3,8 +3,8 @@
     python docs/picture_report.py [RESULTS]
 
 The report should be that of a quiet `make bench`. `make pictures` runs this program and docs/record_terminal.py. It
-needs Chromium and a font with Chinese characters. The words are kept beside each picture (report.txt, report.zh.txt), so
-that a test can tell when the product does not say them any more (tests/test_pictures.py).
+needs Chromium and a font with Chinese characters. The words are kept beside each picture (report.txt, report.zh.txt),
+so that a test can tell when the product does not say them any more (tests/test_pictures.py).
 """
 
 import hashlib

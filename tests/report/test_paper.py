@@ -21,6 +21,20 @@ def test_latex_prints_every_text_as_it_is(text, expected):
     assert paper.escaped(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "english", "chinese"),
+    [
+        (["fp32", "fp32", "fp32"], "fp32", "fp32"),
+        (["fp32", "bf16", "fp32"], "fp32 (ddp: bf16)", "fp32（ddp：bf16）"),
+        (["1", "2", "2"], "2 (single: 1)", "2（single：1）"),
+        (["1", "2", "4"], "1 (ddp: 2; fsdp: 4)", "1（ddp：2；fsdp：4）"),
+    ],
+)
+def test_the_methods_say_which_rows_have_another_setting(values, english, chinese):
+    told = paper._by_row(["single", "ddp", "fsdp"], values)
+    assert (told.en, told.zh) == (english, chinese)
+
+
 def test_the_table_has_the_columns_that_decide_and_as_many_cells_in_each_line():
     row = dict.fromkeys(columns.KEYS) | {
         "row": "a_b",

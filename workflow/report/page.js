@@ -12,6 +12,10 @@ function speak(language) {
     head.dataset.en ??= head.title;
     head.title = head.dataset[language];
   }
+  for (const region of document.querySelectorAll("[data-label]")) {
+    region.dataset.labelEn ??= region.ariaLabel;
+    region.ariaLabel = language === "zh" ? region.dataset.label : region.dataset.labelEn;
+  }
 }
 
 document.getElementById("language").hidden = false;

@@ -4,6 +4,7 @@ Everything is written from the records.
 """
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -138,6 +139,10 @@ def _trained(summary: Summary) -> Text:
     """Which model was trained, on which data, with which recipe."""
     data, runs = summary.data, [good_runs(summary.runs[row["row"]])[0] for row in summary.finished_rows]
     trains, hardware = [run["asked"]["train"] for run in runs], [run["asked"]["hardware"] for run in runs]
+
+    def each(values) -> Text:
+        return _by_row([row["row"] for row in summary.finished_rows], [str(value) for value in values])
+
     splits = {name: data["splits"][name]["texts"] for name in ("train", "dev", "test")}
     return say(
         "methods_trained",
@@ -146,21 +151,29 @@ def _trained(summary: Summary) -> Text:
         weights=data["weights"][:16],
         source=say("methods_corpus") if data["synthetic"] and not headline.of_images(summary) else data["source"],
         hash=data["hash"][:16],
-        steps=_each(run["steps"] for run in runs),
-        batch=_each(run["global_batch"] for run in runs),
-        precision=_each(run["precision"] for run in runs),
-        optimizer=_each(train.get("optimizer", "adamw") for train in trains),
-        rate=_each(train["learning_rate"] for train in trains),
-        devices=_each(device_count(place) for place in hardware),
-        processes=_each(place["processes"] for place in hardware),
-        threads=_each(place["threads"] for place in hardware),
+        steps=each(run["steps"] for run in runs),
+        batch=each(run["global_batch"] for run in runs),
+        precision=each(run["precision"] for run in runs),
+        optimizer=each(train.get("optimizer", "adamw") for train in trains),
+        rate=each(train["learning_rate"] for train in trains),
+        schedule=each(train.get("schedule", "linear") for train in trains),
+        devices=each(device_count(place) for place in hardware),
+        processes=each(place["processes"] for place in hardware),
+        threads=each(place["threads"] for place in hardware),
         **splits,
     )
 
 
-def _each(values) -> str:
-    """The different values of a setting over rows, each once."""
-    return " / ".join(dict.fromkeys(str(value) for value in values))
+def _by_row(names: list[str], values: list[str]) -> Text:
+    """The value that most rows have, and in brackets which rows have others: fp32 (ddp_amp: bf16)."""
+    ((usual, _),) = Counter(values).most_common(1)
+    others: dict[str, list[str]] = {}
+    for name, value in zip(names, values, strict=True):
+        if value != usual:
+            others.setdefault(value, []).append(name)
+    english = "; ".join(f"{', '.join(rows)}: {value}" for value, rows in others.items())
+    chinese = "；".join(f"{'、'.join(rows)}：{value}" for value, rows in others.items())
+    return Text(f"{usual} ({english})", f"{usual}（{chinese}）") if others else same(usual)
 
 
 def _repeated(summary: Summary) -> Text:
