@@ -149,7 +149,8 @@ class Bare:
         torch.set_float32_matmul_precision("high" if self.row.options.get("tf32") else "highest")
         attention.choose("auto", self.device, len(set(plan.widths.tolist())))
         schedule = make_schedule(self.optimizer, self.row.train, plan.steps, plan.epochs)
-        seconds = bare.timed(self.model, self.optimizer, schedule, plan, samples, self.row.precision)
+        clip = self.row.train.clip
+        seconds = bare.timed(self.model, self.optimizer, schedule, plan, samples, self.row.precision, clip)
         return float(seconds.mean())
 
 

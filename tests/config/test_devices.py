@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lockstep import columns, nvml, paths
+from lockstep import nvml, paths
 from lockstep.config import machine, reading, registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
+from lockstep.model import metrics
 from lockstep.proof import fairness
-from lockstep.report import reading as report_reading
 from lockstep.report import summary
 from lockstep.run import node, refusals, runs
 from tests.conftest import PROJECT
@@ -195,7 +195,7 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     """Efficiency is speed-up per device, and the peak is that of all devices, with any number of processes."""
     monkeypatch.setattr(paths, "TRAIN", scripts / "train.py")
     monkeypatch.setattr(node, "SCRIPTS", scripts)
-    monkeypatch.setattr(columns.metrics, "device_peak", lambda name, kind: 1e12)
+    monkeypatch.setattr(metrics, "device_peak", lambda name, kind: 1e12)
     checked = parse(single={"strategy": "single"}, dataparallel={"strategy": "dataparallel"})
     for row in checked.rows.values():
         folder = results / row.folder(1)
@@ -215,9 +215,9 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
     assert both["efficiency"] == pytest.approx(0.8)
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)
     made = {"environment": {"gpus": ["Pretended GPU"]}, "settings": {"matmul": "highest"}}
-    assert report_reading.peak_of(checked.rows["dataparallel"], made, None)[0] == 2
+    assert metrics.peak_of(checked.rows["dataparallel"], made, None)[0] == 2
     apart = parse(ddp={"strategy": "ddp", "nodes": 2}).rows["ddp"]
-    assert report_reading.peak_of(apart, made, None)[0] == 4  # of all nodes
+    assert metrics.peak_of(apart, made, None)[0] == 4  # of all nodes
     told = ("memory_by_gpu_mb", "reserved_by_gpu_mb", "nvml_memory_by_gpu_mb", "utilisation_by_gpu", "sm_mhz_by_gpu")
     assert [alone[name] for name in told] == ["10", None, "900", "91", "1410"]
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]

@@ -51,7 +51,7 @@ def main() -> None:
     tokens = Tokens.load(paths.split_folder(data, "train"))
     with tempfile.TemporaryDirectory() as folder:
         with watcher.beside(Path(folder), (training_gpus(row.hardware) or [])[:1]):
-            seconds = bare.timed(model, optimizer, schedule, plan, tokens, row.precision)
+            seconds = bare.timed(model, optimizer, schedule, plan, tokens, row.precision, row.train.clip)
             window = [time.perf_counter() - float(seconds.sum()), time.perf_counter()]
         samples = watcher.read(Path(folder))
     busy = row.hardware.threads if row.hardware.device == "cpu" else 1

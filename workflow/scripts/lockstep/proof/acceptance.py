@@ -253,9 +253,8 @@ class Acceptance:
         with contextlib.redirect_stdout(sys.stderr):
             record = runs.run(self.times, row, 1, folder)
         clock, work = record["clock"], record["work"]
-        gpus = read_json(folder / row.folder(1) / paths.ENVIRONMENT)["gpus"]
-        peak = metrics.device_peak(gpus[0], row.precision) if gpus else None
-        devices = max(1, row.hardware.gpu_count)
+        environment = read_json(folder / row.folder(1) / paths.ENVIRONMENT)
+        devices, peak = metrics.peak_of(row, record | {"environment": environment}, None)
         shutil.rmtree(folder / row.folder(1) / paths.CHECKPOINT, ignore_errors=True)
         return {
             "name": row.name,

@@ -21,16 +21,21 @@ def train(
     plan: Plan,
     tokens: Tokens,
     precision: str = "fp32",
+    clip: float = 1.0,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train every step of the plan on the model's device; `done` is called after each step."""
+    """Train every step of the plan on the model's device; `done` is called after each step.
+
+    clip: the largest norm of the gradient, or 0 to leave it as it is (train.clip).
+    """
     device = next(model.parameters()).device
     scaler = torch.amp.GradScaler(device.type, enabled=precisions.of(precision).scaled)
     for step in range(plan.steps):
         loss = _loss(model, tokens, plan.step_ids(step), plan.widths[step], precision, device)
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if clip:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -38,7 +43,9 @@ def train(
         done()
 
 
-def timed(model, optimizer, schedule, plan: Plan, tokens: Tokens, precision: str = "fp32") -> np.ndarray:
+def timed(
+    model, optimizer, schedule, plan: Plan, tokens: Tokens, precision: str = "fp32", clip: float = 1.0
+) -> np.ndarray:
     """The seconds of each step, [steps], after one forward and backward pass of each width.
 
     The device is not synchronised between steps; on a GPU its own events time them.
@@ -58,7 +65,7 @@ def timed(model, optimizer, schedule, plan: Plan, tokens: Tokens, precision: str
 
     _wait(device)
     tick()
-    train(model, optimizer, schedule, plan, tokens, precision, tick)
+    train(model, optimizer, schedule, plan, tokens, precision, clip, tick)
     _wait(device)
     return np.array(
         [a.elapsed_time(b) / 1000 if device.type == "cuda" else b - a for a, b in itertools.pairwise(moments)]

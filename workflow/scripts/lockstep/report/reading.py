@@ -52,7 +52,7 @@ def _read(config: Config, row: Row, repeat: int, results: Path, peak: dict | Non
         run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
         for name in LONG:
             run["environment"].pop(name, None)
-        devices, rate = peak_of(row, run, peak)
+        devices, rate = metrics.peak_of(row, run, peak)
         run["peak"] = {"devices": devices, "flops_per_second": rate}
     elif run["status"] == "failed" and Path(run["log"]).is_file():
         log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
@@ -64,18 +64,6 @@ def _tested(task: str) -> tuple[str, ...]:
     """The keys that are read from a task's report on the test split."""
     names = registry.task_literals(task)["QUALITY"]
     return tuple(dict.fromkeys([*names, "support", *(key for name in names for key in QUALITIES[name].reads)]))
-
-
-def peak_of(row: Row, run: dict, peak: dict | None) -> tuple[float, float | None]:
-    """The number of GPUs or CPU cores of a run, and the peak of each in operations per second; None if unknown."""
-    if row.hardware.device == "cuda":
-        tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
-        name = (run["environment"]["gpus"] or [""])[0]
-        gpus = row.hardware.gpu_count * row.hardware.nodes
-        return gpus, metrics.device_peak(name, "tf32" if tf32 else row.precision)
-    cores = row.hardware.devices * row.hardware.threads
-    rate = (peak or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
-    return cores, rate / peak["cores"] if rate else None
 
 
 def good_runs(runs: list[dict]) -> list[dict]:
