@@ -190,6 +190,17 @@ def test_a_model_that_learnt_is_not_said_to_have_learnt_nothing(results):
     assert "no model has learnt anything yet" not in first_lines(gathered(results)[0])[-1]
 
 
+def test_results_of_an_earlier_version_may_lack_a_later_figure(results):
+    file = results / "runs/ddp/n2/rep1/test/report.json"
+    scores = files.read_json(file)
+    del scores["accuracy"]
+    files.write_json(file, scores)
+    _, rows, page = made(results)
+    assert (rows["ddp"]["status"], rows["ddp"]["accuracy"]) == ("ok", None)
+    assert rows["ddp"]["macro_f1"] == scores["macro_f1"]
+    assert f"macro-F1 {scores['macro_f1']:.4f}" in page
+
+
 def test_the_markdown_tells_nobody_to_click(results):
     _, _, page = made(results)
     assert "Click a heading" in page
