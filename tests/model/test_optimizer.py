@@ -12,8 +12,9 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 from transformers.optimization import get_polynomial_decay_schedule_with_warmup
 
 from lockstep.config import reading
+from lockstep.config.fixed import EPS
 from lockstep.model import muon
-from lockstep.model.optimizer import EPS, hyperparameters, make_optimizer, make_schedule, wrap_optimizer
+from lockstep.model.optimizer import hyperparameters, make_optimizer, make_schedule, wrap_optimizer
 from lockstep.model.schedule import lr_factor
 
 TRAIN = reading.parse({}).train

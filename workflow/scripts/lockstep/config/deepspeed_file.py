@@ -5,8 +5,7 @@ ZeRO, such as bucket sizes. A file that would train other data, another model or
 has other batches and learning rates than the row, so the trial's values override the file's there.
 """
 
-from lockstep.config import own_files
-from lockstep.config.fixed import EPS
+from lockstep.config import optimizers, own_files
 from lockstep.config.hardware import Hardware
 from lockstep.config.sections import Train
 
@@ -72,10 +71,8 @@ def _wanted(options: dict, train: Train, hardware: Hardware) -> dict[str, tuple]
     in_precision = f"the row trains in {train.precision}{', natively' if native else ''}"
     batch = train.global_batch / hardware.devices / train.accumulation
     parameters = {"lr": train.learning_rate, "weight_decay": train.weight_decay}
-    if train.optimizer == "sgd":
-        parameters |= {"momentum": train.momentum, "nesterov": train.nesterov}
-    else:
-        parameters |= {"betas": list(train.betas), "eps": EPS}
+    own = optimizers.settings(train)
+    parameters |= {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
     offload = "cpu" if options["offload_optimizer"] else "none"
     return {
         "train_batch_size": (train.global_batch, f"the row's global batch is {train.global_batch}"),

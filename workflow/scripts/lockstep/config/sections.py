@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from lockstep.config import optimizers
 from lockstep.config.keys import NOTHING, SPEED, key, keys, section
 from lockstep.config.precisions import DECLARED
 from lockstep.config.qualities import KEPT_BY
@@ -173,7 +174,7 @@ class Train:
         "adamw",
         "PyTorch's AdamW, Adam or SGD, fused; or its Muon for the matrices of hidden layers, with AdamW for the rest."
         " AdamW and Muon decouple weight decay from the gradient; the others add it to the gradient.",
-        one_of=("adamw", "adam", "sgd", "muon"),
+        one_of=optimizers.OF_ALL,
     )
     betas: list[float] = key(
         [0.9, 0.999],
@@ -181,10 +182,12 @@ class Train:
         items={"minimum": 0, "exclusiveMaximum": 1},
         minItems=2,
         maxItems=2,
-        of=("optimizer", ("adamw", "adam", "adamw8bit", "muon")),
+        of=("optimizer", optimizers.ADAPTIVE),
     )
-    momentum: float = key(0.0, "Momentum of SGD.", minimum=0, exclusiveMaximum=1, of=("optimizer", ("sgd",)))
-    nesterov: bool = key(False, "Nesterov's momentum, for SGD.", of=("optimizer", ("sgd",)))
+    momentum: float = key(
+        0.0, "Momentum of SGD.", minimum=0, exclusiveMaximum=1, of=("optimizer", optimizers.WITH_MOMENTUM)
+    )
+    nesterov: bool = key(False, "Nesterov's momentum, for SGD.", of=("optimizer", optimizers.WITH_MOMENTUM))
     learning_rate: float = key(
         0.0015,
         "Peak learning rate. SGD needs a higher one than AdamW, for example 0.1.",

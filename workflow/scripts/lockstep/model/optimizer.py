@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lockstep.config.fixed import EPS
+from lockstep.config import optimizers
 from lockstep.config.sections import Train
 from lockstep.model import muon
 from lockstep.model.schedule import lr_factor
@@ -35,7 +35,7 @@ def make_optimizer(model: torch.nn.Module, train: Train) -> torch.optim.Optimize
         from bitsandbytes.optim import AdamW8bit  # a slow import, which most rows do not need
 
         return AdamW8bit(groups, lr=train.learning_rate, **own)
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[train.optimizer]
+    kind = getattr(torch.optim, optimizers.OPTIMIZERS[train.optimizer].of_torch)
     return kind(groups, lr=train.learning_rate, **own, fused=True)
 
 
@@ -43,9 +43,7 @@ def hyperparameters(train: Train, group: dict | None = None) -> dict:
     """The settings of one of the optimizer's groups besides learning rate and weight decay; most have the same."""
     if train.optimizer == "muon" and muon.is_of_matrices(group or {}):
         return muon.SETTINGS
-    if train.optimizer == "sgd":
-        return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
-    return {"betas": tuple(train.betas), "eps": EPS}
+    return optimizers.settings(train)
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, wrapper: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:

@@ -63,7 +63,7 @@ class Cell:
 
 
 def test_line(names: tuple[str, ...], test: dict) -> Text:
-    """The result of a test, in the figures of quality of its task that it has; tests of an earlier version have fewer."""
+    """The result of a test, in its task's figures of quality; tests of an earlier version may lack some."""
     known = [QUALITIES[name] for name in names if name in test]
     said = [say("quality_figure", figure=say(of.name), value=f"{test[of.name]:.{of.digits}f}") for of in known]
     counted = say(f"counted_{known[-1].counted}")

@@ -1,0 +1,37 @@
+"""Optimizers that `train.optimizer` chooses, and which of the configuration's settings each has.
+
+Each is one entry here; model/optimizer.py creates it. An option `optimizer` of a strategy lists its names itself, as
+strategies' files are read without being imported.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.config.fixed import EPS
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    name: str
+    of_torch: str | None  # its class in torch.optim; None: model/optimizer.py creates it in another way
+    adaptive: bool = True  # whether it has Adam's two running averages (betas, eps); otherwise momentum and nesterov
+    of_all: bool = True  # whether every strategy takes it; otherwise only those that have it as an option
+
+
+DECLARED = (
+    Optimizer("adamw", "AdamW"),
+    Optimizer("adam", "Adam"),
+    Optimizer("sgd", "SGD", adaptive=False),
+    Optimizer("muon", None),
+    Optimizer("adamw8bit", None, of_all=False),
+)
+OPTIMIZERS = {optimizer.name: optimizer for optimizer in DECLARED}
+OF_ALL = tuple(optimizer.name for optimizer in DECLARED if optimizer.of_all)
+ADAPTIVE = tuple(optimizer.name for optimizer in DECLARED if optimizer.adaptive)
+WITH_MOMENTUM = tuple(optimizer.name for optimizer in DECLARED if not optimizer.adaptive)
+
+
+def settings(train) -> dict:
+    """What an optimizer is created with besides learning rate and weight decay; train: a sections.Train."""
+    if OPTIMIZERS[train.optimizer].adaptive:
+        return {"betas": tuple(train.betas), "eps": EPS}
+    return {"momentum": train.momentum, "nesterov": train.nesterov, "dampening": 0.0}
