@@ -138,6 +138,7 @@ def test_a_snippet_prints_what_its_page_says(block, tmp_path, monkeypatch):
     assert block.output is not None
     if block.page.stem == "recipes":
         leave_a_report(tmp_path / "results" / "report")
+        leave_a_report(tmp_path / "results" / "quick" / "report")
     if "start_processes" in block.code:  # forks, which a process that runs tests should not
         done = subprocess.run([sys.executable, "-c", block.code], capture_output=True, text=True, check=False)
         assert done.stdout == block.output, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep import columns, stats
 from lockstep.config import reading
-from lockstep.report import charts, page, ranking
+from lockstep.report import charts, page, ranking, words
 
 HARDWARE = {"device": "cpu", "oversubscribe": True}
 ROWS = {
@@ -121,6 +121,28 @@ def test_rows_whose_losses_coincide_share_a_line_and_all_have_one_over_seconds()
     assert named == {"single", "diloco", "the other rows"}  # the fastest is single itself
     assert sum(len(line.get_xdata()) > 0 for line in over_seconds.lines) == 5
     assert [line[0] for line in drawn.table] == list(losses)
+
+
+def test_the_picture_of_start_up_has_the_times_of_the_table():
+    """Its parts are of the run with the median training time, whose start-up may be another one."""
+    clocks = {"single": (6.0, 10.0), "ddp": (4.0, 8.0)}
+    runs = {
+        name: [run("ddp", 1, seconds) | {"clock": {"setup": {"imports": first / 2}, "first_step_seconds": first}}]
+        for name, (first, seconds) in clocks.items()
+    }
+    for name, (_, seconds) in clocks.items():
+        runs[name][0]["clock"]["train_seconds"] = seconds
+    rows = [row | {"startup_seconds": seconds} for row, seconds in zip(_ranked(clocks), (5.0, 5.2), strict=True)]
+    drawn = charts.setup(rows, SimpleNamespace(runs=runs))
+    assert drawn.title.en == "single is ready soonest: 5.0 s from launch to the end of the first step"
+    imports, first, training = (
+        drawn.header.index(words.say(f"setup_{part}")) for part in ("imports", "first", "train")
+    )
+    for row, line in zip(rows, drawn.table, strict=True):
+        assert line[0] == row["row"]
+        parts = [float(line[at]) for at in (imports, first, training)]
+        assert parts[0] + parts[1] == pytest.approx(row["startup_seconds"], abs=0.01)
+        assert parts[1] + parts[2] == pytest.approx(row["train_seconds"], abs=0.01)
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.0])

@@ -158,6 +158,23 @@ def test_horovod_without_nccl_on_gpus_is_a_condition(results, device, nccl, said
     assert ("Horovod was built without NCCL, so the GPUs of ddp exchanged data through the CPU" in conditions) == said
 
 
+@pytest.mark.parametrize("shown", [True, False, None])
+def test_a_row_is_called_slower_only_if_that_is_shown(shown):
+    row = {"device": "cpu", "place": 1, "repeats": 1, "devices": 2, "division": "closed", "world_size": 2}
+    rows = [
+        row | {"row": name, "strategy": name, "train_seconds": time} for name, time in (("ddp", 1.0), ("fsdp", 2.0))
+    ]
+    ratios = {"ddp": {"fsdp": {"value": 0.5, "shown": shown}}}
+    said = headline.answer(rows[0], rows, SimpleNamespace(ratios=ratios, profiles={})).en
+    assert said.endswith("fsdp takes 2.00 times as long as ddp.") == bool(shown)
+    assert ("fsdp" in said) == bool(shown)
+
+
+def test_runs_that_tell_hardly_any_rows_apart_give_no_figure():
+    assert "differ by less than 8.5 %" in headline.resolution(0.085).en
+    assert "22" not in headline.resolution(22.0).en
+
+
 def test_where_single_wins_the_devices_are_those_of_all_rows():
     rows = [
         {"row": name, "device": "cpu", "place": None, "repeats": 1, "devices": devices, "train_seconds": devices}
@@ -258,7 +275,7 @@ def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
     about["manifest"] = {"command": "snakemake --cores all --configfile 'my own.yaml' --config repeats=3"}
     (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
     again = "lockstep bench --configfile 'my own.yaml' --config repeats=12"
-    assert said.en == f"More runs may tell the first ones apart: {again} (about 12 minutes more)."
+    assert said.en == f"More runs may tell them apart: {again} (about 12 minutes more)."
     blocks = {"why": "budget", "width": 0.1, "next_seconds": 60.0, "block": 3, "seconds": 330.0}
     about |= {"blocks": blocks, "manifest": None}
     (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))
@@ -269,7 +286,7 @@ def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
 
 def test_what_is_left_out_of_a_list_is_counted():
     assert headline.some(list("abcdef"), 2).en == "a, b and 4 more"
-    assert headline.some(list("abcdef"), 2).zh == "a、b 及另外 4 项"
+    assert headline.some(list("abcdef"), 2).zh == "a、b 及另外 4 个"
     assert headline.some(list("abc"), 2).en == "a, b and c"
 
 
@@ -336,7 +353,7 @@ def test_rows_that_are_alike_share_the_first_place(results):
     assert {name: row["rank"] for name, row in rows.items()} == {"single": 3, "ddp": 1, "fsdp": 1}
     assert first_lines(summary)[0] == (
         f"Use ddp: 1.25 times as fast as single{share(summary)} (1.21 to 1.28), the same model."
-        " Not shown to be faster or slower: fsdp."
+        " Not shown to be faster or slower than it: fsdp."
     )
 
 
@@ -349,7 +366,7 @@ def test_of_rows_that_tie_the_first_of_the_table_is_named_though_another_was_fas
     summary, rows = gathered(results, repeats=3, rows=three)
     assert rows["fsdp"]["train_seconds"] < rows["ddp"]["train_seconds"]
     assert first_lines(summary)[0].startswith("Use ddp: 1.2")
-    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower: fsdp.")
+    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower than it: fsdp.")
 
 
 def test_rows_behind_the_first_ones_that_are_not_shown_to_be_slower_are_named(results):
@@ -361,10 +378,12 @@ def test_rows_behind_the_first_ones_that_are_not_shown_to_be_slower_are_named(re
     four = {name: {"strategy": name} for name in ("single", "ddp", "ddp_amp", "fsdp")}
     summary, rows = gathered(results, repeats=3, rows=four)
     assert [rows[name]["place"] for name in ("ddp", "ddp_amp", "fsdp")] == [1, 1, 2]
-    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower: ddp_amp and fsdp.")
+    assert first_lines(summary)[0].endswith(" Not shown to be faster or slower than it: ddp_amp and fsdp.")
     shown = {name: ratio["shown"] for name, ratio in summary.ratios["ddp"].items()}
     assert shown == {"single": True, "ddp": False, "ddp_amp": False, "fsdp": False}
     assert summary.ratios["ddp_amp"]["fsdp"]["shown"] is True
+    later = "The place of fsdp is later than that of ddp, because ddp_amp is shown to be faster."
+    assert [line for line in first_lines(summary) if "is later" in line] == [later]
 
 
 def test_a_proof_that_a_mild_mistake_would_pass_is_a_caution(results):
@@ -388,7 +407,7 @@ def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
     summary, _ = gathered(results, repeats=3, rows={name: {"strategy": name} for name in ("single", "ddp")})
     assert first_lines(summary)[0] == (
         "Use single: no other row is shown to be faster when all are compared at once."
-        " Not shown to be faster or slower: ddp."
+        " Not shown to be faster or slower than it: ddp."
     )
 
 

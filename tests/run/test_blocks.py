@@ -215,8 +215,9 @@ def test_why_it_ends(results, ddp, fsdp, changes, why):
     assert (decided["rows"], decided["why"]) == ([], why)
     # Two repetitions a row are what its rule came to, and no breach; of `repeats: 2` they would be.
     files.write_json(decision_file(results, 2), decided)
-    for repeats, told in (("auto", False), (2, True)):
-        asked_for = now.source | {"rows": DROPPED | now.source["rows"], "repeats": repeats}
+    # A first look measures nothing, and says so.
+    for repeats, quick, told in (("auto", False, False), (2, False, True), (2, True, False)):
+        asked_for = now.source | {"rows": DROPPED | now.source["rows"], "repeats": repeats, "quick": quick}
         (results / "config.yaml").write_text(yaml.safe_dump(asked_for))
         breaches = [what for _, what in fairness.check(results).breaches]
         assert any("2 repetitions; at least 3" in what for what in breaches) == told
@@ -252,8 +253,8 @@ def test_the_report_has_the_runs_that_were_decided_on_and_says_how_it_ended(resu
     said = " ".join(line.en for line in headline.lines(gathered))
     assert "repetitions: 2 to 3" in said
     assert (
-        "No further blocks were run, because their time was used up; the widest interval between two rows that a"
-        " further block would have was " in said
+        "No further blocks were run, because their time was used up; of the rows still in contention, the widest"
+        " interval between two was " in said
     )
     assert "3 undisturbed repetitions" not in said  # single is out of contention
 

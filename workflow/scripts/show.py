@@ -18,10 +18,13 @@ from lockstep.run.addresses import Rendezvous
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("row", help="a name under rows in the configuration")
+    parser.add_argument("row", help="a name under rows in the configuration; with --script, also a strategy")
     parser.add_argument("--script", action="store_true", help="print a whole script that trains by the row's strategy")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
+    if arguments.script and arguments.row not in config.rows and arguments.row in registry.own_scripts():
+        print(own_script(arguments.row).read_text(encoding="utf-8"), end="")
+        return
     if arguments.row not in config.rows and arguments.row in registry.names():
         raise BadInput(
             f"{arguments.row}: is a strategy, but not a row of this configuration. To add it as a row:"

@@ -17,6 +17,7 @@ from lockstep.forecast import step
 from lockstep.forecast.step import Estimate, Line
 from lockstep.report.headline import of_step
 from lockstep.report.reading import good_runs
+from lockstep.report.words import three
 from lockstep.terminal import print_table
 
 TIMES = (1 / 4, 1 / 2, 1, 2, 4, 16)  # of the global batch
@@ -44,7 +45,11 @@ def main() -> None:
         print(f"From which batch on it is the faster one can't be told: {error}")
         return
     print(_crossing(row, against, *lines))
-    table = [_at(row, times, *lines) for times in TIMES if row["global_batch"] * times >= row["devices"]]
+    table = [
+        _measured(results, row, against, *lines) if times == 1 else _at(row, times, *lines)
+        for times in TIMES
+        if row["global_batch"] * times >= row["devices"]
+    ]
     header = [name.format(row=row["row"], against=against["row"]) for name in COLUMNS]
     print_table(header, [_cells(each) for each in table])
     print(
@@ -99,8 +104,10 @@ def _tell_parts(results: frames.Results, row: dict) -> None:
     waits = [scaled["seconds"]["communication"], *filter(None, [scaled["exposed_by_difference"]])]
     if row["devices"] > 1 and max(waits) > 0:
         least = 1000 * (scaled["step_seconds"] - max(waits))
+        ways = " to ".join(dict.fromkeys(f"{1000 * seconds:.3g}" for seconds in sorted(waits)))
         print(
-            f"Without any communication a step would take {least:.3g} ms at best: more can't be won by sending less, as"
+            f"It waits {ways} ms for communication{', by two ways of measuring it' if len(waits) > 1 else ''}."
+            f" Without any, a step would take {least:.3g} ms at best: more can't be won by sending less, as"
             " compression (hook), local_sgd and diloco do."
         )
 
@@ -134,14 +141,25 @@ def _at(row: dict, times: float, ours: Line, theirs: Line) -> dict:
     }
 
 
+def _measured(results: frames.Results, row: dict, against: dict, ours: Line, theirs: Line) -> dict:
+    """What the report says of the batch that was trained, in the form of `_at`; a step's time has no interval."""
+    at = _at(row, 1, ours, theirs) | {"known": "measured"}
+    for name, of in (("row", row), ("against", against)):
+        at[name] = {"value": of["step_ms"] / 1000, "low": None, "high": None}
+    if ratio := results.report["ratios"].get(row["row"], {}).get(against["row"]):
+        low, high = (1 / ratio["high"], 1 / ratio["low"]) if ratio["kind"] else (None, None)
+        at["times_as_fast"] = {"value": 1 / ratio["value"], "low": low, "high": high}
+    return at
+
+
 def _cells(at: dict) -> list[str]:
     ratio = Estimate(**at["times_as_fast"])
-    seconds = [f"{1000 * at[name]['value']:.3g}" for name in ("against", "row")]
+    seconds = [three(1000 * at[name]["value"]) for name in ("against", "row")]
     return [
         str(at["global_batch"]),
         *seconds,
         f"{ratio.value:.2f}",
-        f"{ratio.low:.2f} to {ratio.high:.2f}",
+        "" if ratio.low is None else f"{ratio.low:.2f} to {ratio.high:.2f}",
         at["known"],
     ]
 

@@ -25,7 +25,7 @@ from lockstep.run import blocks, journal, record, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
 OF_A_VERDICT = {"losses", "norm", "update"}
-DISTURBED, TOO_FEW = "it was disturbed: ", "repetitions; at least"
+DISTURBED, TOO_FEW = "it was disturbed: ", "are needed to tell a difference from chance"
 STALLED = 0.02  # the largest share of the training time that may be lost to warm-up
 STEPS_AGREE, STEPS_AGREE_SECONDS = 0.02, 0.05  # how far the sum of steps may be from the training time
 IDLE = 300  # seconds that a block may be idle; it may also be idle for as long as its runs took
@@ -297,11 +297,12 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for run in records.values():
         repeats.setdefault(run["row"], set()).add(run["repeat"])
     every = set().union(*repeats.values())
-    wanted, decided, ended = dict.fromkeys(repeats, every), None, False
+    wanted, decided, ended, quick = dict.fromkeys(repeats, every), None, False, False
     if paths.packed_file(results).is_file():  # a row leaves the contest when its time is known well enough
         wanted = {row: set(range(1, max(have) + 1)) for row, have in repeats.items()}
         ended = min(map(len, repeats.values())) >= configuration.FIRST_BLOCKS
     if now := _asked(results):
+        quick = now.source["quick"]
         decided = blocks.last(now, results)
         if decided:
             ended = not decided["rows"]
@@ -310,9 +311,10 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for row, have in repeats.items():
         if missing := sorted(wanted[row] - have):
             yield row, f"repetition {', '.join(map(str, missing))} is missing, so its blocks are incomplete"
-        # Blocks that ended by their stopping rule are enough; the report says what they can't resolve.
-        elif not ended and len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
-            yield row, f"{len(have)} {TOO_FEW} {needed} are needed to tell a difference from chance"
+        # Blocks that ended by their stopping rule are enough; the report says what they can't resolve. A first look
+        # measures nothing, and says so.
+        elif not ended and not quick and len(have) < (needed := blocks.needed(decided, row, len(wanted[row]))):
+            yield row, f"{len(have)} repetition{'s' * (len(have) > 1)}; at least {needed} {TOO_FEW}"
         yield from ((row, breach) for breach in _proven(row, records, results))
 
 

@@ -88,7 +88,8 @@ def _benchmarks(group: list[Checked], pinned: str) -> Iterator[str]:
     )
     best = bests(group)
     lines = [
-        "| record | fastest proven row | seconds | times `single` | proven | state | best | made by |",
+        "| record | fastest proven row, in `single`'s precision"
+        " | seconds | times `single` | proven | state | best | made by |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for record in reversed(group):

@@ -19,7 +19,7 @@ from lockstep.report import headline
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import good_runs, succeeded, trusted
 from lockstep.report.summary import Summary
-from lockstep.report.words import Text, join, on_test_split, same, say
+from lockstep.report.words import Text, join, on_test_split, same, say, three
 
 if "ipykernel" not in sys.modules:  # a notebook has a backend of its own
     matplotlib.use("Agg")
@@ -103,6 +103,9 @@ def times(done: list[dict], summary: Summary) -> Drawing:
         grid[1, 0].set_xlabel(say("axis_train_close").en)
     best = headline.fastest(done)
     title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
+    # The first sentence may name another row, which is simpler and not shown to be slower.
+    if (named := headline.recommended(done)) is not best:
+        title += say("picture_times_named", row=named["row"], seconds=f"{named['train_seconds']:.3g}")
     every = [(row["row"], run) for row in ordered for run in succeeded(summary.runs[row["row"]])]
     table = [
         [name, str(run["repeat"]), f"{run['clock']['train_seconds']:.3f}", "; ".join(run["watch"]["disturbed"])]
@@ -337,27 +340,33 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
         ]
         for row in ordered
     ]
-    title = say("picture_memory", rows=rows, mb=f"{least:.0f}")
+    several = ordered[1:] and ordered[1]["peak_memory_mb"] <= AS_LITTLE * least
+    title = say("picture_memory_several" if several else "picture_memory", rows=rows, mb=_rounded(least, several))
     header = [say("row"), *map(say, MEMORY)]
     return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
 
 
+def _rounded(mebibytes: float, coarsely: bool) -> str:
+    return f"{float(f'{mebibytes:.2g}') if coarsely else mebibytes:.0f}"
+
+
 def setup(done: list[dict], summary: Summary) -> Drawing:
-    ordered = sorted(done, key=lambda row: median_run(row, summary)["clock"]["first_step_seconds"])
+    """The parts of start-up and training. The parts are shares of one run, and add up to the times of the table."""
+    ordered = sorted(done, key=lambda row: row["startup_seconds"])
     figure, axes = bars([row["row"] for row in ordered])
     names = [*SETUP, "first", "train"]
     values = []
     for row in ordered:
         clock = median_run(row, summary)["clock"]
-        parts = [clock["setup"].get(part, 0.0) for part in SETUP]
-        first = max(0.0, clock["first_step_seconds"] - sum(parts))
-        values.append([*parts, first, max(0.0, clock["train_seconds"] - first)])
+        scale = row["startup_seconds"] / clock["first_step_seconds"]
+        parts = [scale * clock["setup"].get(part, 0.0) for part in SETUP]
+        first = max(0.0, row["startup_seconds"] - sum(parts))
+        values.append([*parts, first, max(0.0, row["train_seconds"] - first)])
     header = [say(f"setup_{name}") for name in names]
     tips = stack(axes, [row["row"] for row in ordered], values, header, "setup", "s")
     axes.set_xlabel(say("axis_setup").en)
     soonest = ordered[0]
-    seconds = median_run(soonest, summary)["clock"]["first_step_seconds"]
-    title = say("picture_setup", row=soonest["row"], seconds=f"{seconds:.3g}")
+    title = say("picture_setup", row=soonest["row"], seconds=f"{soonest['startup_seconds']:.1f}")
     return Drawing(
         figure,
         title if trusted(summary.runs[soonest["row"]]) else say("picture_setup_disturbed"),
@@ -492,11 +501,6 @@ def median_run(row: dict, summary: Summary) -> dict:
     """The run whose training time is the row's median, or the next below it."""
     runs = sorted(good_runs(summary.runs[row["row"]]), key=lambda run: run["clock"]["train_seconds"])
     return runs[(len(runs) - 1) // 2]
-
-
-def three(number: float) -> str:
-    """A number with three significant digits, and never as 1e+03."""
-    return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
 
 
 def bars(names: list[str]) -> tuple[plt.Figure, plt.Axes]:

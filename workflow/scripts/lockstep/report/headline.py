@@ -26,6 +26,7 @@ MUCH = 0.1  # the share of its training time from which a row's cold time is men
 LISTED, MANY = 4, 12  # the most names in a sentence, and in a long list
 AGREE = 2  # the factor by which a value found in two ways may differ
 MINUTE = 60  # seconds
+HARDLY = 0.5  # from this share on, the smallest difference that runs can show is no figure to plan by
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
 
@@ -97,7 +98,9 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     best = recommended(done)
     # A single closed row among open ones is only the baseline for those, so there is no fastest closed row to name.
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
-    sentences = [] if alone else [answer(best, done, summary), *_further(best, done, summary)]
+    sentences = []
+    if not alone:
+        sentences = [answer(best, done, summary), *_further(best, done, summary), *_later(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
@@ -226,7 +229,7 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     can't tell it apart."""
     alike, last = undecided(best, done, summary), _last(best, done, summary)
     slowest = same("")
-    if last is not best and last not in alike:
+    if summary.ratios.get(best["row"], {}).get(last["row"], {}).get("shown"):
         ratio = f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}"
         slowest = say("slowest", row=last["row"], ratio=ratio, best=best["row"])
     if best["repeats"] == 1 or not best["place"]:
@@ -252,6 +255,22 @@ def undecided(best: dict, done: list[dict], summary: Summary) -> list[dict]:
         and min(row["repeats"], best["repeats"]) > 1
     ]
     return sorted(alike, key=lambda row: row["train_seconds"])
+
+
+def _later(best: dict, done: list[dict], summary: Summary) -> list[Text]:
+    """Why rows that are not shown to be slower than `best` have a later place: another row is shown to be faster."""
+    later = [
+        row for row in undecided(best, done, summary) if best["place"] and row["place"] and row["place"] > best["place"]
+    ]
+    faster = [
+        row
+        for row in done
+        if later and all(summary.ratios.get(row["row"], {}).get(slow["row"], {}).get("shown") for slow in later)
+    ]
+    if not faster:
+        return []
+    first = min(faster, key=lambda row: row["train_seconds"])
+    return [say("later", rows=some([row["row"] for row in later], 2), best=best["row"], faster=first["row"])]
 
 
 def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
@@ -402,7 +421,7 @@ def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
         devices=_devices(best),
         baseline=baseline["row"],
         ratio=f"{ratio['value']:.3f}",
-        interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] else same(""),
+        interval=say(ratio["kind"], low=low, high=high) if ratio["kind"] and best["repeats"] > 1 else same(""),
         ours=f"{best['train_seconds']:.3g}",
         theirs=f"{baseline['train_seconds']:.3g}",
         n=ratio["n"],
@@ -411,6 +430,8 @@ def _ratio(best: dict, baseline: dict, ratio: dict) -> Text:
 
 def resolution(share: float) -> Text:
     """The smallest difference that the runs can show, in per cent with two significant digits."""
+    if share >= HARDLY:
+        return say("resolution_none")
     return say("resolution", percent=f"{float(f'{100 * share:.2g}'):g}")
 
 

@@ -199,6 +199,8 @@ def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
 
 def _by_setting(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
     by_row = [_flat(run["settings"]) for _, run in tested]
+    for of_row in by_row:  # ZeRO-3 leaves empty parameters behind, which earlier versions counted
+        of_row |= {name: NO_SETTING for name, value in of_row.items() if name.endswith(".parameters") and value == "0"}
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
     return {name: [of_row.get(name, NO_SETTING) for of_row in by_row] for name in names}
 

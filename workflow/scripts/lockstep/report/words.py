@@ -125,3 +125,8 @@ def axis_texts() -> list[Text]:
 def on_test_split(quality: str) -> Text:
     """The text of an axis for a figure of quality."""
     return say("on_test_split", figure=say(quality))
+
+
+def three(number: float) -> str:
+    """A number with three significant digits, and never as 1e+03."""
+    return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
