@@ -107,3 +107,5 @@ def test_show_prints_a_script():
     none = subprocess.run([*command[:2], *other], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert none.returncode == 2
     assert "--script: there is none for published_ddp. There are: accelerate, cp, dataparallel," in none.stderr
+    no_row = subprocess.run([*command[:2], "tp", "--script"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert no_row.stdout == (PROJECT / "docs" / "scripts" / "tp.py").read_text(encoding="utf-8")
