@@ -26,7 +26,7 @@ TABLE, PROGRAMS = FOLDER / "llm-foundry.csv", FOLDER / "programs.csv"
 RESULT, PAGE = FOLDER / "llm-foundry.json", FOLDER / "README.md"
 MARKS = ("<!-- errors: begin -->", "<!-- errors: end -->")
 PROGRAMS_MARKS = ("<!-- programs: begin -->", "<!-- programs: end -->")
-START = Rates(0.8, 0.7, 0.5, 0.4, 300, 30, 0.7, 5e-6)
+START = Rates(0.8, 0.7, 0.5, 0.4, 300, 30, 1, 0.5, 5e-5)
 # Of an error, as a logarithm: from here on it counts less than its square, since some rows are slow for reasons of
 # their own, as with a memory that is nearly full.
 ROBUST = 0.03
@@ -42,6 +42,10 @@ class Published:
     run: Run
     speed: float
     line: dict  # all of its line in the table
+
+    @property
+    def kind(self) -> str:
+        return sharded.CARDS[self.run.card].kind
 
     def foretold(self, rates: Rates) -> float:
         return self.run.tokens / self.run.gpus / sharded.step_seconds(self.shape, self.run, rates)
@@ -110,25 +114,38 @@ def errors(ratio: np.ndarray) -> dict[str, float]:
     }
 
 
+def checked(rows: list[Published]) -> dict[str, tuple[int, int]]:
+    """The smallest and the largest of what these rows have, by the names of lockstep/forecast/sharded.py."""
+    facts = [sharded.facts(row.shape, row.run) for row in rows]
+    return {name: (min(fact[name] for fact in facts), max(fact[name] for fact in facts)) for name in facts[0]}
+
+
+def interval(unseen: np.ndarray, foreign: np.ndarray) -> tuple[float, float]:
+    """Measured over foretold speed: that of nine in ten unseen rows, and of every run of another program."""
+    low, high = np.quantile(unseen, [0.05, 0.95])
+    return round(float(min(low, *foreign)), 3), round(float(max(high, *foreign)), 3)
+
+
 def results() -> dict:
     rows, programs = read(TABLE), read(PROGRAMS)
     few, many = ([row for row in rows if (row.run.gpus <= FEW) == small] for small in (True, False))
     unseen, rates = halves(rows), fit(rows)
-    foreign = {
-        kind: ratios([row for row in programs if sharded.CARDS[row.run.card].kind == kind], rates)
-        for kind in ("a100", "h100")
-    }
+    kinds, cards = ("a100", "h100"), {row.run.card for row in rows}
+    foreign = {kind: [row for row in programs if row.run.card in cards and row.kind == kind] for kind in kinds}
+    others = [row for row in programs if row.run.card not in cards]
     return {
         "rates": asdict(rates),
-        "interval": [round(float(each), 3) for each in np.quantile(unseen, [0.05, 0.95])],
+        "intervals": {kind: interval(unseen, ratios(foreign[kind], rates)) for kind in kinds},
+        "checked": {kind: checked([row for row in rows if row.kind == kind]) for kind in kinds},
         "errors": {
             "every second row, found from the others": errors(unseen),
             f"more than {FEW} GPUs, found from up to {FEW}": errors(ratios(many, fit(few))),
             "a size of model, found from the other sizes": errors(by_size(rows)),
-            "other programs, A100": errors(foreign["a100"]),
-            "other programs, H100 and H200": errors(foreign["h100"]),
+            "other programs, A100": errors(ratios(foreign["a100"], rates)),
+            "other programs, H100": errors(ratios(foreign["h100"], rates)),
+            "another program, H200 (extrapolated)": errors(ratios(others, rates)),
         },
-        "programs": [round(float(each), 3) for each in ratios(programs, rates)],
+        "programs": [round(row.foretold(rates)) for row in programs],
     }
 
 
@@ -137,12 +154,12 @@ def error_lines(found: dict) -> list[list[str]]:
 
 
 def program_lines(found: dict) -> list[list[str]]:
-    """One for each run of another program: what was measured, and what was foretold."""
+    """One for each run of another program: what was measured, and what was foretold, in tokens/s of each GPU."""
     lines = []
-    for row, ratio in zip(read(PROGRAMS), found["programs"], strict=True):
+    for row, speed in zip(read(PROGRAMS), found["programs"], strict=True):
         about = [row.line["program"], row.name, f"{row.run.gpus} {row.run.card}", str(row.run.length)]
-        compiled = row.line["compiled"]
-        lines.append([*about, compiled, f"{row.speed:,.0f}", f"{row.speed / ratio:,.0f}", f"{ratio:.2f}"])
+        numbers = [f"{row.speed:,.0f}", f"{speed:,}", f"{row.speed / speed:.2f}"]
+        lines.append([*about, row.line["compiled"], *numbers])
     return lines
 
 
@@ -157,7 +174,8 @@ def main() -> None:
     found = results()
     print_table(ERRORS_HEADER, error_lines(found))
     print_table(PROGRAMS_HEADER, program_lines(found))
-    print(Rates(**found["rates"]), f"interval {found['interval']}")
+    for name in ("rates", "intervals", "checked"):
+        print(f"{name}: {found[name]}")
     if arguments.write:
         write_json(RESULT, found)
         between_marks(PAGE, MARKS, markdown(ERRORS_HEADER, error_lines(found)))
