@@ -28,8 +28,6 @@ from lockstep.terminal import print_table
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
 AT_A_TIME = 16384  # tokens that a GPU computes at a time, at most, where no micro-batch is named
 MOST_GPUS, MOST_TOKENS = 16384, 2**20  # in all, and of a text: beyond them even a guess would mislead
-COLUMNS = ["GPUs", "a step", "tokens/s per GPU", "MFU, %"]
-FOR_TOKENS = ["hours for {tokens:,.0f} tokens", "cost of them"]
 
 
 def main() -> None:
@@ -47,7 +45,7 @@ def main() -> None:
     batch.add_argument("--batch", type=int, metavar="N", help="texts of a step, on all GPUs together")
     batch.add_argument("--batch-tokens", type=int, metavar="N", help="the same in tokens")
     parser.add_argument(
-        "--micro-batch", type=int, metavar="N", help=f"texts that a GPU computes at a time (default: {AT_A_TIME} tokens)"
+        "--micro-batch", type=int, metavar="N", help=f"texts of a GPU at a time (default: {AT_A_TIME} tokens)"
     )
     parser.add_argument("--checkpointing", action="store_true", help="compute activations again, in all layers")
     parser.add_argument("--tokens", type=float, metavar="20e9", help="of an epoch, or of the whole training")
@@ -63,8 +61,8 @@ def main() -> None:
         _must_hold(shape, run)
     foretold = [_foretell(shape, run, window, arguments) for run in runs]
     print(
-        f"{described.config['architectures'][0]}, {shape.weights:,} weights, texts of {arguments.length:,} tokens, fsdp in"
-        f" bf16, activations {'computed again' if arguments.checkpointing else 'kept'}"
+        f"{described.config['architectures'][0]}, {shape.weights:,} weights, texts of {arguments.length:,} tokens, fsdp"
+        f" in bf16, activations {'computed again' if arguments.checkpointing else 'kept'}"
     )
     _tell(shape, runs, foretold, arguments)
     if arguments.json:
@@ -126,7 +124,7 @@ def _bits(text: str) -> float:
     """Bits/s, of a text as 3200Gb."""
     given = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:Gb|Gbit|Gbps|Gbit/s|Gb/s)", text.strip())
     if not given or not 0.1 <= float(given[1]) <= 100_000:
-        raise BadInput(f"--network {text}: give .1 to 100000 Gbit/s of a machine, as in 3200Gb (b are bits, not bytes).")
+        raise BadInput(f"--network {text}: give .1 to 100000 Gbit/s of a machine, as 3200Gb (bits, not bytes).")
     return 1e9 * float(given[1])
 
 
@@ -164,20 +162,23 @@ def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Na
 
 def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argparse.Namespace) -> None:
     """Print what is foretold, what that rests on, and what is not foretold."""
-    header = [*COLUMNS, *[name.format(tokens=arguments.tokens) for name in FOR_TOKENS if arguments.tokens]]
-    if arguments.price is None:
-        header = [name for name in header if name != FOR_TOKENS[1]]
-    print_table([*header, "how it is known"], [_line(run, each, arguments) for run, each in zip(runs, foretold)])
-    for run, each in zip(runs, foretold):
+    header = ["GPUs", "a step", "tokens/s per GPU", "MFU, %"]
+    if arguments.tokens:
+        header.append(f"hours for {arguments.tokens:,.0f} tokens")
+    if arguments.price:
+        header.append("cost of them")
+    lines = [_line(run, each, arguments) for run, each in zip(runs, foretold, strict=True)]
+    print_table([*header, "how it is known"], lines)
+    for run, each in zip(runs, foretold, strict=True):
         print(
-            f"{run.gpus} GPUs: steps of {run.tokens:,} tokens, {run.micro_batch} texts at a time on each GPU,"
-            f" {run.accumulation} times in a step. {_shares(each)}"
+            f"{run.gpus} GPUs: steps of {run.tokens:,} tokens; each GPU computes {_texts(run.micro_batch)} at a time,"
+            f" {_times(run.accumulation)} in a step. {_shares(each)}."
         )
         if each["extrapolated"]:
             print(f"{run.gpus} GPUs: extrapolated, so there is no interval: {'; '.join(each['extrapolated'])}.")
     if MEASURED.is_file():
         print(_nearest(shape, runs[0]))
-    others = [name for name in registry.names() if name != "fsdp" and not name.startswith("published")]
+    others = [name for name in registry.names() if name not in ("fsdp", "single") and not name.startswith("published")]
     print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
     print(
         "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"
@@ -185,25 +186,34 @@ def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argpar
     )
 
 
+def _texts(number: int) -> str:
+    return "one text" if number == 1 else f"{number} texts"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def _line(run: Run, found: dict, arguments: argparse.Namespace) -> list[str]:
-    speed, low, high = found["speed"], found["low"], found["high"]
-    slowest, fastest = (low / speed, high / speed) if low else (None, None)
+    """A line of the table: each number with its interval, if there is one."""
+    speed, known = found["speed"], "foretold, extrapolated" if found["extrapolated"] else "foretold"
+    low, high = (found["low"], found["high"]) if found["low"] else (speed, speed)
 
     def taking(value: float) -> str:
         """A time or a cost, which is the less the faster it is."""
-        return _within(value, value / fastest, value / slowest) if low else _short(value)
+        return _within(value, value * speed / high, value * speed / low)
 
     line = [str(run.gpus), f"{taking(found['step_seconds'])} s"]
-    line += [_within(speed, low, high) if low else _short(speed), f"{100 * found['mfu']:.0f}"]
+    line += [_within(speed, low, high), f"{100 * found['mfu']:.0f}"]
     if arguments.tokens:
         line.append(taking(found["gpu_hours"] / run.gpus))
-    if arguments.price is not None:
+    if arguments.price:
         line.append(taking(found["gpu_hours"] * arguments.price))
-    return [*line, "foretold, extrapolated" if found["extrapolated"] else "foretold"]
+    return [*line, known]
 
 
 def _within(value: float, low: float, high: float) -> str:
-    return f"{_short(value)} ({_short(low)} to {_short(high)})"
+    return f"{_short(value)} ({_short(low)} to {_short(high)})" if low < high else _short(value)
 
 
 def _short(value: float) -> str:
@@ -214,28 +224,28 @@ def _short(value: float) -> str:
 def _shares(found: dict) -> str:
     """What takes a step's time, the most first."""
     parts = sorted(found["parts"].items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {100 * seconds / found['step_seconds']:.0f} %" for name, seconds in parts if seconds) + "."
+    shares = {name: 100 * seconds / found["step_seconds"] for name, seconds in parts}
+    return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)
 
 
 def _nearest(shape: Shape, run: Run) -> str:
-    """The published run on such a card that is most like this one: by ratios of what `sharded.facts` has."""
-    own = sharded.facts(shape, run)
+    """The published run on such a card that is most like this one, by the ratios of their sizes."""
+    own = {"gpus": run.gpus, "weights": shape.weights, "length": run.length, "micro_batch": run.micro_batch}
     kind = sharded.CARDS[run.card].kind
     with MEASURED.open(encoding="utf-8") as stream:
         lines = [line for line in csv.DictReader(stream) if sharded.CARDS[line["card"]].kind == kind]
 
     def distance(line: dict) -> float:
-        length, micro = int(line["length"]), int(line["micro_batch"])
-        there = (int(line["gpus"]), int(line["weights"]), length, micro * length)
+        there = {name: int(line[name]) for name in ("gpus", "weights", "length", "micro_batch")}
         again = abs(float(line["recomputed"]) - run.recomputed)
-        return again + sum(abs(math.log(a / b)) for a, b in zip(own.values(), there, strict=True))
+        return again + sum(abs(math.log(own[name] / value)) for name, value in there.items())
 
     best = min(lines, key=distance)
     again = "computed again" if float(best["recomputed"]) else "kept"
     return (
-        f"Measured, by llm-foundry, and most like the first line: {int(best['weights']):,} weights, {best['length']} tokens,"
-        f" {best['gpus']} {best['card']}, {best['micro_batch']} texts at a time, activations {again}:"
-        f" {int(best['tokens_per_second_per_gpu']):,} tokens/s per GPU."
+        "Measured, by llm-foundry, and most like the first line:"
+        f" {int(best['tokens_per_second_per_gpu']):,} tokens/s per GPU, for {int(best['weights']):,} weights, {best['length']} tokens, {best['gpus']} {best['card']},"
+        f" {_texts(int(best['micro_batch']))} at a time, activations {again}."
     )
 
 

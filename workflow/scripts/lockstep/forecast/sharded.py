@@ -122,12 +122,14 @@ CHECKED = {
         "weights": (124131840, 64862437376),
         "tokens of a text": (512, 65536),
         "tokens of a micro-batch": (4096, 98304),
+        "% of a step for communication": (0, 21),
     },
     "h100": {
         "GPUs": (8, 512),
         "weights": (758111232, 64862437376),
         "tokens of a text": (512, 65536),
         "tokens of a micro-batch": (4096, 98304),
+        "% of a step for communication": (0, 35),
     },
 }
 # Decoders of transformers whose layers are attention and an MLP, without experts: what the parts are counted for.
@@ -213,11 +215,15 @@ def mfu(shape: Shape, run: Run, seconds: float) -> float:
 
 def facts(shape: Shape, run: Run) -> dict[str, int]:
     """What was checked between a smallest and a largest one, by the words that tell of it."""
+    seconds = parts(shape, run)
+    talking = sum(seconds[name] for name in ("NVLink", "network", "latency"))
     return {
         "GPUs": run.gpus,
         "weights": shape.weights,
         "tokens of a text": run.length,
         "tokens of a micro-batch": run.micro_batch * run.length,
+        # Each of the others may be usual, and what they come to together still new.
+        "% of a step for communication": round(100 * talking / sum(seconds.values())),
     }
 
 
