@@ -244,7 +244,8 @@ def _nearest(shape: Shape, run: Run) -> str:
     again = "computed again" if float(best["recomputed"]) else "kept"
     return (
         "Measured, by llm-foundry, and most like the first line:"
-        f" {int(best['tokens_per_second_per_gpu']):,} tokens/s per GPU, for {int(best['weights']):,} weights, {best['length']} tokens, {best['gpus']} {best['card']},"
+        f" {int(best['tokens_per_second_per_gpu']):,} tokens/s per GPU, for"
+        f" {int(best['weights']):,} weights, {best['length']} tokens, {best['gpus']} {best['card']},"
         f" {_texts(int(best['micro_batch']))} at a time, activations {again}."
     )
 
