@@ -315,3 +315,32 @@ def test_where_it_can_not_fit_the_message_says_how_many_are_needed(which, tmp_pa
     assert code == 2
     assert needed == 14
     assert which("--gpu", "h100", "--gpus", "16")[0] == 0
+
+
+def test_the_guide_prints_what_the_command_says(which, tmp_path):
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True}
+    described(tmp_path, **keys).rename(tmp_path / "llama.yaml")
+    (command,) = re.findall(r"^    lockstep which (.*)$", guide, re.MULTILINE)
+    code, said, _ = which(*command.split())
+    table = cells(said)
+    assert code == 0
+    for gpus in ("8", "64", "512"):
+        step, speed, mfu, _, cost, how = table[gpus]
+        assert f"\n| {' | '.join((gpus, step, speed, mfu, cost, how))} |\n" in guide
+
+
+def test_the_guide_has_the_errors_that_are_published():
+    """The sentences say them in words; a new fit changes the figures there, too."""
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    found = read_json(others.RESULT)["errors"]
+    seconds, many, _, a100, *_ = found.values()
+    section = guide.split("## How long, and for how much")[1].split("## Try it small")[0]
+    for sentence in (
+        f"{seconds['mean']} % off the others in the mean; nine in ten are within {seconds['nine in ten']} %",
+        f"the worst is {seconds['worst']} % off",
+        f"they are {many['mean']} % off on more of them, at\nmost {many['worst']} %",
+        f"on A100 are within {a100['worst']} %",
+        f"from {len(others.read(others.TABLE))} runs that others have published",
+    ):
+        assert sentence in section
