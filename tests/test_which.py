@@ -97,13 +97,13 @@ def test_a_published_model_s_shape_is_counted_from_its_configuration(tmp_path, n
     keys |= {"n_heads": row.shape.width // 128, "vocab_size": row.shape.vocabulary}
     file = tmp_path / "mpt.yaml"
     file.write_text(json.dumps(keys), encoding="utf-8")
-    found = sharded.shape(model.read(file, "language-modelling", 2048))
+    found = sharded.shape_of(model.read(file, "language-modelling", 2048))
     assert replace(found, weights=0) == replace(row.shape, weights=0)
     assert found.weights == pytest.approx(row.shape.weights, rel=0.01)  # which has positions that are learned
 
 
 def test_a_llama_s_shape_is_that_of_the_runs_of_other_programs(tmp_path):
-    found = sharded.shape(model.read(described(tmp_path), "language-modelling", 2048))
+    found = sharded.shape_of(model.read(described(tmp_path), "language-modelling", 2048))
     row = next(row for row in others.read(others.PROGRAMS) if row.name == "llama3-8b")
     assert found == LLAMA_8B
     assert replace(found, weights=row.shape.weights) == row.shape
@@ -169,7 +169,7 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--gpu", "h200", "--gpus", "8"), "no h200 was used"),
+        (("--gpu", "h200", "--gpus", "8"), "the rates are an H100's"),
         (("--gpu", "a100-80gb", "--gpus", "256"), r"256 GPUs \(8 to 128 were checked\)"),
         (("--gpu", "h100", "--gpus", "4"), r"4 GPUs \(8 to 512 were checked\)"),
         (("--gpu", "h100", "--gpus", "16", "--network", "25Gb"), r"a network of 25 Gbit/s \(3,200 was checked\)"),
@@ -199,6 +199,7 @@ def test_a_small_model_and_one_with_a_window_are_extrapolated(which, tmp_path):
 def test_the_network_s_own_speed_is_nothing_new(which):
     words = ("--gpu", "h100", "--gpus", "64", "--network")
     assert cells(which(*words, "3200Gb")[1]) == cells(which(*words[:-1])[1])
+    assert which(*GPUS)[1] == which("--gpu", "H100", "--gpus", "8")[1]
 
 
 def test_a_network_that_is_too_slow_decides(which):
@@ -250,7 +251,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (("--gpu", "h100", "--gpus", "-8"), "--gpus -8: expected 1 to"),
         (("--gpu", "h100", "--gpus", "8", "99999999999"), "--gpus 99999999999: expected 1 to"),
         (("--gpu", "h100", "--gpus", "12"), "--gpus 12: machines have 8 GPUs each"),
-        (("--gpu", "b100", "--gpus", "8"), "invalid choice: 'b100'"),
+        (("--gpu", "b200", "--gpus", "8"), "invalid choice: 'b200'"),
         ((*GPUS, "--length", "0"), "--length 0: expected 1 to 1,048,576"),
         ((*GPUS, "--length", "99999999999"), "--length 99999999999: expected 1 to"),
         ((*GPUS, "--length", "8193"), "--length 8193: the model takes texts of at most 8192 tokens"),
@@ -265,6 +266,11 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         ((*GPUS, "--network", "0Gb"), "--network 0Gb: give .1 to 100000 Gbit/s"),
         ((*GPUS, "--network", "25GB"), "--network 25GB: give .1"),
         ((*GPUS, "--network", "fast"), "--network fast: give .1"),
+        ((*GPUS, "--network", "١٠٠Gb"), "give .1"),
+        ((*GPUS, "--micro-batch", "99999999999999"), "expected at most 1,048,576 tokens for a GPU at a time"),
+        ((*GPUS, "--batch", "99999992"), "--batch 99999992: expected at most 4,294,967,296 tokens in a step"),
+        (("--gpu", "h100", "--gpus", "16384", "--micro-batch", "256"), "--gpus 16384: expected at most 4,294,967,296"),
+        ((*GPUS, "--tokens", "1e300"), "--tokens 1e+300: expected a number above 0, of at most 1e+18"),
         ((*GPUS, "--tokens", "0"), "--tokens 0: expected a number above 0"),
         ((*GPUS, "--tokens", "nan"), "--tokens nan: expected a number above 0"),
         ((*GPUS, "--tokens", "0.5"), "--tokens 0.5: expected at least 1"),
@@ -293,6 +299,9 @@ def test_bad_input_gets_one_clear_message(which, words, said):
         ({"model_type": "lama"}, "transformers does not take it"),
         ({"hidden_sizes": 64}, "hidden_sizes: no key of a llama"),
         ({"num_hidden_layers": 0}, "it has no layers"),
+        ({"num_hidden_layers": 1000000}, "has 1,000,000 layers"),
+        ({"num_hidden_layers": "many"}, "expected int"),
+        ({"num_attention_heads": 0}, "--model"),
         ({"hidden_size": 0}, "--model"),
         ({"hidden_size": -64}, "--model"),
         ({"vocab_size": 0}, "it has no vocabulary"),

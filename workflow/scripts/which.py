@@ -27,7 +27,9 @@ from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
 AT_A_TIME = 16384  # tokens that a GPU computes at a time, at most, where no micro-batch is named
-MOST_GPUS, MOST_TOKENS = 16384, 2**20  # in all, and of a text: beyond them even a guess would mislead
+# Of a training, of a GPU at a time, and of a step: beyond these even a guess would mislead, or a digit is too many.
+MOST_GPUS, MOST_AT_A_TIME, MOST_IN_A_STEP = 16384, 2**20, 2**32
+MOST = {"tokens": 1e18, "price": 1e6}
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a model by its shape")
-    parser.add_argument("--gpu", required=True, choices=sharded.CARDS, help="the kind of GPU (SXM, with NVLink)")
+    parser.add_argument("--gpu", type=str.lower, required=True, choices=sharded.CARDS, help="SXM, with NVLink")
     parser.add_argument("--gpus", type=int, nargs="+", required=True, metavar="N", help="how many train together")
     parser.add_argument(
         "--network", metavar="3200Gb", help="of a machine with 8 GPUs, in Gbit/s (default: A100 1600Gb, H100 3200Gb)"
@@ -54,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     _refuse(arguments)
     described = model.read(arguments.model, "language-modelling", arguments.length)
-    shape = sharded.shape(described)
+    shape = sharded.shape_of(described)
     window = described.config.get("sliding_window")
     runs = [_run(arguments, gpus) for gpus in dict.fromkeys(arguments.gpus)]
     for run in runs:
@@ -77,16 +79,16 @@ def _refuse(arguments: argparse.Namespace) -> None:
             raise BadInput(f"--gpus {gpus}: expected 1 to {MOST_GPUS:,}.")
         if gpus > sharded.NODE_GPUS and gpus % sharded.NODE_GPUS:
             raise BadInput(f"--gpus {gpus}: machines have {sharded.NODE_GPUS} GPUs each; name a multiple of that.")
-    if not 1 <= arguments.length <= MOST_TOKENS:
-        raise BadInput(f"--length {arguments.length}: expected 1 to {MOST_TOKENS:,} tokens.")
+    if not 1 <= arguments.length <= MOST_AT_A_TIME:
+        raise BadInput(f"--length {arguments.length}: expected 1 to {MOST_AT_A_TIME:,} tokens.")
     for option in ("batch", "batch_tokens", "micro_batch"):
         value = getattr(arguments, option)
         if value is not None and value < 1:
             raise BadInput(f"--{option.replace('_', '-')} {value}: expected at least 1.")
-    for option in ("tokens", "price"):
+    for option, most in MOST.items():
         value = getattr(arguments, option)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise BadInput(f"--{option} {value:g}: expected a number above 0.")
+        if value is not None and not 0 < value <= most:  # nor is it NaN
+            raise BadInput(f"--{option} {value:g}: expected a number above 0, of at most {most:g}.")
     if arguments.tokens is not None and arguments.tokens < 1:
         raise BadInput(f"--tokens {arguments.tokens:g}: expected at least 1.")
     if arguments.price is not None and arguments.tokens is None:
@@ -104,7 +106,7 @@ def _run(arguments: argparse.Namespace, gpus: int) -> Run:
         if rest:
             raise BadInput(f"{named}: is no whole number of texts of {length} tokens. Name a multiple of {length}.")
     if batch is None:
-        accumulation, micro = 1, micro or at_a_time
+        named, accumulation, micro = f"--gpus {gpus}", 1, micro or at_a_time
     else:
         each, rest = divmod(batch, gpus)
         if rest:
@@ -115,6 +117,10 @@ def _run(arguments: argparse.Namespace, gpus: int) -> Run:
             raise BadInput(
                 f"--micro-batch {micro}: each of {gpus} GPUs has {each} texts of a step, which is no multiple of it."
             )
+    if micro * length > MOST_AT_A_TIME:
+        raise BadInput(f"--micro-batch {micro}: expected at most {MOST_AT_A_TIME:,} tokens for a GPU at a time.")
+    if gpus * accumulation * micro * length > MOST_IN_A_STEP:
+        raise BadInput(f"{named}: expected at most {MOST_IN_A_STEP:,} tokens in a step.")
     network = None if arguments.network is None else _bits(arguments.network)
     recomputed = 1.0 if arguments.checkpointing else 0.0
     return Run(arguments.gpu, gpus, length, micro, accumulation, recomputed, network=network)
@@ -122,7 +128,7 @@ def _run(arguments: argparse.Namespace, gpus: int) -> Run:
 
 def _bits(text: str) -> float:
     """Bits/s, of a text as 3200Gb."""
-    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:Gb|Gbit|Gbps|Gbit/s|Gb/s)", text.strip())
+    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:Gb|Gbit|Gbps|Gbit/s|Gb/s)", text.strip(), re.ASCII)
     if not given or not 0.1 <= float(given[1]) <= 100_000:
         raise BadInput(f"--network {text}: give .1 to 100000 Gbit/s of a machine, as 3200Gb (bits, not bytes).")
     return 1e9 * float(given[1])
@@ -182,7 +188,8 @@ def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argpar
     print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
     print(
         "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"
-        " programs on such cards. Whether activations fit into memory was not looked at: lockstep fits counts it."
+        " programs on such cards. None was Lockstep's own, on several GPUs. Whether activations fit into memory was not"
+        " looked at: lockstep fits counts it."
     )
 
 

@@ -132,6 +132,7 @@ CHECKED = {
         "% of a step for communication": (0, 35),
     },
 }
+MOST_LAYERS = 1000  # each is built, though without weights
 # Decoders of transformers whose layers are attention and an MLP, without experts: what the parts are counted for.
 DECODERS = (
     *("apertus", "arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2"),
@@ -141,7 +142,7 @@ DECODERS = (
 )
 
 
-def shape(model: Model) -> Shape:
+def shape_of(model: Model) -> Shape:
     """The shape of a decoder, whose weights are counted and not stored. Raises BadInput if it is another model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -150,6 +151,8 @@ def shape(model: Model) -> Shape:
     if kind not in DECODERS:
         raise BadInput(f"--model: the time of {kind} is not foretold, only that of decoders: {', '.join(DECODERS)}.")
     config = AutoConfig.for_model(**model.config)
+    if config.num_hidden_layers > MOST_LAYERS:
+        raise BadInput(f"--model: has {config.num_hidden_layers:,} layers. Give at most {MOST_LAYERS:,}.")
     try:
         with torch.device("meta"):
             built = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -230,7 +233,7 @@ def facts(shape: Shape, run: Run) -> dict[str, int]:
 def extrapolated(shape: Shape, run: Run) -> list[str]:
     """In what a run is beyond all that was checked; empty if in nothing."""
     card = CARDS[run.card]
-    beyond = [f"no {run.card} was used"] if run.card in UNCHECKED else []
+    beyond = ["the rates are an H100's"] if run.card in UNCHECKED else []
     for name, value in facts(shape, run).items():
         low, high = CHECKED[card.kind][name]
         if not low <= value <= high:
