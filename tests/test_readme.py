@@ -197,6 +197,8 @@ def run(place: Workplace, words: list[str]) -> None:
         assert "nothing was proven" in finished.stdout
     elif words[:2] == ["lockstep", "fits"]:  # in a sentence without what it needs; one row tells as much as all
         check(place.script("command", *rest, *(["--rows", "ddp"] if rest[1:] else ["--help"])))
+    elif words == ["lockstep", "which"]:  # likewise
+        check(place.script("command", "which", "--help"))
     elif words == ["lockstep", "network"]:  # smaller messages are as slow to a reader, and quicker
         check(place.script("command", "network", "--largest=1"))
     elif program == "lockstep":

@@ -1,0 +1,355 @@
+"""lockstep which: the time of full sharding on many GPUs, foretold from shapes, and held against published runs."""
+
+import json
+import re
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import others
+from lockstep.files import read_json
+from lockstep.forecast import model, sharded
+from lockstep.forecast.sharded import CARDS, Run, Shape
+
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
+LLAMA_8B = Shape(32, 4096, 4096, 128256, 7504658432, 8030261248)
+RUN = Run("h100", 64, 8192, 2)
+
+
+def described(folder, **keys):
+    """The file of a Llama of eight billion weights, but for these keys."""
+    file = folder / "model.yaml"
+    file.write_text(json.dumps(LLAMA | keys), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def which(run_script, tmp_path):
+    """Runs the command on a Llama of eight billion weights, unless the words name another model."""
+    described(tmp_path)
+
+    def run(*words: str):
+        own = [] if "--model" in words else ["--model", "model.yaml"]
+        return run_script("which", *own, *words)
+
+    return run
+
+
+def cells(said: str) -> dict[str, list[str]]:
+    """A table's lines, by their first cell."""
+    lines = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in said.splitlines()]
+    return {line[0]: line[1:] for line in lines if line}
+
+
+@pytest.fixture(scope="module")
+def computed() -> dict:
+    return others.results()
+
+
+def test_what_is_published_about_errors_is_what_the_benchmark_computes(computed):
+    """Else: python -m benchmarks.others --write, and the constants of sharded.py"""
+    published = read_json(others.RESULT)
+    assert published == json.loads(json.dumps(computed))
+    assert computed["rates"] == asdict(sharded.RATES)
+    assert computed["intervals"] == sharded.INTERVALS
+    assert computed["checked"] == sharded.CHECKED
+    page = others.PAGE.read_text(encoding="utf-8")
+    assert others.markdown(others.ERRORS_HEADER, others.error_lines(published)) in page
+    assert others.markdown(others.PROGRAMS_HEADER, others.program_lines(published)) in page
+
+
+def test_every_file_of_published_runs_has_runs_that_can_be():
+    for row in [*others.read(others.TABLE), *others.read(others.PROGRAMS)]:
+        assert row.run.card in CARDS
+        assert row.run.gpus % min(row.run.node_gpus, row.run.gpus) == 0
+        assert 0 <= row.run.recomputed <= 1
+        # An embedding that is not tied to the head counts in weights only; vectors do not count in products.
+        assert row.shape.products <= row.shape.weights
+        untied = row.shape.width * (row.shape.vocabulary + row.run.length)
+        assert row.shape.weights - row.shape.products <= 1.05 * untied
+        assert 0.05 < sharded.mfu(row.shape, row.run, row.run.tokens / row.run.gpus / row.speed) < 0.75
+
+
+def test_rates_found_from_speeds_that_have_nothing_to_do_with_shapes_foretell_nothing():
+    """Negative control: with the speeds of other rows the errors that are published would not come out."""
+    rows = others.read(others.TABLE)
+    mixed = np.random.default_rng(0).permutation([row.speed for row in rows])
+    rows = [replace(row, speed=speed) for row, speed in zip(rows, mixed, strict=True)]
+    assert others.errors(others.halves(rows))["mean"] > 50
+
+
+def test_a_faster_or_slower_machine_is_seen_in_the_rates():
+    """Negative control: all speeds halved are foretold as well as they were, by rates of half the size."""
+    rows = [replace(row, speed=row.speed / 2) for row in others.read(others.TABLE)]
+    found = others.fit(rows)
+    assert found.a100_products == pytest.approx(sharded.RATES.a100_products / 2, rel=0.02)
+    assert found.layer == pytest.approx(2 * sharded.RATES.layer, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["7b", "1b"])
+def test_a_published_model_s_shape_is_counted_from_its_configuration(tmp_path, name):
+    row = next(row for row in others.read(others.TABLE) if row.name == name)
+    keys = {"model_type": "mpt", "d_model": row.shape.width, "n_layers": row.shape.layers}
+    keys |= {"n_heads": row.shape.width // 128, "vocab_size": row.shape.vocabulary}
+    file = tmp_path / "mpt.yaml"
+    file.write_text(json.dumps(keys), encoding="utf-8")
+    found = sharded.shape_of(model.read(file, "language-modelling", 2048))
+    assert replace(found, weights=0) == replace(row.shape, weights=0)
+    assert found.weights == pytest.approx(row.shape.weights, rel=0.01)  # which has positions that are learned
+
+
+def test_a_llama_s_shape_is_that_of_the_runs_of_other_programs(tmp_path):
+    found = sharded.shape_of(model.read(described(tmp_path), "language-modelling", 2048))
+    row = next(row for row in others.read(others.PROGRAMS) if row.name == "llama3-8b")
+    assert found == LLAMA_8B
+    assert replace(found, weights=row.shape.weights) == row.shape
+    assert found.weights == pytest.approx(row.shape.weights, rel=1e-4)  # without norms
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(CARDS)),
+    st.sampled_from([1, 2, 8, 16, 64, 512]),
+    st.integers(1, 65536),
+    st.integers(1, 16),
+    st.floats(1e9, 4e12),
+)
+def test_no_step_is_foretold_that_can_not_be(card, gpus, length, micro_batch, network):
+    run = Run(card, gpus, length, micro_batch, network=network)
+    parts = sharded.parts(LLAMA_8B, run)
+    seconds = sharded.step_seconds(LLAMA_8B, run)
+    assert min(parts.values()) >= 0
+    assert seconds == pytest.approx(sum(parts.values()))
+    assert 0 < sharded.mfu(LLAMA_8B, run, seconds) < 1
+    if gpus > 8:  # all bytes through the machine's network
+        assert seconds >= 6 * LLAMA_8B.weights * (1 - 8 / gpus) * 8 / network * 0.999
+    else:
+        assert parts["network"] == parts["latency"] == 0
+    assert (parts["NVLink"] == 0) == (gpus == 1)
+    for slower in (
+        replace(run, network=network / 2),
+        replace(run, recomputed=1.0),
+        replace(run, accumulation=2),
+        replace(run, length=length + 1),
+        replace(run, gpus=2 * max(gpus, 8)),
+    ):
+        assert sharded.step_seconds(LLAMA_8B, slower) >= seconds * 0.999
+
+
+def test_a_step_of_several_micro_batches_takes_as_many_times_as_long():
+    once, often = (sharded.step_seconds(LLAMA_8B, replace(RUN, accumulation=times)) for times in (1, 5))
+    assert often == pytest.approx(5 * once)
+
+
+def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(which):
+    code, said, errors = which("--gpu", "h100", "--gpus", "8", "64", "1024", "--length", "8192")
+    assert (code, errors) == (0, "")
+    table = cells(said)
+    for gpus in ("8", "64"):
+        step, speed, mfu, how = table[gpus]
+        assert how == "foretold"
+        assert re.fullmatch(r"[\d.]+ \([\d.]+ to [\d.]+\) s", step)
+        value, low, high = (float(number.replace(",", "")) for number in re.findall(r"[\d,]+", speed))
+        assert low == pytest.approx(0.847 * value, rel=0.01)
+        assert high == pytest.approx(1.076 * value, rel=0.01)
+        assert 30 < float(mfu) < 60
+    assert "to" not in table["1024"][0] + table["1024"][1]
+    assert table["1024"][-1] == "foretold, extrapolated"
+    assert "1024 GPUs: extrapolated, so there is no interval: 1,024 GPUs (8 to 512 were checked)." in said
+    (measured,) = re.findall(r"^Measured, by llm-foundry, .*$", said, re.MULTILINE)
+    assert re.search(r" [\d,]+ tokens/s per GPU, .* 8192 tokens, 8 h100", measured)
+    assert re.search(r"^Not foretold, .*\bddp\b.*\bdeepspeed\b", said, re.MULTILINE)
+    assert "lockstep fits" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--gpu", "h200", "--gpus", "8"), "the rates are an H100's"),
+        (("--gpu", "a100-80gb", "--gpus", "256"), r"256 GPUs \(8 to 128 were checked\)"),
+        (("--gpu", "h100", "--gpus", "4"), r"4 GPUs \(8 to 512 were checked\)"),
+        (("--gpu", "h100", "--gpus", "16", "--network", "25Gb"), r"a network of 25 Gbit/s \(3,200 was checked\)"),
+        (("--gpu", "h100", "--gpus", "8", "--length", "128"), r"128 tokens of a text \(512 to 65,536 were checked\)"),
+        (("--gpu", "h100", "--gpus", "8", "--micro-batch", "1"), "2,048 tokens of a micro-batch"),
+        (
+            ("--gpu", "h100", "--gpus", "512", "--micro-batch", "2"),
+            r"\d\d % of a step for communication \(0 to 35",
+        ),
+    ],
+)
+def test_beyond_what_was_checked_a_number_is_called_extrapolated(which, words, why):
+    code, said, _ = which(*words)
+    assert code == 0
+    assert cells(said)[words[3]][-1] == "foretold, extrapolated"
+    assert re.search(f"extrapolated, so there is no interval: .*{why}", said)
+
+
+def test_a_small_model_and_one_with_a_window_are_extrapolated(which, tmp_path):
+    described(tmp_path, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    assert "weights (758,111,232 to" in which("--gpu", "h100", "--gpus", "8")[1]
+    described(tmp_path, model_type="mistral", sliding_window=4096)
+    assert "attention sees" not in which("--gpu", "h100", "--gpus", "8", "--length", "4096")[1]
+    assert "attention sees 4,096 tokens" in which("--gpu", "h100", "--gpus", "8", "--length", "8192")[1]
+
+
+def test_the_network_s_own_speed_is_nothing_new(which):
+    words = ("--gpu", "h100", "--gpus", "64", "--network")
+    assert cells(which(*words, "3200Gb")[1]) == cells(which(*words[:-1])[1])
+    assert which(*GPUS)[1] == which("--gpu", "H100", "--gpus", "8")[1]
+
+
+def test_a_network_that_is_too_slow_decides(which):
+    code, said, _ = which("--gpu", "a100-80gb", "--gpus", "64", "--network", "25Gb")
+    assert code == 0
+    assert re.search(r"texts at a time, once in a step\. network [789]\d %", said)
+
+
+def test_an_epoch_has_a_time_and_a_cost(which, tmp_path):
+    words = ("--gpu", "a100-80gb", "--gpus", "64", "--batch", "512", "--json", "all.json")
+    code, said, _ = which(*words, "--tokens", "20e9", "--price", "2")
+    assert code == 0
+    (found,) = read_json(tmp_path / "all.json")["foretold"]
+    assert found["tokens_per_step"] == 512 * 2048
+    assert found["gpu_hours"] == pytest.approx(20e9 / found["speed"] / 3600)
+    assert found["speed"] == pytest.approx(512 * 2048 / 64 / found["step_seconds"])
+    assert sum(found["parts"].values()) == pytest.approx(found["step_seconds"])
+    *_, hours, cost, _ = cells(said)["64"]
+    assert float(hours.split()[0]) == pytest.approx(found["gpu_hours"] / 64, rel=0.01)
+    value, low, high = (float(number.replace(",", "")) for number in re.findall(r"[\d,]+", cost))
+    assert value == pytest.approx(2 * found["gpu_hours"], rel=0.01)
+    assert low < value < high
+    assert high == pytest.approx(value / 0.907, rel=0.01)
+
+
+def test_a_batch_is_shared_in_micro_batches_that_go_into_it(which):
+    told = which("--gpu", "h100", "--gpus", "8", "--batch", "120")[1]  # 15 texts for each GPU, at most 8 at a time
+    assert "steps of 245,760 tokens; each GPU computes 5 texts at a time, 3 times in a step" in told
+    assert told == which("--gpu", "h100", "--gpus", "8", "--batch-tokens", "245760")[1]
+    told = which("--gpu", "h100", "--gpus", "8", "--batch", "120", "--micro-batch", "15")[1]
+    assert "each GPU computes 15 texts at a time, once in a step" in told
+
+
+def test_activations_that_are_computed_again_take_time(which):
+    kept, again = (
+        float(cells(which("--gpu", "h100", "--gpus", "8", *words)[1])["8"][0].split()[0])
+        for words in ((), ("--checkpointing",))
+    )
+    assert 1.2 < again / kept < 1.34
+
+
+GPUS = ("--gpu", "h100", "--gpus", "8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "h100", "--gpus", "0"), "--gpus 0: expected 1 to 16,384"),
+        (("--gpu", "h100", "--gpus", "-8"), "--gpus -8: expected 1 to"),
+        (("--gpu", "h100", "--gpus", "8", "99999999999"), "--gpus 99999999999: expected 1 to"),
+        (("--gpu", "h100", "--gpus", "12"), "--gpus 12: machines have 8 GPUs each"),
+        (("--gpu", "b200", "--gpus", "8"), "invalid choice: 'b200'"),
+        ((*GPUS, "--length", "0"), "--length 0: expected 1 to 1,048,576"),
+        ((*GPUS, "--length", "99999999999"), "--length 99999999999: expected 1 to"),
+        ((*GPUS, "--length", "8193"), "--length 8193: the model takes texts of at most 8192 tokens"),
+        ((*GPUS, "--batch", "0"), "--batch 0: expected at least 1"),
+        ((*GPUS, "--batch", "100"), "--batch 100: 100 texts can't be shared evenly by 8 GPUs. Name a multiple of 8."),
+        ((*GPUS, "--batch-tokens", "-1"), "--batch-tokens -1: expected at least 1"),
+        ((*GPUS, "--batch-tokens", "1000000"), "is no whole number of texts of 2048 tokens"),
+        ((*GPUS, "--batch", "8", "--batch-tokens", "16384"), "not allowed with"),
+        ((*GPUS, "--micro-batch", "0"), "--micro-batch 0: expected at least 1"),
+        ((*GPUS, "--batch", "64", "--micro-batch", "3"), "--micro-batch 3: each of 8 GPUs has 8 texts of a step"),
+        ((*GPUS, "--batch", "8", "--micro-batch", "2"), "--micro-batch 2: each of 8 GPUs has 1 texts of a step"),
+        ((*GPUS, "--network", "0Gb"), "--network 0Gb: give .1 to 100000 Gbit/s"),
+        ((*GPUS, "--network", "25GB"), "--network 25GB: give .1"),
+        ((*GPUS, "--network", "fast"), "--network fast: give .1"),
+        ((*GPUS, "--network", "١٠٠Gb"), "give .1"),
+        ((*GPUS, "--micro-batch", "99999999999999"), "expected at most 1,048,576 tokens for a GPU at a time"),
+        ((*GPUS, "--batch", "99999992"), "--batch 99999992: expected at most 4,294,967,296 tokens in a step"),
+        (("--gpu", "h100", "--gpus", "16384", "--micro-batch", "256"), "--gpus 16384: expected at most 4,294,967,296"),
+        ((*GPUS, "--tokens", "1e300"), "--tokens 1e+300: expected a number above 0, of at most 1e+18"),
+        ((*GPUS, "--tokens", "0"), "--tokens 0: expected a number above 0"),
+        ((*GPUS, "--tokens", "nan"), "--tokens nan: expected a number above 0"),
+        ((*GPUS, "--tokens", "0.5"), "--tokens 0.5: expected at least 1"),
+        ((*GPUS, "--tokens", "1e9", "--price", "-2"), "--price -2: expected a number above 0"),
+        ((*GPUS, "--tokens", "1e9", "--price", "inf"), "--price inf: expected a number above 0"),
+        ((*GPUS, "--price", "2"), "--price: say of how many tokens"),
+        (("--gpu", "a100-40gb", "--gpus", "2"), "--gpus 2: it does not fit"),
+        ((*GPUS, "--model", "nothing.yaml"), "--model nothing.yaml: has no config.json"),
+        ((*GPUS, "--json", "model.yaml"), "--json: model.yaml exists already"),
+    ],
+)
+def test_bad_input_gets_one_clear_message(which, words, said):
+    code, out, errors = which(*words)
+    assert (code, out) == (2, "")
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"model_type": "bert"}, "the time of bert is not foretold, only that of decoders"),
+        ({"model_type": "mamba"}, "the time of mamba is not foretold"),
+        ({"model_type": "t5"}, "transformers has no t5 for language-modelling"),
+        ({"model_type": "mixtral"}, "a mixture of experts"),
+        ({"model_type": "lama"}, "transformers does not take it"),
+        ({"hidden_sizes": 64}, "hidden_sizes: no key of a llama"),
+        ({"num_hidden_layers": 0}, "it has no layers"),
+        ({"num_hidden_layers": 1000000}, "has 1,000,000 layers"),
+        ({"num_hidden_layers": "many"}, "expected int"),
+        ({"num_attention_heads": 0}, "--model"),
+        ({"hidden_size": 0}, "--model"),
+        ({"hidden_size": -64}, "--model"),
+        ({"vocab_size": 0}, "it has no vocabulary"),
+    ],
+)
+def test_another_model_is_refused(which, tmp_path, keys, said):
+    kept = LLAMA if keys.get("model_type", "llama") == "llama" else {}
+    (tmp_path / "other.yaml").write_text(json.dumps(kept | keys), encoding="utf-8")
+    code, out, errors = which(*GPUS, "--length", "128", "--model", "other.yaml")
+    assert (code, out) == (2, "")
+    assert said in errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+
+
+def test_where_it_can_not_fit_the_message_says_how_many_are_needed(which, tmp_path):
+    described(tmp_path, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64)
+    code, _, errors = which("--gpu", "h100", "--gpus", "8")
+    needed = int(re.search(r"At least (\d+) are needed", errors)[1])
+    assert code == 2
+    assert needed == 14
+    assert which("--gpu", "h100", "--gpus", "16")[0] == 0
+
+
+def test_the_guide_prints_what_the_command_says(which, tmp_path):
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True}
+    described(tmp_path, **keys).rename(tmp_path / "llama.yaml")
+    (command,) = re.findall(r"^    lockstep which (.*)$", guide, re.MULTILINE)
+    code, said, _ = which(*command.split())
+    table = cells(said)
+    assert code == 0
+    for gpus in ("8", "64", "512"):
+        step, speed, mfu, _, cost, how = table[gpus]
+        assert f"\n| {' | '.join((gpus, step, speed, mfu, cost, how))} |\n" in guide
+
+
+def test_the_guide_has_the_errors_that_are_published():
+    """The sentences say them in words; a new fit changes the figures there, too."""
+    guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
+    found = read_json(others.RESULT)["errors"]
+    seconds, many, _, a100, *_ = found.values()
+    section = guide.split("## How long, and for how much")[1].split("## Try it small")[0]
+    for sentence in (
+        f"{seconds['mean']} % off the others in the mean; nine in ten are within {seconds['nine in ten']} %",
+        f"the worst is {seconds['worst']} % off",
+        f"they are {many['mean']} % off on more of them, at\nmost {many['worst']} %",
+        f"on A100 are within {a100['worst']} %",
+        f"from {len(others.read(others.TABLE))} runs that others have published",
+    ):
+        assert sentence in section

@@ -1,0 +1,243 @@
+"""How long a step of full sharding (FSDP, ZeRO-3) takes on many GPUs, from shapes alone: nothing is run.
+
+A step is foretold as a sum of seven parts (`parts`). Two are arithmetic: matrix products, and attention; each runs at a
+share of the card's peak. Two are bytes of the card's memory: what is done to each number of a layer besides (norms,
+activations, residuals, casts), and the logits with their loss. Three are communication: weights are gathered for the
+forward and again for the backward pass, and gradients are reduced. Within a machine that takes NVLink, between machines
+the network, and each layer waits for as many machines as there are besides its own, as in a ring.
+
+What overlaps is not told apart: that a part hides behind another one is in its rate, as if it were a faster part. But
+no step is foretold to end before the network could have brought its bytes. The rates are those with which the
+published runs in docs/measurements/others agree best; `python -m benchmarks.others` finds them, and how wrong they are
+on runs that they were not found from.
+"""
+
+from dataclasses import asdict, dataclass
+
+from lockstep.errors import BadInput, brief
+from lockstep.forecast.model import Model
+from lockstep.model import metrics
+
+NODE_GPUS = 8  # as in nearly all published runs
+WEIGHT = 2  # bytes of a weight that is gathered, and of a gradient that is reduced, in bf16
+STATE = 16  # bytes that are kept for each weight in all: the weight, its gradient, and two of AdamW's, in fp32
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU. peak: FLOP/s in bf16, dense; bandwidth: of its memory, bytes/s; memory: bytes; link: NVLink within a
+    machine, bytes/s in one direction; network: a machine's, bits/s in one direction, unless another one is asked for.
+    """
+
+    kind: str  # which rates are its
+    peak: float
+    bandwidth: float
+    memory: int
+    link: float
+    network: float
+
+
+# NVIDIA's data sheets of A100, H100 (both SXM) and H200. The A100s' network is that of llm-foundry's runs, which do not
+# name that of the H100s; here it is that of NVIDIA's DGX H100, eight times 400 Gbit/s.
+CARDS = {
+    "a100-40gb": Card("a100", 312e12, 1.555e12, 40 * 2**30, 300e9, 1.6e12),
+    "a100-80gb": Card("a100", 312e12, 2.039e12, 80 * 2**30, 300e9, 1.6e12),
+    "h100": Card("h100", 989.5e12, 3.35e12, 80 * 2**30, 450e9, 3.2e12),
+    "h200": Card("h100", 989.5e12, 4.8e12, 141 * 2**30, 450e9, 3.2e12),
+}
+UNCHECKED = ("h200",)  # an H100 with another memory, for which it is taken
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder. heads: the width of all its heads together; products: weights in matrix products, the head's included;
+    weights: all that are trained.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    products: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """How it is trained. length: tokens of a sample; micro_batch: samples that a GPU computes at a time, `accumulation`
+    times in a step; recomputed: the share of the forward pass that is computed again (1: activation checkpointing of
+    all layers); gathers: how often weights are gathered, 1 where they stay after the forward pass; network: bits/s of
+    a machine, None for the card's.
+    """
+
+    card: str  # a key of CARDS
+    gpus: int
+    length: int
+    micro_batch: int
+    accumulation: int = 1
+    recomputed: float = 0.0
+    gathers: int = 2
+    node_gpus: int = NODE_GPUS
+    network: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of a step, on all GPUs."""
+        return self.gpus * self.accumulation * self.micro_batch * self.length
+
+    @property
+    def machines(self) -> float:
+        return max(1, self.gpus / self.node_gpus)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is found from published runs. Shares of products and attention are of the card's peak.
+
+    layer: bytes of memory for each token, layer and unit of its width; logit: for each token and word of the
+    vocabulary; nvlink and network: the share of their time, at the nominal rate, by which a step is longer; hop:
+    seconds for each layer and machine besides the first.
+    """
+
+    a100_products: float
+    h100_products: float
+    a100_attention: float
+    h100_attention: float
+    layer: float
+    logit: float
+    nvlink: float
+    network: float
+    hop: float
+
+
+RATES = Rates(0.884, 0.765, 0.549, 0.314, 411, 37.8, 1.63, 0.305, 5.59e-5)
+
+# Measured over foretold speed, for nine in ten rows of llm-foundry's that had no part in the rates, and for all runs of
+# other programs on these cards.
+INTERVALS = {"a100": (0.907, 1.094), "h100": (0.847, 1.076)}
+# The smallest and the largest of what those rows have (`facts`).
+CHECKED = {
+    "a100": {
+        "GPUs": (8, 128),
+        "weights": (124131840, 64862437376),
+        "tokens of a text": (512, 65536),
+        "tokens of a micro-batch": (4096, 98304),
+        "% of a step for communication": (0, 21),
+    },
+    "h100": {
+        "GPUs": (8, 512),
+        "weights": (758111232, 64862437376),
+        "tokens of a text": (512, 65536),
+        "tokens of a micro-batch": (4096, 98304),
+        "% of a step for communication": (0, 35),
+    },
+}
+MOST_LAYERS = 1000  # each is built, though without weights
+# Decoders of transformers whose layers are attention and an MLP, without experts: what the parts are counted for.
+DECODERS = (
+    *("apertus", "arcee", "biogpt", "bloom", "codegen", "cohere", "cohere2", "exaone4", "falcon", "gemma", "gemma2"),
+    *("gemma3_text", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "granite", "helium", "llama"),
+    *("ministral3", "mistral", "mpt", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi"),
+    *("phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2", "xglm"),
+)
+
+
+def shape_of(model: Model) -> Shape:
+    """The shape of a decoder, whose weights are counted and not stored. Raises BadInput if it is another model."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = model.config["model_type"]
+    if kind not in DECODERS:
+        raise BadInput(f"--model: the time of {kind} is not foretold, only that of decoders: {', '.join(DECODERS)}.")
+    config = AutoConfig.for_model(**model.config)
+    if config.num_hidden_layers > MOST_LAYERS:
+        raise BadInput(f"--model: has {config.num_hidden_layers:,} layers. Give at most {MOST_LAYERS:,}.")
+    try:
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    except Exception as error:  # a model may raise anything about its own shape
+        raise BadInput(f"--model: transformers can't build it: {brief(error)}") from None
+    heads = config.num_attention_heads
+    products = int(metrics.Shape.of_decoder(built).encoder)
+    weights = sum(weight.numel() for weight in built.parameters())
+    of_heads = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    found = Shape(config.num_hidden_layers, config.hidden_size, of_heads, config.vocab_size, products, weights)
+    if empty := [name for name, value in asdict(found).items() if value < 1]:
+        raise BadInput(f"--model: it has no {empty[0]}. Give every size at least 1.")
+    return found
+
+
+def parts(shape: Shape, run: Run, rates: Rates = RATES) -> dict[str, float]:
+    """Seconds of a step, by what takes them. Their sum is the step."""
+    card = CARDS[run.card]
+    tokens = run.micro_batch * run.length  # of one GPU, at a time
+    again = 1 + run.recomputed / 3  # the forward pass is a third of the arithmetic, and of the layers' bytes
+    operations = flops(shape, run.length)
+    of_products, of_attention = (getattr(rates, f"{card.kind}_{name}") for name in ("products", "attention"))
+    within, between = communication(shape, run)
+    seconds = {
+        "matrix products": again * tokens * operations["products"] / (of_products * card.peak),
+        "attention": again * tokens * operations["attention"] / (of_attention * card.peak),
+        "layers' memory": again * tokens * rates.layer * shape.layers * shape.width / card.bandwidth,
+        "logits' memory": tokens * rates.logit * shape.vocabulary / card.bandwidth,
+        "NVLink": rates.nvlink * within,
+        "latency": rates.hop * shape.layers * (run.machines - 1),
+    }
+    seconds["network"] = max(rates.network * between, between - sum(seconds.values()))
+    return {name: run.accumulation * each for name, each in seconds.items()}
+
+
+def step_seconds(shape: Shape, run: Run, rates: Rates = RATES) -> float:
+    return sum(parts(shape, run, rates).values())
+
+
+def flops(shape: Shape, length: int) -> dict[str, float]:
+    """Operations of a token in a step, forward and backward, as MFU counts them (model/metrics.py)."""
+    return {"products": 6 * shape.products, "attention": 12 * shape.layers * shape.heads * length}
+
+
+def communication(shape: Shape, run: Run) -> tuple[float, float]:
+    """Seconds at the nominal rates of NVLink and of the network, for the bytes of a micro-batch.
+
+    Each GPU gets the weights `gathers` times and gives the gradients once, but for its own share; each machine
+    likewise, whose GPUs share the network.
+    """
+    card = CARDS[run.card]
+    moved = (run.gathers + 1) * WEIGHT * shape.weights
+    near = min(run.gpus, run.node_gpus)
+    within = moved * (1 - 1 / near) / card.link
+    between = moved * (1 - 1 / run.machines) / ((run.network or card.network) / 8)
+    return within, between
+
+
+def mfu(shape: Shape, run: Run, seconds: float) -> float:
+    """The share of the cards' peak that the model's own operations reach, without those that are computed again."""
+    return sum(flops(shape, run.length).values()) * run.tokens / (seconds * run.gpus * CARDS[run.card].peak)
+
+
+def facts(shape: Shape, run: Run) -> dict[str, int]:
+    """What was checked between a smallest and a largest one, by the words that tell of it."""
+    seconds = parts(shape, run)
+    talking = sum(seconds[name] for name in ("NVLink", "network", "latency"))
+    return {
+        "GPUs": run.gpus,
+        "weights": shape.weights,
+        "tokens of a text": run.length,
+        "tokens of a micro-batch": run.micro_batch * run.length,
+        # Each of the others may be usual, and what they come to together still new.
+        "% of a step for communication": round(100 * talking / sum(seconds.values())),
+    }
+
+
+def extrapolated(shape: Shape, run: Run) -> list[str]:
+    """In what a run is beyond all that was checked; empty if in nothing."""
+    card = CARDS[run.card]
+    beyond = ["the rates are an H100's"] if run.card in UNCHECKED else []
+    for name, value in facts(shape, run).items():
+        low, high = CHECKED[card.kind][name]
+        if not low <= value <= high:
+            beyond.append(f"{value:,} {name} ({low:,} to {high:,} were checked)")
+    if run.machines > 1 and run.network not in (None, card.network):
+        beyond.append(f"a network of {run.network / 1e9:,g} Gbit/s ({card.network / 1e9:,g} was checked)")
+    return beyond
