@@ -43,7 +43,9 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
         wanted |= {f"{name}: {key}": value for key, value in expected.items()}
         actual |= {f"{name}: {key}": group.get(key) for key in expected}
     wanted["weight decay"] = sorted({0.0, asked.train.weight_decay})
-    actual["weight decay"] = sorted({group["weight_decay"] for group in live["groups"]})
+    decays = {group["weight_decay"] for group in live["groups"]}
+    # DeepSpeed drops a group without parameters, as that of biases and norms is where LoRA trains matrices only.
+    actual["weight decay"] = sorted(decays if _trains_vectors(strategy.module) else decays | {0.0})
     flat = asdict(asked.train) | asdict(asked.hardware) | asked.options
     wanted |= {key: flat[key] for key in live["options"] if key in flat}
     actual |= {key: value for key, value in live["options"].items() if key in flat}
@@ -65,6 +67,12 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
             strategy.forward(inputs)
         strategy.model.train()
     return live
+
+
+def _trains_vectors(model: torch.nn.Module) -> bool:
+    """Whether a parameter of one dimension is trained. ZeRO-3 keeps the shape of each aside (ds_shape)."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return any(len(getattr(parameter, "ds_shape", parameter.shape)) < 2 for parameter in trained)
 
 
 def read(strategy: Strategy) -> dict:
