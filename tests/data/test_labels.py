@@ -119,6 +119,7 @@ def test_letters_in_two_parts_are_the_letter_in_one():
         ("-1", "\u22121"),
         ("0", "-0"),
         ("1", "1.000000000000000000e+00"),
+        *(("good", f"good{mark}") for mark in "\u202c\u061c\u3164\u2800\u0007\u2069"),
     ],
 )
 def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):
@@ -130,6 +131,25 @@ def test_labels_that_differ_in_nothing_but_spelling_are_told(alike):
     else:
         assert len(notes) == 1
         assert notes[0].startswith("labels that differ only in spelling are separate classes: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [(["1.0", "0.0"], "0"), (["True", "False"], "0"), (["+1", "-1"], "1"), (["1 star", "2 stars", "3 stars"], "1")],
+)
+def test_a_number_is_no_position_among_names_that_are_numbers_themselves(names, label):
+    with pytest.raises(BadInput, match=f"label '{label}' is not one of"):
+        labels.position(label, names, "row 1")
+
+
+def test_a_number_is_a_position_among_names_of_words():
+    assert [labels.position(label, ["bad", "good"], "row 1") for label in ("0", "1", "bad")] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("word", ["n / a", "N.A", "N / A."])
+def test_a_missing_value_may_be_written_with_blanks(word):
+    with pytest.raises(BadInput, match="means a missing value"):
+        Labels().number(word, "row 1")
 
 
 def test_letters_of_two_alphabets_in_one_word_are_told():

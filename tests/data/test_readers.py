@@ -248,3 +248,46 @@ def test_labels_of_a_data_set_that_names_them_are_its_names(tmp_path):
     with pytest.raises(BadInput, match="row 1: has no label"):
         read(tmp_path, hub=str(tmp_path), revision="main")
     assert Labels().names == []
+
+
+def test_columns_of_a_parquet_file_that_nobody_asked_for_may_hold_anything(tmp_path):
+    far = pa.array([2**62, 0], pa.timestamp("us"))  # Python has no year beyond 9999
+    table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "when": far})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert read(tmp_path, path=str(tmp_path / "a.parquet")) == [("a", "x"), ("b", "y")]
+    with pytest.raises(BadInput, match=r"a\.parquet: its rows can't be read: .*Write it anew"):
+        read(tmp_path, path=str(tmp_path / "a.parquet"), text=0, label=1)
+
+
+def test_a_damaged_parquet_file_is_one_message(tmp_path):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"text {n}" for n in range(999)], "label": ["x", "y", "z"] * 333}), file)
+    content = bytearray(file.read_bytes())
+    content[4:200] = bytes(196)
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=r"a\.parquet: its rows can't be read"):
+        read(tmp_path, path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("\ufeff{\\rtf1\\ansi\n\nGood day.\\par}", "is RTF"),
+        ("<h1>News</h1>\n\n<p>A text.</p>\n", "is a web page"),
+        ("</div>\n\nA text.\n", "is a web page"),
+    ],
+)
+def test_pages_and_documents_are_no_texts_though_they_are_named_so(tmp_path, content, said):
+    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+    with pytest.raises(BadInput, match=said):
+        read(tmp_path, path=str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": {str(n): "x" * 99 for n in range(999)}, "label": 1}, {str(n): n for n in range(9999)}]
+)
+def test_a_message_does_not_hold_the_whole_row(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(BadInput) as raised:
+        read(tmp_path, path=str(tmp_path / "a.jsonl"))
+    assert len(str(raised.value)) < 1000

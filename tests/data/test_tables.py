@@ -178,3 +178,31 @@ def test_columns_without_a_name_and_others_that_share_one(tmp_path):
     assert read(tmp_path, **keys) == [("a", "x"), ("b", "y")]
     with pytest.raises(BadInput, match=r"row 1: two columns have the same name, 'id'\. Rename one, or set data\.label"):
         read(tmp_path, label="id", **keys)
+
+
+@pytest.mark.parametrize("header", ['"text\n(in English)",label\n', '"first line\nsecond line",neg\n'])
+def test_a_first_row_over_several_lines_is_one_row(tmp_path, header):
+    rows = [("so so", "neg"), ("fine", "pos")] * 3
+    content = header + "".join(f"{text},{label}\n" for text, label in rows)
+    assert read_file(tmp_path, "a.csv", content, text=0, label=1)[-6:] == rows
+    with pytest.raises(BadInput, match="has no column 'text'"):
+        read_file(tmp_path, "a.csv", content, label=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "header", "said"),
+    [
+        (
+            {"label": "sentiment"},
+            "review,lang,Sentiment",
+            r"row 1: has no column 'sentiment' \(it has 'review', 'lang', 'S",
+        ),
+        ({}, "review,lang,Sentiment", "has 3 columns without names, and data.label is 'label'"),
+        ({"label": "sentiment"}, None, "has 3 columns without names, and data.label is 'sentiment'"),
+    ],
+)
+def test_a_label_s_column_is_never_guessed_among_three(tmp_path, asked, header, said):
+    lines = [header] if header else []
+    lines += [f"text {n},{('en', 'de')[n % 2]},{('neg', 'pos')[n % 3 == 0]}" for n in range(40)]
+    with pytest.raises(BadInput, match=said):
+        read_file(tmp_path, "a.csv", "\n".join(lines) + "\n", text=0, **asked)

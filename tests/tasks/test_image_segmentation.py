@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.hardware import World
-from lockstep.data import images, segments, shapes
+from lockstep.data import decoding, images, segments, shapes
 from lockstep.data.plan import share
 from lockstep.data.segments import IGNORED, Segments
 from lockstep.errors import BadInput
@@ -328,6 +328,21 @@ def save(file, array, **options):
     Image.fromarray(array, **options).save(file)
 
 
+def turned(file):
+    """An image that EXIF says to be upside down."""
+    picture = Image.open(file)
+    exif = picture.getexif()
+    exif[decoding.ORIENTATION] = 3
+    picture.save(file, exif=exif)
+
+
+def painted(file, red_first: bool):
+    """A mask of numbers 0 and 1 in red and black, or the other way round."""
+    mask = Image.fromarray(np.eye(12, dtype=np.uint8), "P")
+    mask.putpalette([255, 0, 0, 0, 0, 0] if red_first else [0, 0, 0, 255, 0, 0])
+    mask.save(file)
+
+
 WRONG = {
     "size": (lambda own: save(own / "masks/3.png", np.zeros((9, 12), np.uint8)), r"3\.png: is 12 x 9 pixels, but"),
     "class": (
@@ -347,6 +362,15 @@ WRONG = {
     "lossy": (
         lambda own: (own / "masks/3.png").rename(own / "masks/3.jpg"),
         r"3\.jpg: this format is lossy and would change class numbers",
+    ),
+    "lossy inside": (
+        lambda own: Image.fromarray(np.zeros((12, 12), np.uint8)).save(own / "masks/3.png", "JPEG"),
+        r"3\.png: is JPEG, which is lossy and would change class numbers",
+    ),
+    "turned": (lambda own: turned(own / "images/3.png"), r"3\.png: EXIF says that it is to be turned, and nothing"),
+    "colours of a number": (
+        lambda own: [painted(own / f"masks/{n}.png", red_first=n % 2 == 0) for n in range(4)],
+        r"1\.png: its number 0 has the colour \(0, 0, 0\), which was \(255, 0, 0\) in a mask before",
     ),
     "twice": (
         lambda own: save(own / "images/3.bmp", np.zeros((12, 12, 3), np.uint8)),

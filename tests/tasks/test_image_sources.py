@@ -1,5 +1,6 @@
 """Folders of images as users have them: transparent, split already, nested, several data sets side by side."""
 
+import os
 import re
 import shutil
 import struct
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lockstep.config import reading
-from lockstep.data import decoding, image_sources
+from lockstep.data import decoding, image_sources, segments
 from lockstep.data.decoding import Remarks
 from lockstep.errors import BadInput
 from tests.tasks.test_image_classification import picture, write_idx
@@ -250,3 +251,18 @@ def test_what_may_be_meant_otherwise_is_told(tmp_path):
     notes = read(tmp_path)[1]
     assert f"{tmp_path / 'test'}: is taken for a class, though it is named like a split of a data set" in notes
     assert f"{tmp_path}: 1 images are in no class's folder, and are left out" in notes
+
+
+def test_postscript_is_never_run(tmp_path, monkeypatch):
+    """PIL would start Ghostscript for it, whatever its ending says."""
+    ran = tmp_path / "ran"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    header = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "a.png").write_text(header)
+    with pytest.raises(BadInput, match="can't be decoded as an image"):
+        decoding.pixels(tmp_path / "a.png", "a.png", None)
+    with pytest.raises(BadInput, match="can't be decoded as an image"):
+        segments.read_mask(tmp_path / "a.png", None)
+    assert not ran.exists()

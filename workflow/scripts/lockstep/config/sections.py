@@ -26,6 +26,7 @@ class Data:
         " masks (image-segmentation). If path, url, files and hub are all null, the task's embedded data is used (the "
         "synthetic corpus; for images scikit-learn's handwritten digits, or generated shapes). path wins over url, url"
         " over hub.",
+        minLength=1,
     )
     url: str | None = key(None, "The https address of the file; needs sha256.", pattern="^https://")
     sha256: str | None = key(None, "The hash of the file behind url.", pattern="^[0-9a-f]{64}$")
@@ -39,7 +40,7 @@ class Data:
         "idx files of images and labels to fetch from data.mirrors, each with its sha256.",
         values={"pattern": "^[0-9a-f]{64}$"},
     )
-    hub: str | None = key(None, "A Hugging Face data set id; needs revision.")
+    hub: str | None = key(None, "A Hugging Face data set id; needs revision.", minLength=1)
     revision: str | None = key(None, "The data set's revision, best a full commit hash.")
     subset: str | None = key(None, "The configuration name inside a Hugging Face data set.")
     split: str = key("train", "The split of a Hugging Face data set to read; Lockstep splits it by data.splits.")

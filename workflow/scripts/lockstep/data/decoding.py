@@ -19,6 +19,10 @@ REMARKS = {
     "blank": "are of one colour throughout",
 }
 NAMED = 3  # how many images a note names
+# What may be opened, whatever a file's ending says. PIL would give PostScript to Ghostscript, which runs it.
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
+LOSSY = ("JPEG", "MPO", "WEBP")
+ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
 
 class Remarks:
@@ -62,7 +66,7 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
 
     remarks = Remarks() if remarks is None else remarks
     try:
-        picture = source if isinstance(source, Picture.Image) else Picture.open(source)
+        picture = source if isinstance(source, Picture.Image) else Picture.open(source, formats=FORMATS)
         if getattr(picture, "n_frames", 1) > 1:
             remarks.add("frames", where)
         in_16_bits = any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))  # PIL reads colours in 8

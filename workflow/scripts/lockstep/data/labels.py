@@ -19,6 +19,7 @@ MISSING |= {
     "<none>",
     "(blank)",
     "n.a.",
+    "n.a",
     "n/a.",
     "..",
     "...",
@@ -27,12 +28,14 @@ MISSING |= {
 MISSING |= {"#n/a n/a", "1.#qnan", "1.#ind", "-1.#ind", "nan(ind)", "-nan(ind)", "na_character_", "pd.na", "[]", "{}"}
 MISSING |= {".", "''", "---", "\\\\n", "#value!", "#ref!", "#div/0!", "#name?", "#num!", "#null!"}
 DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")  # hyphens, dashes and the minus sign
-INVISIBLE = re.compile("[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")  # joiners, marks, variants
+# Variants of a character, and letters and blanks without a shape, besides Unicode's formats and controls.
+INVISIBLE = {*map(chr, range(0xFE00, 0xFE10)), *"\u180e\u3164\u115f\u1160\uffa0\u2800"}
 WHOLE = re.compile(r"([+-]?\d+)\.0*")  # an integer written as a decimal fraction, such as 3.0
 ALPHABETS = {"LATIN", "CYRILLIC", "GREEK"}  # some of their letters look alike
-NO_TEXT = {"nan", "none", "null", "n/a", "#n/a", "<na>", "nat", "(null)"}  # what few people would write as a text
+NO_TEXT = {"nan", "na", "none", "null", "n/a", "#n/a", "<na>", "nat", "(null)"}  # what few people would write as a text
 HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 SHOWN = 10  # how many labels a message lists
+LONGEST = 200  # how many characters of each
 WAYS = 5  # how many spellings of a label are remembered
 
 
@@ -66,7 +69,7 @@ class Labels:
         name = unicodedata.normalize("NFC", as_written)
         if HALF.search(name):
             raise BadInput(f"{where}: the label holds half a character (a lone surrogate). Fix the row.")
-        if _plain(name) in MISSING and name not in self.expected:
+        if "".join(_plain(name).split()) in MISSING and name not in self.expected:
             raise BadInput(f"{where}: the label is {name!r}, which means a missing value. {self._how_to_keep(name)}")
         if (whole := WHOLE.fullmatch(name)) and name not in self.expected:
             name = str(int(whole[1])) if len(name) < 20 else whole[1]
@@ -134,7 +137,12 @@ def spelling(name: str) -> str:
 
 def _plain(name: str) -> str:
     """A label in lower case, without invisible characters, and with plain dashes and apostrophes."""
-    visible = INVISIBLE.sub("", unicodedata.normalize("NFKC", name))
+    seen = [letter for letter in name if letter not in INVISIBLE]
+    visible = "".join(
+        letter
+        for letter in unicodedata.normalize("NFKC", "".join(seen))
+        if letter not in INVISIBLE and (letter.isspace() or unicodedata.category(letter) not in ("Cf", "Cc"))
+    )
     return DASHES.sub("-", visible).replace("\u2019", "'").replace("\u2018", "'").casefold().strip()
 
 
@@ -152,7 +160,7 @@ def position(
     """The position of a label among `names`, by name, or by number if no name is a number. Raises BadInput."""
     if label in names:
         return names.index(label)
-    numbered = not any(name.isdecimal() for name in names)
+    numbered = not any(_counts(name) for name in names)
     # int() refuses strings of some thousand digits, so check the length first.
     if numbered and label.isdecimal() and len(label) < 10 and int(label) < len(names):
         return int(label)
@@ -164,13 +172,18 @@ def position(
     )
 
 
+def _counts(name: str) -> bool:
+    """Whether a name of a class is a number itself, or begins with one: "1", "1.0", "+1", "True", "3 stars"."""
+    return re.match(r"[+-]?\d", _plain(name)) is not None or spelling(name) in ("0", "1")
+
+
 def shortened(value) -> str:
     return repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
 
 
 def listed(names: Iterable[str], separator: str = ", ", most: int = SHOWN) -> str:
-    """The first `most` names, and the number of further ones."""
-    names = list(names)
+    """The first `most` names, each cut after LONGEST characters, and the number of further ones."""
+    names = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names]
     return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -6,6 +6,7 @@ Every reader yields (row number, row). Numbers start at 1, as in an editor; rows
 import gzip
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import tables
 from lockstep.data.labels import listed
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, brief
 from lockstep.files import GZIP, open_bytes, open_text, text_lines
 
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -41,7 +42,10 @@ OTHERS = {
     b"\xff\xfe": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16", "Convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
-PAGES = (b"<!doctype html", b"<html", b"<?xml", b"<!--", b"<head", b"<body", b"<p>", b"<div")
+PAGES = re.compile(
+    rb"<(!doctype|\?xml|!--|/?(html|head|body|p|div|h[1-6]|table|ul|ol|li|span|meta|title|script|style|article|section|main"
+    rb"|svg|br|img)\b)"
+)
 TAR = 257, b"ustar"  # position and value of a tar archive's signature
 LFS = b"version https://git-lfs"
 ESCAPES = (b"\x1b$B", b"\x1b$@", b"\x1b$)", b"\x1b(J")  # escape sequences of the ISO 2022 encodings
@@ -60,7 +64,7 @@ def rows(file: Path, data: Data, notes: list[str], labelled: bool) -> Iterator[t
         elif kind == "jsonl":
             yield from _json_lines(file)
         elif kind == "parquet":
-            yield from _parquet(file)
+            yield from _parquet(file, data)
         elif kind == "text":
             yield from _text(file)
         else:
@@ -104,12 +108,13 @@ def _is_gzip(file: Path) -> bool:
 
 def require_rows(file: Path, head: bytes) -> None:
     """Raise BadInput, naming the kind of file, if a file is of a kind that can't hold rows."""
+    begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for begin, (what, remedy) in OTHERS.items():
-        if head.startswith(begin):
+        if head.startswith(begin) or begins.startswith(begin):
             raise BadInput(f"{file}: is {what}. {remedy}.")
     if head[TAR[0] :].startswith(TAR[1]):
         raise BadInput(f"{file}: is a tar archive. Unpack it: tar -xf {file}.")
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:20].lower().startswith(PAGES):
+    if PAGES.match(begins[:20].lower()):
         raise BadInput(f"{file}: is a web page or XML. Save what it shows as CSV or plain text.")
     if head.startswith(LFS):
         raise BadInput(f"{file}: is a pointer of git LFS, not the file itself. Fetch it: git lfs pull.")
@@ -246,17 +251,27 @@ def _json_lines(file: Path):
                 raise BadInput(f"{file}, row {number}, column {error.colno}: broken JSON: {error.msg}.") from None
 
 
-def _parquet(file: Path):
+def _parquet(file: Path, data: Data):
     import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise BadInput(f"{file}: is not a Parquet file: {error}.") from None
     names = table.schema_arrow.names
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f"{file}: two columns have the same name, {twice!r}. Rename or remove one.")
-    yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches()), 1)
+    asked = {column for column in (data.text, data.label, data.prompt, data.completion) if column is not None}
+    only = [name for name in names if name in asked] if asked <= set(names) else None  # others may hold anything
+    try:
+        yield from enumerate(
+            itertools.chain.from_iterable(batch.to_pylist() for batch in table.iter_batches(columns=only)), 1
+        )
+    except (pyarrow.ArrowException, OSError, OverflowError, ValueError) as error:
+        raise BadInput(
+            f"{file}: its rows can't be read: {brief(error)}. Write it anew, with the columns of data.text and"
+            " data.label alone."
+        ) from None
 
 
 def _text(file: Path):

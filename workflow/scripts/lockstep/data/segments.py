@@ -73,6 +73,8 @@ def read(data: Data, notes: list[str]) -> tuple[str, Segmented]:
         return f"made-up shapes, {size} x {size} pixels", shapes.generate(count, size, data.seed)
     if not data.path:
         raise BadInput("data.url, data.files, data.hub: image-segmentation reads a folder. Set data.path to one.")
+    if data.labels and len(data.labels) > IGNORED:
+        raise BadInput(f"data.labels: has {len(data.labels)} names; a mask holds at most {IGNORED} classes.")
     remarks = Remarks()
     return data.path, _remarked(itertools.islice(_folder(Path(data.path), data, remarks), data.limit), remarks, notes)
 
@@ -98,9 +100,11 @@ def _folder(folder: Path, data: Data, remarks: Remarks) -> Segmented:
                 f"data.path: {folder}: {len(alone)} {part} have no {what} of their name ({listed(alone)}). Add"
                 f" {other}/{alone[0]}.png, or remove {found[part][alone[0]]}."
             )
+    palette: dict[int, tuple] = {}
     for name, file in sorted(found["images"].items()):
+        _require_upright(file)
         pixels = decoding.pixels(file, str(file), None, "RGB", remarks)
-        mask = read_mask(found["masks"][name], data.labels)
+        mask = read_mask(found["masks"][name], data.labels, palette)
         if mask.shape != pixels.shape[1:]:
             raise BadInput(
                 f"{found['masks'][name]}: is {mask.shape[1]} x {mask.shape[0]} pixels, but {file} is"
@@ -126,10 +130,30 @@ def _by_name(folder: Path) -> dict[str, Path]:
     return files
 
 
-def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
+def _require_upright(file: Path) -> None:
+    """Raise BadInput if EXIF says that an image is to be turned: its mask may have been drawn before or after that."""
+    from PIL import Image as Picture
+    from PIL import UnidentifiedImageError
+
+    try:
+        with Picture.open(file, formats=decoding.FORMATS) as picture:
+            turned = picture.getexif().get(decoding.ORIENTATION, 1) not in (0, 1)
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError):
+        return  # decoding it says why
+    if turned:
+        raise BadInput(
+            f"{file}: EXIF says that it is to be turned, and nothing says whether its mask is of the turned image. Save"
+            " it upright, without EXIF (ImageMagick: mogrify -auto-orient -strip), and see that its mask fits."
+        )
+
+
+def read_mask(file: Path, labels: list[str] | None, palette: dict[int, tuple] | None = None) -> np.ndarray:
     """The class numbers in a mask, palette indices or grey values: uint8 [height, width]. Raises BadInput.
 
-    labels: the names of the classes, if known; then a number without a name is refused, except IGNORED.
+    Args:
+        labels: the names of the classes, if known; then a number without a name is refused, except IGNORED.
+        palette: the colours of the numbers in the masks before, to which this one's are added; another colour for the
+            same number is refused.
     """
     from PIL import Image as Picture
     from PIL import UnidentifiedImageError
@@ -137,10 +161,13 @@ def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
     if file.suffix.lower() in (".jpg", ".jpeg", ".jfif", ".webp"):
         raise BadInput(f"{file}: this format is lossy and would change class numbers. Masks must be PNG files.")
     try:
-        with Picture.open(file) as picture:
-            mode, numbers = picture.mode, np.asarray(picture)
+        with Picture.open(file, formats=decoding.FORMATS) as picture:
+            mode, numbers, format_ = picture.mode, np.asarray(picture), picture.format
+            colours = picture.getpalette() if mode == "P" else None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
         raise BadInput(f"{file}: can't be decoded as an image: {brief(error)}. Save it anew.") from None
+    if format_ in decoding.LOSSY:
+        raise BadInput(f"{file}: is {format_}, which is lossy and would change class numbers. Masks must be PNG files.")
     if mode not in ("P", "L", "1") and not mode.startswith("I"):
         raise BadInput(
             f"{file}: has colours ({mode}), whose classes are unknown. Save it with a palette or in grey, so that a"
@@ -151,6 +178,8 @@ def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
             f"{file}: holds {numbers.max()}; numbers of classes must be below {IGNORED}, which means no class."
         )
     numbers = numbers.astype(np.uint8)
+    if colours and palette is not None:
+        _require_same_colours(file, {int(n): tuple(colours[3 * n : 3 * n + 3]) for n in np.unique(numbers)}, palette)
     known = numbers[numbers != IGNORED]
     if labels and len(known) and known.max() >= len(labels):
         raise BadInput(
@@ -158,6 +187,16 @@ def read_mask(file: Path, labels: list[str] | None) -> np.ndarray:
             f" ({listed(labels)}). Name the others too, or write {IGNORED} where there is no class."
         )
     return numbers
+
+
+def _require_same_colours(file: Path, colours: dict[int, tuple], palette: dict[int, tuple]) -> None:
+    """Raise BadInput if a number has another colour than in the masks before; otherwise remember the new ones."""
+    for number, colour in colours.items():
+        if palette.setdefault(number, colour) != colour:
+            raise BadInput(
+                f"{file}: its number {number} has the colour {colour}, which was {palette[number]} in a mask before, so"
+                " the same number may mean two classes. Save all masks with one palette, or in grey."
+            )
 
 
 def _resized(mask: np.ndarray, size: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import requests
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus, readers
-from lockstep.data.labels import HALF, Labels, is_no_text, listed, of_missing_texts
+from lockstep.data.labels import HALF, Labels, is_no_text, listed, of_missing_texts, shortened
 from lockstep.errors import BadInput, no_room
 from lockstep.files import atomic_file, hash_file
 
@@ -136,7 +136,7 @@ def text_of(row, column: str | int, position: int, key: str, where: str, data: D
     """A row's cleaned text in the column of the setting data.`key`. Raises BadInput if it is no text, or is empty."""
     text = _column(row, column, position, key, where)
     if not isinstance(text, str):
-        raise BadInput(f"{where}: the {key} is {text!r}; expected a string.")
+        raise BadInput(f"{where}: the {key} is {shortened(text)}; expected a string.")
     if data.join_blanks == BESIDE_CHARACTERS:
         text = _without_blanks_beside_characters(text)
     elif data.join_blanks:
@@ -151,6 +151,12 @@ def text_of(row, column: str | int, position: int, key: str, where: str, data: D
 
 def _column(row, column: str | int, position: int, key: str, where: str):
     if isinstance(row, list):
+        # Rows of two columns without names are a text and its label. Of more, nobody has said which is which.
+        if isinstance(column, str) and (column != key or (key == "label" and len(row) > 2)):
+            raise BadInput(
+                f"{where}: has {len(row)} columns without names, and data.{key} is {column!r}. Set data.{key} to the"
+                " column's position, counted from 0."
+            )
         index = column if isinstance(column, int) else position
         if index < len(row):
             return row[index]
@@ -163,7 +169,7 @@ def _column(row, column: str | int, position: int, key: str, where: str):
         if isinstance(column, int) and column < len(row):
             return list(row.values())[column]
         raise BadInput(
-            f"{where}: has no column {column!r} (it has {', '.join(map(repr, row)) or 'none'})."
+            f"{where}: has no column {column!r} (it has {listed(map(repr, row)) or 'none'})."
             f" Set data.{key} to its name."
         )
     raise BadInput(

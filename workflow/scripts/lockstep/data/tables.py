@@ -19,6 +19,7 @@ from lockstep.errors import BadInput
 from lockstep.files import open_text
 
 SEPARATORS = ",;\t|"
+LABEL = "label"  # the default of data.label
 LOOK = 100  # the number of rows by which the separator is detected
 REMEMBERED = 10_000  # the largest number of distinct labels that is kept
 QUOTED = re.compile(r'"(?:[^"]|"")*"')  # a field in quotation marks; marks inside are doubled
@@ -63,6 +64,11 @@ def rows(file: Path, data: Data, kind: str, notes: list[str]) -> Iterator[tuple[
             name if name and header.count(name) == 1 else f"({number}) {name}".strip()
             for number, name in enumerate(header, 1)
         ]
+        if isinstance(data.label, str) and data.label not in header and not by_name and data.label != LABEL:
+            raise BadInput(
+                f"{file}, row 1: has no column {data.label!r} (it has {listed(map(repr, header))}). Set data.label to"
+                " its name, or to its position, counted from 0."
+            )
         by_name = by_name or data.label in header  # with a detected header, data.text may still be a position
     else:
         records = itertools.chain([first], records)
@@ -201,7 +207,7 @@ class Survey:
                 if not row:
                     continue
                 if at is None:
-                    at = _column_of_label(row, data)
+                    at, self.width = _column_of_label(row, data), len(row)  # its first line may be a part of it only
                 if len(lines) > 1:
                     several.append((first_line, lines))
                     self.over_lines[first_line] = len(lines)
@@ -216,7 +222,7 @@ class Survey:
         labels = known | set(data.labels or ())
         for number, lines in several:
             split = [[field.strip().strip('"').strip() for field in line.split(self.separator)] for line in lines]
-            if sum(len(fields) == self.width and fields[at] in labels for fields in split) > 1:
+            if sum(len(fields) == self.width and at < self.width and fields[at] in labels for fields in split) > 1:
                 self.swallowed[number] = len(lines)
 
     def quotes_are_letters(self) -> bool:
