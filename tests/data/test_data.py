@@ -236,6 +236,7 @@ assert sum(map(len, prepare.texts(splits["train"]))) > 2e6
 
 class Tokenizer:
     all_special_tokens, split_special_tokens, unk_token_id, eos_token_id = [], True, None, None
+    model_max_length = 10**6
 
     def __call__(self, texts, truncation):
         return {"input_ids": [[1] * 50 for _ in texts]}
