@@ -113,6 +113,7 @@ def test_duplicates_under_another_label_are_counted(tmp_path):
         ([["文", -1]], "rows.json, row 1: label '-1' is not one of"),
         ([["文", True]], "rows.json, row 1: label 'True' is not one of"),
         ([[f"文{n}", int(n == 0)] for n in range(50)], "too few texts with the label b"),
+        ([["文", 1]] * 9 + [[f"文{n}", 0] for n in range(50)], "the label b (after 8 duplicates were removed)"),
         ([[f"文{n}", n % 2] for n in range(8)], "8 texts (a: 4, b: 4) can't be divided by data.splits"),
     ],
 )
@@ -207,6 +208,14 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
     ids = np.random.default_rng(0).permutation(40)
     expected = [number for text in ids for number in tokenizer(texts[text], truncation=True)["input_ids"]]
     assert [tokens.flat(ids).tolist() for tokens in stored.values()] == [expected] * 2
+
+
+def test_numbers_that_seem_to_count_from_1_are_told(tmp_path):
+    rows = [[f"文{n}", 1 + n % 2] for n in range(60)]
+    _, summary = split(tmp_path, rows, labels=["a", "b", "c"])
+    assert any("labels that are numbers count from 0, and here none is 0" in note for note in summary["notes"])
+    _, summary = split(tmp_path, [[text, label - 1] for text, label in rows], labels=["a", "b", "c"])
+    assert not any("count from 0" in note for note in summary["notes"])
 
 
 @pytest.mark.slow

@@ -394,6 +394,15 @@ def test_data_that_can_t_be_used_are_refused_in_clear_words(run_script, tmp_path
     assert not (tmp_path / "results" / "data").exists()
 
 
+def test_grey_levels_are_no_classes(run_script, tmp_path):
+    folder = own(tmp_path / "own")
+    for file in (folder / "masks").iterdir():
+        save(file, np.asarray(Image.open(file)) // 2 * 128)
+    code, _, said = prepared(run_script, "--set", "data.path=own")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "of the numbers 0 to 128, its masks hold 0, 128 only, as grey levels do" in said
+
+
 def test_images_without_a_class_and_repeated_ones_are_left_out(run_script, tmp_path):
     folder = own(tmp_path / "own")
     save(folder / "masks/3.png", np.full((12, 12), IGNORED, np.uint8))

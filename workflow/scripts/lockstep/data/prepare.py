@@ -96,7 +96,9 @@ def divide(
         number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, f"{source}, {where(first_at)}")
     numbers = number_of[codes]
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
-        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
+        from_1 = labels[0] in absent and all(name.isdecimal() for name in own_names) and labels != own_names
+        hint = "; labels that are numbers count from 0, and here none is 0" if from_1 else ""
+        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1{hint}")
     gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
     if gone:
         notes.append(f"every {unit} with the label {listed(gone)} repeats an earlier one, so the class is empty")
@@ -106,7 +108,8 @@ def divide(
     notes += own_labels.notes(counts, unit)
     held_back = kept[tests[kept]] if tests is not None else kept[:0]
     divided = kept[~tests[kept]] if tests is not None else kept
-    places = _stratified(numbers[divided], labels, data, source, unit, with_test=not len(held_back))
+    removed = len(codes) - len(kept)
+    places = _stratified(numbers[divided], labels, data, source, unit, removed, with_test=not len(held_back))
     parts = {part: divided[inside] for part, inside in places.items()}
     if len(held_back):
         parts["test"] = held_back
@@ -119,7 +122,7 @@ def divide(
         "notes": notes,
         "labels": labels,
         "rows_read": len(codes),
-        "duplicates_removed": len(codes) - len(kept),
+        "duplicates_removed": removed,
         "duplicates_with_another_label": int((codes != codes[first[which]]).sum()),
         "splits": {
             part: {"texts": len(inside), "labels": _counts(numbers[inside], labels)} for part, inside in parts.items()
@@ -157,18 +160,22 @@ def texts(part: Dataset) -> Iterator[str]:
 
 
 def _stratified(
-    labels: np.ndarray, names: list[str], data: Data, source: str, unit: str, with_test: bool
+    labels: np.ndarray, names: list[str], data: Data, source: str, unit: str, removed: int, with_test: bool
 ) -> dict[str, np.ndarray]:
-    """The positions in `labels` of each split's samples; without `with_test` there are only train and dev."""
+    """The positions in `labels` of each split's samples; without `with_test` there are only train and dev.
+
+    removed: how many duplicates were removed before, for messages.
+    """
     from sklearn.model_selection import train_test_split
 
     wanted = SPLITS if with_test else SPLITS[:2]
     few = [names[label] for label, count in Counter(labels.tolist()).items() if count < len(wanted)]
+    gone = f" (after {removed:,} duplicates were removed)" if removed else ""
     if few:
         column = f" Is data.label the right column? It has {len(names)} labels." if len(few) > MANY_LABELS else ""
         raise BadInput(
-            f"{source}: too few {unit}s with the label {listed(few)}: each of {', '.join(wanted[:-1])} and {wanted[-1]}"
-            f" needs one. Give more data, raise data.limit, or drop the label.{column}"
+            f"{source}: too few {unit}s with the label {listed(few)}{gone}: each of {', '.join(wanted[:-1])} and"
+            f" {wanted[-1]} needs one. Give more data, raise data.limit, or drop the label.{column}"
         )
     shares = data.splits
     held_out = shares["dev"] + shares["test"] if with_test else shares["dev"] / (shares["train"] + shares["dev"])
@@ -185,7 +192,7 @@ def _stratified(
         counts = listed(f"{name}: {count}" for name, count in _counts(labels, names).items() if count)
         raise BadInput(
             f"{source}: {len(labels)} {unit}s ({counts}) can't be divided by data.splits with every label in each"
-            " split. Give more data, or other shares in data.splits."
+            f" split{gone}. Give more data, or other shares in data.splits."
         ) from None
     return {"train": np.sort(train), "dev": np.sort(dev), "test": np.sort(test)}
 

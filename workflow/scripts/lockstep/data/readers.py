@@ -122,7 +122,7 @@ def require_rows(file: Path, head: bytes) -> None:
         raise BadInput(
             f"{file}: is in ISO 2022, as Japanese mail is. Convert it to UTF-8: iconv -f ISO-2022-JP -t UTF-8."
         )
-    if b"\0" in head[:1000] and not head.startswith(PARQUET):
+    if b"\0" in head and not head.startswith(PARQUET):
         raise BadInput(f"{file}: is not UTF-8 text, but UTF-16 or not text at all. Convert it to UTF-8.")
 
 

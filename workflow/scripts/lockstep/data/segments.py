@@ -29,6 +29,7 @@ SPLITS = ("train", "dev", "test")
 # RGB colours of the classes in a drawing (Okabe & Ito); the first, dark grey, is usually the background.
 COLOURS = ((48, 48, 48), (213, 94, 0), (0, 158, 115), (86, 180, 233), (240, 228, 66), (204, 121, 167), (0, 114, 178))
 NO_CLASS = (255, 255, 255)  # the colour of IGNORED
+FEW = 16  # up to this number, a class that occurs in no mask is nothing unusual
 GAP, PANEL = 4, 128  # pixels between the panels of a drawing, and the approximate size that small panels get
 
 Segmented = Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]  # name, pixels, mask, outlines
@@ -326,6 +327,11 @@ def _classes(written: Written, data: Data, source: str) -> tuple[list[str], np.n
         of_255 = f" {IGNORED} means no class: where it is one in these masks, write 1 in its place." if binary else ""
         raise BadInput(
             f"{source}: all pixels with a class have the class {only}; at least two classes are needed.{of_255}"
+        )
+    if not data.labels and not data.embedded and highest >= FEW and 2 * len(present) <= highest:
+        raise BadInput(
+            f"{source}: of the numbers 0 to {highest}, its masks hold {listed(map(str, present))} only, as grey levels"
+            " do. Number the classes from 0 on without gaps, or name all of them in data.labels."
         )
     return labels, every[:, : len(labels)]
 
