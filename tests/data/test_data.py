@@ -213,9 +213,10 @@ def test_tokens_are_found_in_files_of_many_parts(tmp_path, monkeypatch):
 def test_numbers_that_seem_to_count_from_1_are_told(tmp_path):
     rows = [[f"文{n}", 1 + n % 2] for n in range(60)]
     _, summary = split(tmp_path, rows, labels=["a", "b", "c"])
-    assert any("labels that are numbers count from 0, and here none is 0" in note for note in summary["notes"])
+    told = "numbers are taken for positions in data.labels, counted from 0, and no text has the 0"
+    assert told in summary["notes"]
     _, summary = split(tmp_path, [[text, label - 1] for text, label in rows], labels=["a", "b", "c"])
-    assert not any("count from 0" in note for note in summary["notes"])
+    assert not any("counted from 0" in note for note in summary["notes"])
 
 
 @pytest.mark.slow

@@ -96,9 +96,9 @@ def divide(
         number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, f"{source}, {where(first_at)}")
     numbers = number_of[codes]
     if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
-        from_1 = labels[0] in absent and all(name.isdecimal() for name in own_names) and labels != own_names
-        hint = "; labels that are numbers count from 0, and here none is 0" if from_1 else ""
-        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1{hint}")
+        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
+        if labels[0] in absent and labels != own_names and all(name.isdecimal() for name in own_names):
+            notes.append(f"numbers are taken for positions in data.labels, counted from 0, and no {unit} has the 0")
     gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
     if gone:
         notes.append(f"every {unit} with the label {listed(gone)} repeats an earlier one, so the class is empty")
