@@ -170,6 +170,18 @@ def test_a_row_is_called_slower_only_if_that_is_shown(shown):
     assert ("fsdp" in said) == bool(shown)
 
 
+@pytest.mark.parametrize(("value", "named"), [(0.8, True), (1.25, False)])
+def test_a_later_place_is_put_down_to_a_row_that_is_faster_and_never_to_a_slower_one(value, named):
+    """fsdp is not shown to be slower than ddp, and has a later place; horovod differs from it, one way or the other."""
+    row = {"repeats": 3, "train_seconds": 5.0}
+    rows = [row | {"row": name, "place": place} for name, place in (("ddp", 1), ("horovod", 1), ("fsdp", 2))]
+    alike = {"value": 0.97, "shown": False}
+    ratios = {"ddp": {"fsdp": alike}, "horovod": {"fsdp": {"value": value, "shown": True}}}
+    said = [line.en for line in headline._later(rows[0], rows, SimpleNamespace(ratios=ratios))]
+    expected = "The place of fsdp is later than that of ddp, because horovod is shown to be faster."
+    assert said == ([expected] if named else [])
+
+
 def test_runs_that_tell_hardly_any_rows_apart_give_no_figure():
     assert "differ by less than 8.5 %" in headline.resolution(0.085).en
     assert "22" not in headline.resolution(22.0).en

@@ -22,10 +22,11 @@ def main() -> None:
     parser.add_argument("--script", action="store_true", help="print a whole script that trains by the row's strategy")
     arguments = parser.parse_args()
     config = cli.configuration(arguments)
-    if arguments.script and arguments.row not in config.rows and arguments.row in registry.own_scripts():
+    has_row = arguments.row in config.rows
+    if arguments.script and not has_row and arguments.row in registry.own_scripts():
         print(own_script(arguments.row).read_text(encoding="utf-8"), end="")
         return
-    if arguments.row not in config.rows and arguments.row in registry.names():
+    if not has_row and arguments.row in registry.names():
         raise BadInput(
             f"{arguments.row}: is a strategy, but not a row of this configuration. To add it as a row:"
             f" --set 'rows.{arguments.row}={{strategy: {arguments.row}}}'"

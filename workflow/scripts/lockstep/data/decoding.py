@@ -50,7 +50,14 @@ def decode_file(file: Path, size: int | None, channels: int) -> np.ndarray:
     return pixels(file, str(file), size, "L" if channels == 1 else "RGB")
 
 
-def pixels(source, where: str, size: int | None, mode: str | None = None, remarks: Remarks | None = None) -> np.ndarray:
+def pixels(
+    source,
+    where: str,
+    size: int | None,
+    mode: str | None = None,
+    remarks: Remarks | None = None,
+    masked: bool = False,
+) -> np.ndarray:
     """Decode an image with PIL: uint8 [channels, height, width], one channel if it is grey, otherwise RGB.
 
     Args:
@@ -58,6 +65,8 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
         where: the image's name in messages.
         size: if given, the image is resized to `size` x `size` pixels.
         mode: "L" or "RGB", to force the channels.
+        masked: whether it has a mask; then it is refused if EXIF says that it is to be turned, since the mask may have
+            been drawn before or after that.
 
     Transparent parts are laid over white. Raises BadInput.
     """
@@ -70,6 +79,11 @@ def pixels(source, where: str, size: int | None, mode: str | None = None, remark
         if getattr(picture, "n_frames", 1) > 1:
             remarks.add("frames", where)
         in_16_bits = any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))  # PIL reads colours in 8
+        if masked and picture.getexif().get(ORIENTATION, 1) not in (0, 1):
+            raise BadInput(
+                f"{where}: EXIF says that it is to be turned, and nothing says whether its mask is of the turned image."
+                " Save it upright, without EXIF (ImageMagick: mogrify -auto-orient -strip), and see that its mask fits."
+            )
         picture = ImageOps.exif_transpose(picture)  # rotate it as the camera was held
         mode = mode or ("L" if picture.mode in ("1", "L", "LA") or picture.mode.startswith("I") else "RGB")
         if picture.mode.startswith("I"):  # 16 bits; PIL would clip the values instead of scaling them

@@ -137,10 +137,9 @@ def spelling(name: str) -> str:
 
 def _plain(name: str) -> str:
     """A label in lower case, without invisible characters, and with plain dashes and apostrophes."""
-    seen = [letter for letter in name if letter not in INVISIBLE]
     visible = "".join(
         letter
-        for letter in unicodedata.normalize("NFKC", "".join(seen))
+        for letter in unicodedata.normalize("NFKC", name)
         if letter not in INVISIBLE and (letter.isspace() or unicodedata.category(letter) not in ("Cf", "Cc"))
     )
     return DASHES.sub("-", visible).replace("\u2019", "'").replace("\u2018", "'").casefold().strip()

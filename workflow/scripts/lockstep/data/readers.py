@@ -110,7 +110,7 @@ def require_rows(file: Path, head: bytes) -> None:
     """Raise BadInput, naming the kind of file, if a file is of a kind that can't hold rows."""
     begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for begin, (what, remedy) in OTHERS.items():
-        if head.startswith(begin) or begins.startswith(begin):
+        if begins.startswith(begin):
             raise BadInput(f"{file}: is {what}. {remedy}.")
     if head[TAR[0] :].startswith(TAR[1]):
         raise BadInput(f"{file}: is a tar archive. Unpack it: tar -xf {file}.")

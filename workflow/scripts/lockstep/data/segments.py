@@ -103,8 +103,7 @@ def _folder(folder: Path, data: Data, remarks: Remarks) -> Segmented:
             )
     palette: dict[int, tuple] = {}
     for name, file in sorted(found["images"].items()):
-        _require_upright(file)
-        pixels = decoding.pixels(file, str(file), None, "RGB", remarks)
+        pixels = decoding.pixels(file, str(file), None, "RGB", remarks, masked=True)
         mask = read_mask(found["masks"][name], data.labels, palette)
         if mask.shape != pixels.shape[1:]:
             raise BadInput(
@@ -131,23 +130,6 @@ def _by_name(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _require_upright(file: Path) -> None:
-    """Raise BadInput if EXIF says that an image is to be turned: its mask may have been drawn before or after that."""
-    from PIL import Image as Picture
-    from PIL import UnidentifiedImageError
-
-    try:
-        with Picture.open(file, formats=decoding.FORMATS) as picture:
-            turned = picture.getexif().get(decoding.ORIENTATION, 1) not in (0, 1)
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError):
-        return  # decoding it says why
-    if turned:
-        raise BadInput(
-            f"{file}: EXIF says that it is to be turned, and nothing says whether its mask is of the turned image. Save"
-            " it upright, without EXIF (ImageMagick: mogrify -auto-orient -strip), and see that its mask fits."
-        )
-
-
 def read_mask(file: Path, labels: list[str] | None, palette: dict[int, tuple] | None = None) -> np.ndarray:
     """The class numbers in a mask, palette indices or grey values: uint8 [height, width]. Raises BadInput.
 
@@ -163,12 +145,12 @@ def read_mask(file: Path, labels: list[str] | None, palette: dict[int, tuple] | 
         raise BadInput(f"{file}: this format is lossy and would change class numbers. Masks must be PNG files.")
     try:
         with Picture.open(file, formats=decoding.FORMATS) as picture:
-            mode, numbers, format_ = picture.mode, np.asarray(picture), picture.format
+            mode, numbers, kind = picture.mode, np.asarray(picture), picture.format
             colours = picture.getpalette() if mode == "P" else None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
         raise BadInput(f"{file}: can't be decoded as an image: {brief(error)}. Save it anew.") from None
-    if format_ in decoding.LOSSY:
-        raise BadInput(f"{file}: is {format_}, which is lossy and would change class numbers. Masks must be PNG files.")
+    if kind in decoding.LOSSY:
+        raise BadInput(f"{file}: is {kind}, which is lossy and would change class numbers. Masks must be PNG files.")
     if mode not in ("P", "L", "1") and not mode.startswith("I"):
         raise BadInput(
             f"{file}: has colours ({mode}), whose classes are unknown. Save it with a palette or in grey, so that a"

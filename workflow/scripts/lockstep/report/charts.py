@@ -332,7 +332,7 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
     tips = stack(axes, [row["row"] for row in ordered], values, parts, "memory", "MiB")
     axes.set_xlabel(say("axis_memory").en)
     least = ordered[0]["peak_memory_mb"]
-    rows = headline.some([row["row"] for row in ordered if row["peak_memory_mb"] <= AS_LITTLE * least])
+    lowest = [row["row"] for row in ordered if row["peak_memory_mb"] <= AS_LITTLE * least]
     table = [
         [
             row["row"],
@@ -340,14 +340,12 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
         ]
         for row in ordered
     ]
-    several = ordered[1:] and ordered[1]["peak_memory_mb"] <= AS_LITTLE * least
-    title = say("picture_memory_several" if several else "picture_memory", rows=rows, mb=_rounded(least, several))
+    if len(lowest) > 1:
+        title = say("picture_memory_several", rows=headline.some(lowest), mb=f"{float(f'{least:.2g}'):.0f}")
+    else:
+        title = say("picture_memory", rows=lowest[0], mb=f"{least:.0f}")
     header = [say("row"), *map(say, MEMORY)]
     return Drawing(figure, title, say("picture_memory_note"), header, table, tips)
-
-
-def _rounded(mebibytes: float, coarsely: bool) -> str:
-    return f"{float(f'{mebibytes:.2g}') if coarsely else mebibytes:.0f}"
 
 
 def setup(done: list[dict], summary: Summary) -> Drawing:

@@ -229,7 +229,7 @@ def answer(best: dict, done: list[dict], summary: Summary) -> Text:
     can't tell it apart."""
     alike, last = undecided(best, done, summary), _last(best, done, summary)
     slowest = same("")
-    if summary.ratios.get(best["row"], {}).get(last["row"], {}).get("shown"):
+    if _is_faster(best, last, summary):
         ratio = f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}"
         slowest = say("slowest", row=last["row"], ratio=ratio, best=best["row"])
     if best["repeats"] == 1 or not best["place"]:
@@ -257,17 +257,19 @@ def undecided(best: dict, done: list[dict], summary: Summary) -> list[dict]:
     return sorted(alike, key=lambda row: row["train_seconds"])
 
 
+def _is_faster(row: dict, other: dict, summary: Summary) -> bool:
+    """Whether a row is shown to be faster than another one."""
+    ratio = summary.ratios.get(row["row"], {}).get(other["row"])
+    return bool(ratio and ratio["shown"] and ratio["value"] < 1)
+
+
 def _later(best: dict, done: list[dict], summary: Summary) -> list[Text]:
     """Why rows that are not shown to be slower than `best` have a later place: another row is shown to be faster."""
-    later = [
-        row for row in undecided(best, done, summary) if best["place"] and row["place"] and row["place"] > best["place"]
-    ]
-    faster = [
-        row
-        for row in done
-        if later and all(summary.ratios.get(row["row"], {}).get(slow["row"], {}).get("shown") for slow in later)
-    ]
-    if not faster:
+    if not best["place"]:
+        return []
+    later = [row for row in undecided(best, done, summary) if row["place"] and row["place"] > best["place"]]
+    faster = [row for row in done if all(_is_faster(row, slow, summary) for slow in later)]
+    if not later or not faster:
         return []
     first = min(faster, key=lambda row: row["train_seconds"])
     return [say("later", rows=some([row["row"] for row in later], 2), best=best["row"], faster=first["row"])]
