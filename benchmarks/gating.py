@@ -7,6 +7,7 @@ multiplied: that is a slow-down of each step by the same share.
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def measured(folder: Path, blocks: int) -> tuple[list[float], list[float], float
     (repository / "remark.txt").write_text("Nothing that is run.\n", encoding="utf-8")
     os.chdir(repository)
     trees = commits.copies(repository.resolve(), "HEAD", folder / "trees", [])
-    runs = gate.Runs(gate.Asked(["python", "train.py"], LIMIT), repository.resolve(), folder / "runs")
+    runs = gate.Runs(gate.Asked([sys.executable, "train.py"], LIMIT), repository.resolve(), folder / "runs")
     steps = gate.steps_of_a_run(runs.time(trees[0], gate.TRIED))
     base, ours, began = [], [], time.monotonic()
     for block in range(blocks):

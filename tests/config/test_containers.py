@@ -20,7 +20,7 @@ from lockstep.config.reading import read
 from lockstep.data import sources
 from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
-from lockstep.report import headline
+from lockstep.report import cautions, conditions
 from lockstep.report.environments import merge_environments
 from tests.conftest import PROJECT
 
@@ -301,9 +301,9 @@ def test_all_builds_and_versions_are_listed():
 def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
     """`single` is such a row; the table lists all GPUs that any row sees."""
     both = environments({"gpus": seen}, {"gpus": ["H100", "H100"]})
-    assert headline.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
+    assert cautions.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
     if not mixed:
-        assert headline.machine(merge_environments(both), "cuda").en == "2 x H100"
+        assert conditions.machine(merge_environments(both), "cuda").en == "2 x H100"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
 )
 def test_a_table_of_unlike_builds_says_so(change, what):
     runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
-    assert headline.mixed_conditions(runs) == what
+    assert cautions.mixed_conditions(runs) == what
 
 
 # One list of images: docker/images.yaml's.

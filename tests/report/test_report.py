@@ -15,8 +15,9 @@ import pytest
 
 from lockstep import columns, files, paths
 from lockstep.config import reading
+from lockstep.config.hardware import shares_gpus
 from lockstep.errors import BadInput
-from lockstep.report import headline, page
+from lockstep.report import cautions, conditions, headline, page, reasons, words
 from lockstep.report.summary import Summary, gather
 
 
@@ -183,8 +184,8 @@ def test_a_later_place_is_put_down_to_a_row_that_is_faster_and_never_to_a_slower
 
 
 def test_runs_that_tell_hardly_any_rows_apart_give_no_figure():
-    assert "differ by less than 8.5 %" in headline.resolution(0.085).en
-    assert "22" not in headline.resolution(22.0).en
+    assert "differ by less than 8.5 %" in conditions.resolution(0.085).en
+    assert "22" not in conditions.resolution(22.0).en
 
 
 def test_where_single_wins_the_devices_are_those_of_all_rows():
@@ -243,7 +244,7 @@ def test_ranks_that_share_a_gpu_are_told_of():
     assert headline.answer(best, [best], summary).en == "On this machine (1 GPU), ddp trains fastest."
     assert "(4 GPUs)" in headline.answer(best, [best, best | {"devices": 4}], summary).en
     used = ({"processes": 3, "gpu_count": 1}, {"processes": 2, "gpu_count": 2}, {"processes": 2, "gpu_count": 0})
-    assert [headline.shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
+    assert [shares_gpus(hardware) for hardware in (*used, {"processes": 3})] == [True, False, False, False]
 
 
 def test_a_row_without_a_run_has_empty_cells():
@@ -297,9 +298,9 @@ def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
 
 
 def test_what_is_left_out_of_a_list_is_counted():
-    assert headline.some(list("abcdef"), 2).en == "a, b and 4 more"
-    assert headline.some(list("abcdef"), 2).zh == "a、b 及另外 4 个"
-    assert headline.some(list("abc"), 2).en == "a, b and c"
+    assert words.some(list("abcdef"), 2).en == "a, b and 4 more"
+    assert words.some(list("abcdef"), 2).zh == "a、b 及另外 4 个"
+    assert words.some(list("abc"), 2).en == "a, b and c"
 
 
 def test_medians_are_over_repetitions_and_a_failed_one_is_told(results):
@@ -405,7 +406,7 @@ def test_a_proof_that_a_mild_mistake_would_pass_is_a_caution(results):
 
     def cautioned() -> list[str]:
         """The rows of which the last line says so; in half precision a row may be among them."""
-        found = re.search(r"in the precision of (.+?) rounding is so large", headline.warning(gathered(results)[0]).en)
+        found = re.search(r"in the precision of (.+?) rounding is so large", cautions.warning(gathered(results)[0]).en)
         return re.split(", | and ", found[1]) if found else []
 
     assert "ddp" not in cautioned()
@@ -425,7 +426,7 @@ def test_where_single_is_not_shown_slower_it_is_what_to_use(results):
 
 def share(summary) -> str:
     """What the first sentence says of the cores that single has, where it has not all of them."""
-    of_cores = headline._baseline_share(summary)
+    of_cores = conditions.baseline_share(summary)
     return f" on {of_cores[1]} of the {of_cores[2]} cores" if of_cores else ""
 
 
@@ -453,10 +454,10 @@ def profiled(steps: float, communication: float, exposed: float) -> dict:
 def test_a_cause_is_named_where_two_ways_of_finding_it_agree(ours, said):
     profiles = {"slow": ours, "fast": profiled(0.020, 0.0, 0.0), "single": profiled(0.03, 0.0, -0.0026)}
     steps = {name: profile["step_seconds"] for name, profile in profiles.items() if profile}
-    text = headline.because("slow", "fast", profiles, steps)
+    text = reasons.because("slow", "fast", profiles, steps)
     assert text.en == (f"A step of slow takes {said}, by one profiled run of each." if said else "")
     if said:  # in terms of the rows' step times, which the page has everywhere
-        twice = headline.because("slow", "fast", profiles, {name: 1.5 * seconds for name, seconds in steps.items()})
+        twice = reasons.because("slow", "fast", profiles, {name: 1.5 * seconds for name, seconds in steps.items()})
         assert twice.en.startswith("A step of slow takes 45 ms longer than fast's")
 
 

@@ -12,8 +12,7 @@ from lockstep import cli, files, paths
 from lockstep.config import registry
 from lockstep.config.sections import Model
 from lockstep.data import plan
-from lockstep.data.labels import listed
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed
 from lockstep.model import lora, models, padding
 from lockstep.run import journal
 

@@ -15,8 +15,8 @@ from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import step
 from lockstep.forecast.step import Estimate, Line
-from lockstep.report.headline import of_step
 from lockstep.report.reading import good_runs
+from lockstep.report.reasons import of_step
 from lockstep.report.words import three
 from lockstep.terminal import print_table
 

@@ -7,11 +7,14 @@ import pickle
 import re
 import sys
 import textwrap
+from collections.abc import Iterable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or a quota or the largest file size is reached
 NOT_OURS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 # torch.save's errors for an incompletely written file; they do not contain the system's error.
 UNWRITTEN = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing", re.DOTALL)
+SHOWN = 10  # how many names a message lists
+LONGEST = 200  # how many characters of each
 MAKE_ROOM = "Make room, and start again."
 
 
@@ -116,3 +119,13 @@ def exit_code(main, *arguments) -> int:
             tell(f"error: {error.filename}: {error.strerror}. Name a folder that can be written.", sys.stderr, bad=True)
             return 2
         raise
+
+
+def shortened(value) -> str:
+    return repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
+
+
+def listed(names: Iterable[str], separator: str = ", ", most: int = SHOWN) -> str:
+    """The first `most` names, each cut after LONGEST characters, and the number of further ones."""
+    names = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names]
+    return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

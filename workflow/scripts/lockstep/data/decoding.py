@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.data.labels import listed
-from lockstep.errors import BadInput, brief
+from lockstep.errors import BadInput, brief, listed
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 WHITE = 2**16 - 1  # the brightest value of a 16-bit image

@@ -20,8 +20,8 @@ from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import decoding, sources
 from lockstep.data.decoding import ENDINGS, Remarks
-from lockstep.data.labels import HALF, listed
-from lockstep.errors import BadInput
+from lockstep.data.labels import HALF
+from lockstep.errors import BadInput, listed
 from lockstep.files import open_bytes
 
 # Names of folders that are splits of a data set rather than classes: train, Test_set, validation-images.

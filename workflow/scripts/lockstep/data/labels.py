@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed, shortened
 
 # What programs write for a missing value (pandas, R, SQL, spreadsheets, Python, JavaScript, UCI's data sets).
 MISSING = {"", "-", "--", "?", "nan", "-nan", "none", "null", "nil", "na", "n/a", "#n/a", "#na", "<na>", "\\n", "nat"}
@@ -34,8 +34,6 @@ WHOLE = re.compile(r"([+-]?\d+)\.0*")  # an integer written as a decimal fractio
 ALPHABETS = {"LATIN", "CYRILLIC", "GREEK"}  # some of their letters look alike
 NO_TEXT = {"nan", "na", "none", "null", "n/a", "#n/a", "<na>", "nat", "(null)"}  # what few people would write as a text
 HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
-SHOWN = 10  # how many labels a message lists
-LONGEST = 200  # how many characters of each
 WAYS = 5  # how many spellings of a label are remembered
 
 
@@ -174,16 +172,6 @@ def position(
 def _counts(name: str) -> bool:
     """Whether a name of a class is a number itself, or begins with one: "1", "1.0", "+1", "True", "3 stars"."""
     return re.match(r"[+-]?\d", _plain(name)) is not None or spelling(name) in ("0", "1")
-
-
-def shortened(value) -> str:
-    return repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
-
-
-def listed(names: Iterable[str], separator: str = ", ", most: int = SHOWN) -> str:
-    """The first `most` names, each cut after LONGEST characters, and the number of further ones."""
-    names = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names]
-    return separator.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _all(names: Iterable[str]) -> str:

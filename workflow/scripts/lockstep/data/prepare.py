@@ -21,9 +21,9 @@ from datasets import Dataset, DatasetDict, Features, List, Value, disable_progre
 
 from lockstep.config.sections import Data
 from lockstep.data import corpus, sources, vocabulary
-from lockstep.data.labels import Labels, in_order, listed, position
+from lockstep.data.labels import Labels, in_order, position
 from lockstep.data.tokens import Tokens
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed
 from lockstep.files import hash_arrays
 
 SPLITS = ("train", "dev", "test")

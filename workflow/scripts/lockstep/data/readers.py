@@ -14,8 +14,7 @@ from pathlib import Path
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import tables
-from lockstep.data.labels import listed
-from lockstep.errors import BadInput, brief
+from lockstep.errors import BadInput, brief, listed
 from lockstep.files import GZIP, open_bytes, open_text, text_lines
 
 ENDINGS = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}

@@ -17,9 +17,9 @@ from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import decoding, images, mapped, prepared, shapes
 from lockstep.data.decoding import ENDINGS, Remarks
-from lockstep.data.labels import HALF, listed
+from lockstep.data.labels import HALF
 from lockstep.data.shapes import IGNORED
-from lockstep.errors import BadInput, brief
+from lockstep.errors import BadInput, brief, listed
 from lockstep.files import hash_arrays, read_json, write_json
 from lockstep.paths import require
 

@@ -17,8 +17,8 @@ import requests
 from lockstep.config import containers
 from lockstep.config.sections import Data
 from lockstep.data import corpus, readers
-from lockstep.data.labels import HALF, Labels, is_no_text, listed, of_missing_texts, shortened
-from lockstep.errors import BadInput, no_room
+from lockstep.data.labels import HALF, Labels, is_no_text, of_missing_texts
+from lockstep.errors import BadInput, listed, no_room, shortened
 from lockstep.files import atomic_file, hash_file
 
 BLANK = re.compile(r"(\S) +(?=(\S))")  # blanks, with the characters on both sides

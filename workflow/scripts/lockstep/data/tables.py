@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config.sections import Data
-from lockstep.data.labels import listed
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, listed
 from lockstep.files import open_text
 
 SEPARATORS = ",;\t|"

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from lockstep.data.labels import listed
+from lockstep.errors import listed
 
 MANY_UNKNOWN = 0.03  # the share of unknown tokens above which there is a note
 

@@ -4,7 +4,8 @@ import re
 
 import torch
 
-from lockstep.data.labels import listed, spelling
+from lockstep.data.labels import spelling
+from lockstep.errors import listed
 
 NO_NAME = re.compile(r"LABEL_\d+")  # transformers' default names of labels
 ONE_LABEL = "single_label_classification"  # the problem_type that Lockstep trains

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from lockstep.data.labels import listed
-from lockstep.errors import BadInput, brief
+from lockstep.errors import BadInput, brief, listed
 from lockstep.model import heads, padding
 from lockstep.model.models import LOCAL, require_weights
 

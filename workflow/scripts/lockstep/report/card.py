@@ -6,7 +6,7 @@ believe it. In English, since PNG files need a font for Chinese that most machin
 
 import textwrap
 
-from lockstep.report import headline
+from lockstep.report import conditions, headline
 from lockstep.report.charts import COLOURS, plt
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import trusted
@@ -64,7 +64,7 @@ def caption(summary: Summary) -> str:
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     commit = str(summary.environment.get("commit") or "")[:10]
     sound = sum(not run["watch"]["disturbed"] for run in runs)
-    said = [f"{sound} of {len(runs)} runs undisturbed.", headline.conditions(summary).en]
+    said = [f"{sound} of {len(runs)} runs undisturbed.", conditions.conditions(summary).en]
     if (left := len(summary.finished_rows) - MOST) > 0:
         said.insert(1, f"{left} other rows are not shown.")
     return " ".join([f"Lockstep {commit}".strip() + f", {when}.", *said])

@@ -15,11 +15,11 @@ import numpy as np
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
 from lockstep.config.qualities import QUALITIES
-from lockstep.report import headline
+from lockstep.report import choice, reasons
 from lockstep.report.ranking import BASELINE
 from lockstep.report.reading import good_runs, succeeded, trusted
 from lockstep.report.summary import Summary
-from lockstep.report.words import Text, join, on_test_split, same, say, three
+from lockstep.report.words import Text, join, on_test_split, same, say, some, three
 
 if "ipykernel" not in sys.modules:  # a notebook has a backend of its own
     matplotlib.use("Agg")
@@ -101,10 +101,10 @@ def times(done: list[dict], summary: Summary) -> Drawing:
     grid[0, 0].set_xlabel(say("axis_train").en)
     if len(panels) > 1:
         grid[1, 0].set_xlabel(say("axis_train_close").en)
-    best = headline.fastest(done)
+    best = choice.fastest(done)
     title = say("picture_times", row=best["row"], seconds=f"{best['train_seconds']:.3g}")
     # The first sentence may name another row, which is simpler and not shown to be slower.
-    if (named := headline.recommended(done)) is not best:
+    if (named := choice.recommended(done)) is not best:
         title += say("picture_times_named", row=named["row"], seconds=f"{named['train_seconds']:.3g}")
     every = [(row["row"], run) for row in ordered for run in succeeded(summary.runs[row["row"]])]
     table = [
@@ -146,7 +146,7 @@ def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: 
 
 def step_parts(done: list[dict], summary: Summary) -> Drawing:
     """Where a row's step time goes: its phases, which add up to it, in the proportions of the recorded steps."""
-    profiles = {row["row"]: headline.of_step(summary.profiles[row["row"]], row["step_ms"] / 1000) for row in done}
+    profiles = {row["row"]: reasons.of_step(summary.profiles[row["row"]], row["step_ms"] / 1000) for row in done}
     ordered = sorted(profiles, key=lambda name: sum(profiles[name]["seconds"].values()))
     figure, axes = bars(ordered)
     values = [[1000 * profiles[name]["seconds"][phase] for phase in PHASES] for name in ordered]
@@ -167,7 +167,7 @@ def step_parts(done: list[dict], summary: Summary) -> Drawing:
     each = {"difference": talking, "null": silent}
     return Drawing(
         figure,
-        say("picture_steps", row=waiting, ms=headline.milliseconds(ways)) if most else say("picture_steps_none"),
+        say("picture_steps", row=waiting, ms=reasons.milliseconds(ways)) if most else say("picture_steps_none"),
         say(
             "picture_steps_note", **{name: join(texts, say("comma")) if texts else "–" for name, texts in each.items()}
         ),
@@ -198,7 +198,7 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         rest = f" +{len(names) - 2}" if len(names) > 2 else ""
         above.plot(steps[keep], values[keep], label=", ".join(names[:2]) + rest, **_line(position))
     slowest = max(done, key=lambda row: row["train_seconds"])["row"]
-    named = list(dict.fromkeys([*([baseline] if baseline else []), headline.recommended(done)["row"], slowest]))
+    named = list(dict.fromkeys([*([baseline] if baseline else []), choice.recommended(done)["row"], slowest]))
     others = {"color": COLOURS[-1], "linewidth": 0.5}
     for name in sorted(runs, key=lambda name: name in named):  # the named rows lie over the others
         values, count = smooth[name], len(runs[name]["losses"])
@@ -341,7 +341,7 @@ def memory(done: list[dict], summary: Summary) -> Drawing:
         for row in ordered
     ]
     if len(lowest) > 1:
-        title = say("picture_memory_several", rows=headline.some(lowest), mb=f"{float(f'{least:.2g}'):.0f}")
+        title = say("picture_memory_several", rows=some(lowest), mb=f"{float(f'{least:.2g}'):.0f}")
     else:
         title = say("picture_memory", rows=lowest[0], mb=f"{least:.0f}")
     header = [say("row"), *map(say, MEMORY)]

@@ -13,7 +13,18 @@ from lockstep.config import registry
 from lockstep.config.qualities import QUALITIES
 from lockstep.errors import brief
 from lockstep.files import write_json, write_text
-from lockstep.report import charts, headline, own_script, paper, pictures, rendering, studies
+from lockstep.report import (
+    cautions,
+    charts,
+    choice,
+    conditions,
+    headline,
+    own_script,
+    paper,
+    pictures,
+    rendering,
+    studies,
+)
 from lockstep.report.reading import good_runs, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, note, same, say
@@ -255,10 +266,10 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "rows": rows,
         "headline": first,
         "box": headline.box(summary),
-        "recommended": headline.name(summary),
-        "cautions": headline.count_warnings(summary),
+        "recommended": choice.name(summary),
+        "cautions": cautions.count(summary),
         "figures": headline.figures(summary),
-        "mind": headline.warning(summary),
+        "mind": cautions.warning(summary),
         "cells": cells,
         "notes": notes(replace(summary, damaged=damaged)),
         "pictures": [each for each in drawn if each.name != "ranks" or not charts.ranks_are_usual(summary)],
@@ -299,7 +310,7 @@ def _caption(summary: Summary) -> Text:
     manifest = summary.manifest or {"commit": None}
     return say(
         "caption",
-        devices=headline.machine(summary.environment, done[0]["device"]),
+        devices=conditions.machine(summary.environment, done[0]["device"]),
         precision="/".join(dict.fromkeys(row["precision"] for row in done)),
         batch="/".join(dict.fromkeys(str(row["global_batch"]) for row in done)),
         n=max(row["repeats"] for row in done),

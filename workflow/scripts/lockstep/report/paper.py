@@ -18,10 +18,10 @@ from lockstep.config.hardware import device_count
 from lockstep.config.machine import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
-from lockstep.report import headline
+from lockstep.report import conditions, headline
 from lockstep.report.reading import LONG, good_runs, succeeded, trusted
 from lockstep.report.summary import Summary
-from lockstep.report.words import Text, join, same, say
+from lockstep.report.words import MANY, Text, join, same, say, some
 
 CITATION = paths.PROJECT / "CITATION.cff"
 # Columns of runs.csv. Users' scripts read them, so add freely and never rename.
@@ -84,7 +84,7 @@ def methods(summary: Summary) -> Text:
     if summary.config.get("quick"):
         said.append(say("methods_quick"))
     if summary.data["synthetic"]:
-        said.append(say(f"methods_synthetic{headline.of_images(summary)}"))
+        said.append(say(f"methods_synthetic{conditions.of_images(summary)}"))
     return join(said, Text(" ", ""))
 
 
@@ -112,7 +112,7 @@ def _compared(summary: Summary) -> Text:
         version=__version__,
         address=same(f" ({address()})") if address() else same(""),
         commit=_commits(summary),
-        machine=headline.machine(environment, first["device"]),
+        machine=conditions.machine(environment, first["device"]),
         kinds=join([same(""), *kinds], say("comma")),
         system=environment.get("system", "?"),
         kernel=environment.get("kernel", "?"),
@@ -149,7 +149,7 @@ def _trained(summary: Summary) -> Text:
         model=say("methods_scratch") if data["model"] == "scratch" else data["model"],
         parameters=f"{data['parameters']:,}",
         weights=data["weights"][:16],
-        source=say("methods_corpus") if data["synthetic"] and not headline.of_images(summary) else data["source"],
+        source=say("methods_corpus") if data["synthetic"] and not conditions.of_images(summary) else data["source"],
         hash=data["hash"][:16],
         steps=each(run["steps"] for run in runs),
         batch=each(run["global_batch"] for run in runs),
@@ -219,14 +219,14 @@ def _disturbed(run: dict) -> list[str]:
 
 
 def _some(names: list[str]) -> Text:
-    return headline.some(names, headline.MANY)
+    return some(names, MANY)
 
 
 def _shown(summary: Summary) -> dict[str, Text]:
     statistics = summary.statistics
     known = statistics and statistics["resolution"] is not None
     chance = say("chance_blocks" if summary.blocks else "chance")
-    return {"resolution": headline.resolution(statistics["resolution"]) if known else same(""), "chance": chance}
+    return {"resolution": conditions.resolution(statistics["resolution"]) if known else same(""), "chance": chance}
 
 
 def run_lines(summary: Summary) -> list[list]:

@@ -14,6 +14,7 @@ from lockstep.paths import WORKFLOW
 FILE = WORKFLOW / "report" / "words.yaml"
 STUDIES = WORKFLOW / "studies"
 LANGUAGES = ("en", "zh")
+LISTED, MANY = 4, 12  # the most names in a sentence, and in a long list
 # Templates have blanks around values that may be Latin; they are removed around values in Chinese.
 BETWEEN_HAN = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 
@@ -130,3 +131,10 @@ def on_test_split(quality: str) -> Text:
 def three(number: float) -> str:
     """A number with three significant digits, and never as 1e+03."""
     return f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
+
+
+def some(names: list[str], most: int = LISTED) -> Text:
+    if len(names) <= most + 1:
+        return listing(names)
+    first = join([same(name) for name in names[:most]], say("comma"))
+    return say("some", rows=first, n=len(names) - most)

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.data.labels import listed
+from lockstep.errors import listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same

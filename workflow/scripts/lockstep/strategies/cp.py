@@ -23,8 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lockstep.errors import RunFailed
+from lockstep.model.outputs import logits
 from lockstep.strategies import fsdp
-from lockstep.tasks._classification import logits
 
 
 class Strategy(fsdp.Strategy):

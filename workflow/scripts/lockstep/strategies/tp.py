@@ -33,8 +33,8 @@ from torch.distributed.tensor.parallel import (
 
 from lockstep.errors import RunFailed
 from lockstep.model import models
+from lockstep.model.outputs import logits
 from lockstep.strategies import _group, fsdp
-from lockstep.tasks._classification import logits
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 BERT = {

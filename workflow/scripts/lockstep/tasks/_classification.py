@@ -8,10 +8,11 @@ from torch.nn.functional import cross_entropy
 
 from lockstep import paths
 from lockstep.config.sections import Data, Predict
-from lockstep.data.labels import Labels, listed, position
-from lockstep.errors import BadInput
+from lockstep.data.labels import Labels, position
+from lockstep.errors import BadInput, listed
 from lockstep.files import read_json, write_csv, write_json, write_text
 from lockstep.model import models
+from lockstep.model.outputs import logits
 from lockstep.tasks import _task
 
 BATCH = 64  # the batch size of a test
@@ -132,11 +133,6 @@ class Task(_task.Task):
         )
         write_json(folder / paths.TEST_REPORT, scores)
         return scores
-
-
-def logits(outputs) -> torch.Tensor:
-    """A classifier's logits, [n, labels]: the field of that name of what it returned, or else what it returned."""
-    return getattr(outputs, "logits", outputs)
 
 
 def probabilities(model: torch.nn.Module, samples: _task.Samples) -> np.ndarray:

@@ -30,8 +30,8 @@ from lockstep.data.segments import IGNORED
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
 from lockstep.model import convnets, models, own
+from lockstep.model.outputs import logits
 from lockstep.tasks import _task
-from lockstep.tasks._classification import logits
 
 MODELS = ("unet",)
 QUALITY = ("pixel_accuracy", "miou")

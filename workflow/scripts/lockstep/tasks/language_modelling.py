@@ -21,8 +21,8 @@ from lockstep.data.documents import NO_TARGET
 from lockstep.errors import BadInput
 from lockstep.files import atomic_folder, read_json, write_csv, write_json, write_text
 from lockstep.model import models, own
+from lockstep.model.outputs import logits
 from lockstep.tasks import _task
-from lockstep.tasks._classification import logits
 
 EMBEDDED = ("resources/corpus.yaml",)
 QUALITY = ("perplexity",)
