@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from lockstep.paths import PROJECT
+from tests import forks
 
 # A property holds or not; how long an example took says how busy the machine was.
 settings.register_profile("untimed", deadline=None)
@@ -83,6 +84,7 @@ class Workplace:
     """A copy of the project in which commands are run as a user would."""
 
     folder: Path
+    in_forks: bool = True
 
     def run(self, *command: str, timeout: float = 300, stdin=None, **environment: str) -> subprocess.CompletedProcess:
         """Run a command of the project's environment in the copy; output is captured."""
@@ -100,8 +102,12 @@ class Workplace:
     def environment(self) -> dict[str, str]:
         return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONWARNINGS": ""}
 
-    def script(self, name: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-        return self.run("python", f"workflow/scripts/{name}.py", *arguments, **options)
+    def script(self, name: str, *arguments: str, timeout: float = 300, **options) -> subprocess.CompletedProcess:
+        """Run a script of the project: in a fork (tests/forks.py), unless there are options, or launching is tested."""
+        script = f"workflow/scripts/{name}.py"
+        if self.in_forks and not options:
+            return forks.run(script, arguments, self.folder, self.environment(), timeout)
+        return self.run("python", script, *arguments, timeout=timeout, **options)
 
     def prepare(self, *arguments: str) -> None:
         """Prepare the data and the plans, as every training needs them."""

@@ -16,6 +16,11 @@ from lockstep.run.addresses import Rendezvous
 from lockstep.run.fork import Fork
 
 
+def wanted(row: Row) -> bool:
+    """Whether a row's ranks are to be forks, and can be."""
+    return row.in_forks and possible(row)
+
+
 def possible(row: Row) -> bool:
     """Whether a row's ranks can be forks: on one node, if its launcher allows that and CUDA is not initialised here."""
     torch = sys.modules.get("torch")

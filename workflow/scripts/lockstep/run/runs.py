@@ -296,7 +296,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     row, folder, plan, lead = attempt.row, attempt.folder, attempt.plan, attempt.lead
     command = launchers.command(row.settings(), paths.TRAIN, folder, attempt.rendezvous)
     start = command
-    if row.in_forks and forked.possible(row):
+    if forked.wanted(row):
         start = forked.ranks(row, folder, attempt.rendezvous)
 
     @contextlib.contextmanager
