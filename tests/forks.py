@@ -25,19 +25,9 @@ import traceback
 from pathlib import Path
 
 PRELOADED = (
-    *("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama", "torch.distributed.fsdp"),
-    *("torch.nn.parallel", "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "pandas", "psutil"),
-    *(
-        "jsonschema",
-        "yaml",
-        "tqdm",
-        "safetensors.torch",
-        "tokenizers",
-        "datasets",
-        "PIL.Image",
-        "accelerate",
-        "transformers.trainer",
-    ),
+    *("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama", "transformers.trainer"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "accelerate"),
+    *("datasets", "jsonschema", "pandas", "PIL.Image", "psutil", "safetensors.torch", "tokenizers", "tqdm", "yaml"),
 )
 KILLED_AFTER = 10  # seconds after SIGTERM that a command which ran out of time has to end what it started
 
@@ -85,7 +75,8 @@ def _server() -> Path:
 def serve(address: str) -> None:
     """Fork a process for each connection, until the process that started this one closes this one's input."""
     for name in PRELOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # images have what their rows need
+            importlib.import_module(name)
     gc.freeze()  # or each fork would copy the pages of all these objects, to count references to them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects those that have answered
     with socket.socket(socket.AF_UNIX) as listening:
