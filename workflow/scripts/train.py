@@ -4,6 +4,7 @@ For a run with the launcher `hand`, you start it yourself by the printed line.
 """
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ if __name__ == "__main__":
         from lockstep.rank import by_hand
 
         sys.exit(exit_code(by_hand.start, arguments.folder))
+    # Nothing of what is imported is garbage; looking for some would take a fifth of that time (rank/session.py).
+    gc.disable()
     from lockstep.rank import main  # imports PyTorch, which takes seconds
 
     main.main(arguments.folder)

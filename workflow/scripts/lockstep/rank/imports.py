@@ -1,5 +1,6 @@
 """What ranks import before they are forked (run/forked.py)."""
 
+import gc
 import importlib
 import os
 
@@ -24,6 +25,7 @@ def preload(rows: list[Row]) -> None:
     for strategy in {row.strategy for row in rows if not row.unavailable}:
         if not any(need.package in NOT_BEFORE for need in registry.needs(strategy)):
             registry.load(strategy)
+    gc.freeze()  # or each fork would copy the pages of all these objects, to look through them for garbage
 
 
 def reaches_gpus() -> bool:

@@ -58,11 +58,14 @@ class Session:
         self.settings = Settings.from_json(read_json(folder / paths.SETTINGS))
         torch.set_num_threads(self.settings.hardware.threads)
         torch.set_num_interop_threads(1)
+        gc.disable()
         self.strategy = registry.load(self.settings.strategy)(self.settings)
         # Before the ranks meet, because from then on Horovod's own thread uses a part of each rank's cores.
         models.import_code(Path(self.settings.data) / paths.WEIGHTS)
         if self.settings.train.lora:
             lora.load()
+        gc.freeze()  # what is imported stays, so no later collection has to look through it
+        gc.enable()
         self.clock.part("imports")
         self.workers = None
         if self.settings.hardware.workers:
