@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lockstep import provenance
-from lockstep.config import accelerate_file, precisions
+from lockstep.config import accelerate_file, precisions, registry
 from lockstep.config.hardware import Hardware, shares_gpus, training_gpus
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput
@@ -27,6 +27,7 @@ class Launcher:
     by_hand = False  # whether a person starts the ranks, and the run waits for them
     forkable = True  # whether untimed ranks may be forks with the variables of `rank_variables` instead
     tells_ranks = True  # whether ranks get their rank and world size from environment variables
+    needs: tuple[registry.Need, ...] = ()  # optional packages, without which its rows are unavailable
 
     def command(self, settings: Settings, script: Path, folder: Path, meeting) -> list[str]:
         """The command that starts `script folder` once for each rank of this node.
@@ -211,6 +212,8 @@ class Hand(Launcher):
 
 class Ray(Launcher):
     """Ray Train's TorchTrainer, on a Ray cluster that lasts as long as the run (rank/ray_cluster.py)."""
+
+    needs = (registry.Need("ray", "2.60.0", "pip install ray==2.60.0", only={}),)
 
     def command(self, settings, script, folder, meeting):
         place = [str(meeting.node), meeting.address, str(meeting.port), meeting.own]

@@ -55,7 +55,7 @@ PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 
 @dataclass(frozen=True)
 class Need:
-    """An optional package, which a strategy or a tracker needs."""
+    """An optional package, which a strategy, a launcher or a tracker needs."""
 
     package: str
     version: str  # the one that Lockstep was tested with

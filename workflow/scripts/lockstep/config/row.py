@@ -52,7 +52,6 @@ WITH_RANKS = {
 # The keys of `train` about LoRA, and the package that it needs with any strategy.
 LORA = ("lora", "lora_alpha", "lora_targets", "lora_dropout")
 PEFT = registry.Need("peft", "0.21.2", "make setup", only={})
-RAY = registry.Need("ray", "2.60.0", "pip install ray==2.60.0", only={})
 
 
 @dataclass(frozen=True)
@@ -278,8 +277,7 @@ class Row:
     def unavailable(self) -> str:
         """Why the row can't run on this machine, and what would help; empty if it can."""
         has = asdict(self.train) | self.options
-        needs = [*registry.needs(self.strategy), *([PEFT] if self.train.lora else [])]
-        needs += [RAY] if self.options.get("launcher") == "ray" else []
+        needs = [*registry.needs(self.strategy), *self.launcher.needs, *([PEFT] if self.train.lora else [])]
         for need in needs:
             if not all(has[key] in allowed for key, allowed in need.only.items()):
                 continue
