@@ -146,13 +146,13 @@ class Config(Asked):
     def _own_of_trial(self, row: Row) -> dict:
         """Settings of `train` that only this row's trial and its references have.
 
-        Some strategies need shares of equal size. How often Accelerate steps a schedule shows only if the rate changes.
+        Some strategies need shares of equal size. How often a framework steps a schedule shows only if rates change.
         """
         own = {}
         if row.needs_equal_shares:
             parts = self._replicas_of_trial(row) * self._accumulation_of_trial(row)
             own["global_batch"] = TRIAL_BATCH - TRIAL_BATCH % parts
-        if row.options.get("prepared_scheduler") and (row.train.schedule != "constant" or row.train.warmup):
+        if row.steps_own_schedule and (row.train.schedule != "constant" or row.train.warmup):
             own["schedule"] = "linear"
         return own
 

@@ -20,10 +20,16 @@ so without importing torch or its framework:
                    expected and not as a failure
     EQUAL_SHARES   such pairs for rows whose ranks need equal shares, so that the global batch must be a multiple
     WHOLE_BATCH    such pairs for rows whose ranks each train the whole batch, so that the ledger has it once per rank
+    OWN_BATCHES    such pairs for rows whose batches a framework's own loader makes
+    OWN_SCHEDULE   such pairs for rows whose learning rate a framework steps. If a row with either of these two trains
+                   another model by design, its runs report how they depart from the plan, and do not fail
     RANKS_PER_REPLICA  options whose product is the number of ranks that hold one replica of the model together, and
                    see the same samples; by default each rank has a replica of its own
     DIVIDES_RANKS  options whose product must divide the number of ranks
     DIVIDES_HEADS  options whose product must divide the number of attention heads of the model
+    NUMBERS_DEVICE options that number one of the row's devices, from 0; a row without that device is refused
+    PLAIN_ON       the device types on which it runs the same program as single; there the report takes the ratio of
+                   their times, which should be 1, as a control
     CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
     UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
     NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
@@ -49,8 +55,11 @@ from lockstep.paths import PROJECT, STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
+PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
+# All literals that are lists of options.
+OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE")
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,8 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {name: [] for name in PAIRS + PRODUCTS}
-    values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": ""}
+    values |= {name: [] for name in PAIRS + OF_OPTIONS}
+    values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:
@@ -108,7 +117,7 @@ def _inherit(values: dict, parent: dict) -> None:
     values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
     values |= {name: parent[name] + values[name] for name in PAIRS}
     values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
-    for name in PRODUCTS:
+    for name in OF_OPTIONS:
         within = dict.fromkeys([*parent[name], *values[name]])
         values[name] = [key for key in within if key in values["OPTIONS"]]
 

@@ -189,11 +189,12 @@ class Row:
             raise BadInput(f"rows.{self.name}: {asked}: {reason}.")
         self.launcher.refuse(self.options, self.hardware, f"rows.{self.name}")
         self._refuse_batch()
-        if (output := self.options.get("output_device", 0)) and output >= self.hardware.devices:
-            raise BadInput(
-                f"rows.{self.name}.output_device: {output}: the row has {self.hardware.devices} devices, numbered"
-                " from 0. Name one of them; on a CPU leave it out."
-            )
+        for key in registry.literals(self.strategy)["NUMBERS_DEVICE"]:
+            if self.options[key] >= self.hardware.devices:
+                raise BadInput(
+                    f"rows.{self.name}.{key}: {self.options[key]}: the row has {self.hardware.devices} devices,"
+                    " numbered from 0. Name one of them; on a CPU leave it out."
+                )
         if self.train.snapshot_every > self.train.epochs:
             raise BadInput(
                 f"rows.{self.name}.snapshot_every: {self.train.snapshot_every}, but epochs is {self.train.epochs}, so"
@@ -311,8 +312,13 @@ class Row:
     @property
     def may_depart(self) -> str:
         """Why its runs may depart from the plan or the schedule, and only report it; empty if they then fail."""
-        by_framework = self.options.get("own_loaders") or self.options.get("prepared_scheduler")
+        by_framework = self._matches("OWN_BATCHES") or self.steps_own_schedule
         return self.other_model if by_framework else ""
+
+    @property
+    def steps_own_schedule(self) -> bool:
+        """Whether a framework steps the learning rate in a way of its own."""
+        return bool(self._matches("OWN_SCHEDULE"))
 
     @property
     def no_fp64(self) -> str:

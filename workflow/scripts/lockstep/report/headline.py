@@ -8,6 +8,7 @@ import math
 import shlex
 from dataclasses import dataclass
 
+from lockstep.config import registry
 from lockstep.config.configuration import MOST_BLOCKS, PRECISE
 from lockstep.proof.verdicts import PROVEN
 from lockstep.report import cautions
@@ -123,8 +124,8 @@ def _cold(best: dict, done: list[dict]) -> list[Text]:
 
 
 def _control(done: list[dict], baseline: dict | None, ratios: dict) -> list[Text]:
-    """The ratio of two rows that run the same program: on a CPU `nn.DataParallel` only calls the plain model."""
-    alias = next((row for row in done if row["strategy"] == "dataparallel" and row["device"] == "cpu"), None)
+    """The ratio of two rows that run the same program, such as `nn.DataParallel` on a CPU and the baseline."""
+    alias = next((row for row in done if row["device"] in registry.literals(row["strategy"])["PLAIN_ON"]), None)
     ratio = ratios.get(alias["row"], {}).get(baseline["row"]) if alias and baseline else None
     if not ratio or not ratio["kind"]:
         return []

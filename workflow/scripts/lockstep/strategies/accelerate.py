@@ -240,6 +240,8 @@ REFUSED = [
 EQUAL_SHARES = [
     ({"own_loaders": [True]}, "Accelerate's loaders give every rank the same number of samples"),
 ]
+OWN_BATCHES = [({"own_loaders": [True]}, "they come from Accelerate's loaders")]
+OWN_SCHEDULE = [({"prepared_scheduler": [True]}, "Accelerate steps it")]
 OTHER_MODEL = [
     (
         {"prepared_scheduler": [True], "split_batches": [False], "step_scheduler_with_optimizer": [True]},

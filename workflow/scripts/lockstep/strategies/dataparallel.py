@@ -13,6 +13,8 @@ from lockstep.strategies import single
 
 ONE_DEVICE_ON = ("cpu",)
 ONE_PROCESS_ON = ("cpu", "cuda")
+PLAIN_ON = ("cpu",)
+NUMBERS_DEVICE = ("output_device",)
 PREFIX = "module.model."  # of the names of the weights that it saves
 
 
