@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
+from lockstep.config.precisions import PRECISIONS
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json, write_text
 from lockstep.paths import FAILED, RECORD, WORKFLOW, rank_error, rank_summary
@@ -74,7 +75,9 @@ def read_run(folder: Path) -> dict | None:
 
 @cache
 def _validator() -> Draft202012Validator:
-    return Draft202012Validator(yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8")))
+    schema = yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
+    schema["properties"]["precision"]["enum"] = list(PRECISIONS)
+    return Draft202012Validator(schema)
 
 
 def invalid(record: dict) -> list[str]:
