@@ -55,9 +55,7 @@ def this_machine() -> list[list[str]]:
 def strategies() -> list[list[str]]:
     """The strategies that can be trained here, and what the others lack; those of published rows are left out."""
     lines = []
-    for name in registry.names():
-        if registry.literals(name)["DIVISION"] == "published":
-            continue
+    for name in registry.ours():
         needs = [need for need in registry.needs(name) if not need.only]
         lacking = [need for need in needs if need.installed != need.version]
         what = ", ".join(f"{need.package} {need.version}" for need in lacking)

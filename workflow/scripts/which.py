@@ -184,7 +184,7 @@ def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argpar
             print(f"{run.gpus} GPUs: extrapolated, so there is no interval: {'; '.join(each['extrapolated'])}.")
     if MEASURED.is_file():
         print(_nearest(shape, runs[0]))
-    others = [name for name in registry.names() if name not in ("fsdp", "single") and not name.startswith("published")]
+    others = [name for name in registry.ours() if name not in ("fsdp", "single")]
     print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
     print(
         "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"

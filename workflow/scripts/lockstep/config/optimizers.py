@@ -15,6 +15,7 @@ class Optimizer:
     of_torch: str | None  # its class in torch.optim; None: model/optimizer.py creates it in another way
     adaptive: bool = True  # whether it has Adam's two running averages (betas, eps); otherwise momentum and nesterov
     of_all: bool = True  # whether every strategy takes it; otherwise only those that have it as an option
+    not_with_lora: str = ""  # why a row can't combine it with LoRA; empty if it can
 
 
 DECLARED = (
@@ -22,7 +23,7 @@ DECLARED = (
     Optimizer("adam", "Adam"),
     Optimizer("sgd", "SGD", adaptive=False),
     Optimizer("muon", None),
-    Optimizer("adamw8bit", None, of_all=False),
+    Optimizer("adamw8bit", None, of_all=False, not_with_lora="with LoRA there is little state to save"),
 )
 OPTIMIZERS = {optimizer.name: optimizer for optimizer in DECLARED}
 OF_ALL = tuple(optimizer.name for optimizer in DECLARED if optimizer.of_all)

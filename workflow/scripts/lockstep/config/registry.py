@@ -89,6 +89,11 @@ def names() -> list[str]:
     return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
 
 
+def ours() -> list[str]:
+    """The strategies without those that reproduce somebody's published code."""
+    return [name for name in names() if literals(name)["DIVISION"] != "published"]
+
+
 def path(name: str) -> Path:
     return STRATEGIES / f"{name}.py"
 

@@ -10,6 +10,7 @@ from lockstep import paths, provenance
 from lockstep.config import (
     deepspeed_file,
     launchers,
+    optimizers,
     own_files,
     precisions,
     registry,
@@ -253,8 +254,8 @@ class Row:
         where = f"rows.{self.name}: lora: {self.train.lora}"
         if self.division == "published":
             raise BadInput(f"{where}: the published code trained all weights. Set lora to 0 in this row.")
-        if self.train.optimizer == "adamw8bit":
-            raise BadInput(f"{where}, optimizer: adamw8bit: use one of them; with LoRA there is little state to save.")
+        if why := optimizers.OPTIMIZERS[self.train.optimizer].not_with_lora:
+            raise BadInput(f"{where}, optimizer: {self.train.optimizer}: use one of them; {why}.")
 
     def _refuse_own_file(self, file: str, where: str) -> None:
         """Raise BadInput if the user's configuration file contradicts the row."""
@@ -359,8 +360,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
         )
     allowed = schema.of_row(strategy)
     for key in set(raw) - set(allowed["properties"]):
-        honest = [name for name in registry.names() if registry.literals(name)["DIVISION"] != "published"]
-        if owners := [name for name in honest if key in registry.literals(name)["OPTIONS"]]:
+        if owners := [name for name in registry.ours() if key in registry.literals(name)["OPTIONS"]]:
             raise BadInput(f"{where}.{key}: {strategy} has no such option; {', '.join(owners)} would have it.")
     given = schema.coerce(raw, allowed)
     schema.check(given, allowed, where)
