@@ -87,7 +87,7 @@ onstart:
 
 onerror:
     fail()
-    trust.end_interrupted()
+    inside_snakemake.end_interrupted()
 
 
 inside_snakemake.take_part(workflow, begin, fail)

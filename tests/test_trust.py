@@ -11,7 +11,7 @@ import torch
 from snakemake.exceptions import print_exception
 from snakemake.logging import logger
 
-from lockstep import trust
+from lockstep import inside_snakemake, trust
 from lockstep.config import registry
 from lockstep.errors import BadInput
 from lockstep.files import seal
@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_is_a_word_too(caplog, monkeypatch):
     """It meets Snakemake while it closes what the first has left running, and Snakemake logs what comes of that."""
     monkeypatch.setattr(logger, "filters", [])
     monkeypatch.setattr(logger, "propagate", True)
-    trust.say_interrupted()
+    inside_snakemake.say_interrupted()
     loop = asyncio.new_event_loop()
 
     async def close() -> None:

@@ -5,15 +5,10 @@ before the Snakefile is read. Only the profile is read earlier, so profiles/defa
 """
 
 import argparse
-import logging
-import sys
-import warnings
 from pathlib import Path
 
 from lockstep.config import reading
 from lockstep.errors import BadInput, exit_on_bad_input
-
-_interruptions: list[float] = []  # when somebody pressed Ctrl-C
 
 
 @exit_on_bad_input()
@@ -41,26 +36,3 @@ def check_files(files: list) -> None:
     """End the program with one message if one of the configuration `files` would run code, or can't be read."""
     for file in files:
         reading.load_yaml(Path(file))
-
-
-def say_interrupted() -> None:
-    """Make Snakemake print one word instead of a traceback if a second Ctrl-C interrupts its cleaning up.
-
-    The first Ctrl-C is noticed for `end_interrupted`.
-    """
-
-    def shorten(entry: logging.LogRecord) -> bool:
-        if str(entry.msg).startswith("Terminating processes on user request"):
-            _interruptions.append(entry.created)
-        if "Cannot close a running event loop" in str(entry.msg):
-            entry.msg = "interrupted"
-            warnings.simplefilter("ignore", RuntimeWarning)  # about interrupted coroutines that were never awaited
-        return True
-
-    logging.getLogger("snakemake.logging").addFilter(shorten)
-
-
-def end_interrupted() -> None:
-    """End the program as a shell has it after Ctrl-C, with 130, where that was pressed: Snakemake would with 1."""
-    if _interruptions:
-        sys.exit(130)
