@@ -267,8 +267,8 @@ def test_sigterm_on_either_saves_one_state_and_the_run_carries_on(link, results,
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (["--set", "hardware.processes=2"], "settings: hardware: devices is 4 on node 1 (h2), but 2 on node 0 (h1)"),
-        (["--set", "train.learning_rate=0.5"], "settings: train: learning_rate is 0.5 on node 1 (h2)"),
+        (["--set", "hardware.processes=2"], "settings.hardware.devices is 4 on node 1 (h2), but 2 on node 0 (h1)"),
+        (["--set", "train.learning_rate=0.5"], "settings.train.learning_rate is 0.5 on node 1 (h2)"),
         (["--row", "fsdp"], "node 1 was started for fsdp, but node 0 for ddp"),
         (
             ["--set", "hardware.interface=eth7"],
@@ -403,10 +403,10 @@ ABOUT = {
 @pytest.mark.parametrize(
     ("changes", "ahead", "message"),
     [
-        ({"packages": {"torch": "2.12.0"}}, 0, "packages: torch is 2.12.0 on node 1, but 2.13.0 on node 0 (h1)"),
-        ({"packages": {}}, 0, "packages: torch is None on node 1"),
-        ({"settings": {"hardware": {"devices": 4}}}, 0, "settings: hardware: devices is 4 on node 1, but 2"),
-        ({"files": {"plan": "1", "weights": "3"}}, 0, "files: weights is 3 on node 1, but 2 on node 0"),
+        ({"packages": {"torch": "2.12.0"}}, 0, "packages.torch is 2.12.0 on node 1, but 2.13.0 on node 0 (h1)"),
+        ({"packages": {}}, 0, "packages.torch is missing on node 1"),
+        ({"settings": {"hardware": {"devices": 4}}}, 0, "settings.hardware.devices is 4 on node 1, but 2"),
+        ({"files": {"plan": "1", "weights": "3"}}, 0, "files.weights is 3 on node 1, but 2 on node 0"),
         ({"Lockstep's code": "abd"}, 0, "Lockstep's code is abd on node 1"),
         ({}, -3600, "the clock of node 1 differs from node 0's by -3600 s"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lockstep import paths
 from lockstep.config import registry
+from lockstep.config.nested import ABSENT, differing
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import hash_file, hash_text, read_json, write_json
@@ -105,18 +106,10 @@ def difference(ours: dict, theirs: dict, name: str, ahead: float) -> str:
 
     ahead: by how many seconds the other node's clock is ahead.
     """
-    for key in ("results folder", "Lockstep's code", "Python", "packages", "settings", "files"):
-        for label, here, there in _unequal(key, ours[key], theirs.get(key)):
-            return f"{label} is {there} on {name}, but {here} on node 0 ({ours['host']}). Make them the same."
+    same = ("results folder", "Lockstep's code", "Python", "packages", "settings", "files")
+    for label, here, there in differing({key: ours[key] for key in same}, {key: theirs.get(key) for key in same}):
+        here, there = ("missing" if value is ABSENT else value for value in (here, there))
+        return f"{label} is {there} on {name}, but {here} on node 0 ({ours['host']}). Make them the same."
     if abs(ahead) > CLOCK_TOLERANCE:
         return f"the clock of {name} differs from node 0's by {ahead:+.0f} s. Set both from one source, such as NTP."
     return ""
-
-
-def _unequal(label: str, here, there):
-    """The differences of two values, key by key: label, value here, value there."""
-    if isinstance(here, dict) and isinstance(there, dict):
-        for key in dict.fromkeys([*here, *there]):
-            yield from _unequal(f"{label}: {key}", here.get(key), there.get(key))
-    elif here != there:
-        yield label, here, there
