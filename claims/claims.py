@@ -2,7 +2,7 @@
 
 The articles: A, github.com/taishan1994/pytorch-distributed-NLP; B, blog.csdn.net/u012374012/article/details/145284637;
 C, "PyTorch分布式训练基础：DDP使用" (CSDN); D, "Pytorch 多卡并行训练教程 (DDP)"; E, a Korean blog on several GPUs. The
-words are Lockstep's.
+claims are in Lockstep's words.
 """
 
 import statistics
@@ -34,7 +34,7 @@ class Claim:
     by: str
     measure: Callable[[Runs], tuple[str, str]]  # the verdict, and what it is made of
     command: str = ROWS
-    of_gpus: bool = False  # what CPUs stand in for GPUs in: a verdict takes GPUs
+    of_gpus: bool = False  # whether only GPUs allow a verdict, and a CPU merely shows how it is measured
 
     def judge(self, done: Runs) -> tuple[str, str]:
         """The verdict on this machine, and what it is made of."""
@@ -109,7 +109,7 @@ def steps(done: Runs) -> tuple[str, str]:
 
 
 def backend(done: Runs) -> tuple[str, str]:
-    """Whether one pair of backends differs by what was stated as the most; a pair that does not refutes nothing."""
+    """Whether one pair of backends differs by the stated factor. If it does not, another pair may."""
     if missing := _missing(done, "horovod", "horovod_mpi"):
         return UNKNOWN, missing
     ratio = done.ratio("horovod", "horovod_mpi")
@@ -119,7 +119,7 @@ def backend(done: Runs) -> tuple[str, str]:
 
 
 def changes(ours: str, theirs: str) -> Callable[[Runs], tuple[str, str]]:
-    """Whether a row takes another time than another, be it more or less."""
+    """Whether the times of two rows differ, in either direction."""
 
     def measure(done: Runs) -> tuple[str, str]:
         verdict, told = faster(ours, theirs)(done)

@@ -1,4 +1,4 @@
-"""The rows of config/claims.yaml, trained in blocks, and what they came to."""
+"""Train the rows of config/claims.yaml in blocks, and compare their times and their quality."""
 
 import json
 import random
@@ -24,7 +24,7 @@ class Runs:
     unavailable: dict[str, str]
 
     def ratio(self, ours: str, theirs: str) -> stats.Ratio | None:
-        """One row's training time over another's, paired by block; None where one of them has none."""
+        """The ratio of two rows' training times, paired by block; None if one of them has no run."""
         seconds = [
             {(repeat, None): record["clock"]["train_seconds"] for repeat, record in self.records[row].items()}
             for row in (ours, theirs)

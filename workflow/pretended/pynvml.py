@@ -1,7 +1,7 @@
 """NVML of pretended GPUs.
 
-LOCKSTEP_PRETENDED_PROCESSES names a file that says what computes on them, as lists of GPU, process id and MiB.
-LOCKSTEP_PRETENDED_KINDS gives their names, in the order of the bus, where they are not all of one kind.
+LOCKSTEP_PRETENDED_PROCESSES names a file with the processes that compute on them, as lists of GPU, process id and MiB.
+LOCKSTEP_PRETENDED_KINDS has their names in the order of the bus, if they are not all of one kind.
 """
 
 import json
@@ -97,7 +97,7 @@ def nvmlDeviceGetTopologyCommonAncestor(gpu, other):
 
 
 def __getattr__(name):
-    """Whatever else there is, such a device does not have."""
+    """Every other function of NVML: a pretended GPU does not support it."""
     if name.startswith("nvml"):
 
         def refuse(*arguments):

@@ -29,9 +29,9 @@ def gpus():
 
 
 def in_order_of_cuda() -> list[int]:
-    """The numbers, by the bus, of the machine's GPUs: CUDA itself counts the fastest first, if not told otherwise.
+    """The GPUs of the machine in CUDA's order, each by its number on the bus. By default CUDA puts the fastest first.
 
-    A kind is fast whose name begins so.
+    Here a kind of GPU is fast if its name begins with "Fast".
     """
     there = list(range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"])))
     if KINDS and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -40,7 +40,7 @@ def in_order_of_cuda() -> list[int]:
 
 
 def visible() -> list[int]:
-    """The numbers, by the bus, of the GPUs that this process sees."""
+    """The GPUs that this process sees, each by its number on the bus."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if AMD:
         chosen = os.environ.get("HIP_VISIBLE_DEVICES", chosen)
@@ -53,7 +53,7 @@ def visible() -> list[int]:
 
 
 class Idle:
-    """What a stream or event answers where all work is done when its call returns."""
+    """A stream or an event on a device that has done all work by the time a call returns."""
 
     def query(self):
         return True
@@ -169,7 +169,7 @@ def start():
 
 
 def after_fork():
-    """CUDA does not outlive a fork: torch.cuda is asked to start it anew, and refuses that."""
+    """Make torch.cuda refuse to start CUDA again in a fork, as it does on real GPUs."""
     global forked
     forked = True
     gpus().ask_for_initialisation()
@@ -186,7 +186,7 @@ def stream_of(number):
 
 
 def before_compiled_part():
-    """PyTorch asks once, while its compiled part is imported, whether somebody answers for CUDA."""
+    """Load the pretended CUDA first: PyTorch looks for one only once, while its compiled part is imported."""
     libraries = Path(importlib.util.find_spec("torch").origin).parent / "lib"
     for library in (libraries / "libtorch_cpu.so", os.path.join(os.environ["LOCKSTEP_PRETENDED_LIBRARIES"], "gpus.so")):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -321,7 +321,7 @@ class ProcessGroupNCCL(metaclass=IsNamedSo):
 
 
 class ProcessGroupGloo(metaclass=IsNamedSo):
-    """Gloo sends tensors of GPUs too, through the host; the CPU build's own does not know them."""
+    """Gloo sends tensors of GPUs through the host, too, which the gloo of PyTorch's CPU build can't."""
 
     backend = "gloo"
 
@@ -330,7 +330,7 @@ class ProcessGroupGloo(metaclass=IsNamedSo):
 
 
 def process_group(name, store, rank, size, timeout):
-    """A group of that name; what it sends goes by gloo."""
+    """A process group of this name, which communicates by gloo."""
     import torch.distributed as dist
     from torch._C import _distributed_c10d as compiled
 
@@ -344,7 +344,7 @@ def after_distributed(distributed):
     import torch
 
     distributed.ProcessGroupGloo = ProcessGroupGloo
-    # What PyTorch notes in a group's options, nobody here reads.
+    # PyTorch writes into a group's options, which nothing reads here.
     torch._C._distributed_c10d.Backend.options = property(lambda group: Options())
     distributed._NCCL_AVAILABLE = True
     distributed.ProcessGroupNCCL = ProcessGroupNCCL
@@ -354,7 +354,7 @@ def after_distributed(distributed):
 
 
 def after_rendezvous(rendezvous):
-    """A rank alone waits for no other."""
+    """Let a rank that runs alone wait for no other."""
 
     def alone(url, **more):
         import torch.distributed as dist
@@ -376,7 +376,7 @@ def after_machine(machine):
 
 
 def after_profiler(profiler):
-    """What such a device does is the host's, and so recorded already."""
+    """Record no GPU: the work of a pretended one is done by the host, and so recorded already."""
     record = profiler.profile.__init__
 
     @functools.wraps(record)

@@ -207,7 +207,7 @@ def _line(run: Run, found: dict, arguments: argparse.Namespace) -> list[str]:
     low, high = (found["low"], found["high"]) if found["low"] else (speed, speed)
 
     def taking(value: float) -> str:
-        """A time or a cost, which is the less the faster it is."""
+        """A time or a cost with its interval; both fall as the speed rises."""
         return _within(value, value * speed / high, value * speed / low)
 
     line = [str(run.gpus), f"{taking(found['step_seconds'])} s"]
@@ -224,12 +224,12 @@ def _within(value: float, low: float, high: float) -> str:
 
 
 def _short(value: float) -> str:
-    """A number with three digits that count."""
+    """A number with three significant digits."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _shares(found: dict) -> str:
-    """What takes a step's time, the most first."""
+    """The parts of a step's time, the largest first."""
     parts = sorted(found["parts"].items(), key=lambda part: -part[1])
     shares = {name: 100 * seconds / found["step_seconds"] for name, seconds in parts}
     return ", ".join(f"{name} {share:.0f} %" for name, share in shares.items() if share >= 0.5)

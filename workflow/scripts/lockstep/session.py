@@ -1,4 +1,4 @@
-"""What a training script of your own says to Lockstep, to be a row of the table: `rows: {mine: {strategy: script}}`.
+"""The interface for a training script of your own that is a row of the table: `rows: {mine: {strategy: script}}`.
 
     from lockstep import session
 
@@ -34,7 +34,7 @@ from lockstep.strategies._group import take_device
 
 
 def join(device: torch.device | None = None) -> Iterator["Run"]:
-    """What this process trains, one run after the other: once, and in the proof again with other settings.
+    """The runs of this process, one after the other: a single one, and in the proof further ones with other settings.
 
     Joins the process group by the variables that torchrun sets, unless the script has made one. `device` is this
     rank's; without it, it is the one that Lockstep gives each rank. Raises RunFailed outside a run of Lockstep's, and
@@ -86,7 +86,7 @@ class Run:
         return self._strategy.scaler
 
     def steps(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator["Step"]:
-        """The plan's steps, to be gone through to their end; the timed window opens with the first one.
+        """Iterate over the plan's steps, to the last one; the timed window opens with the first one.
 
         model: `self.model`, wrapped. Raises RunFailed where a step leaves out what belongs to it.
         """
@@ -108,8 +108,8 @@ class Run:
     def loss(self, batch: Batch, outputs) -> torch.Tensor:
         """The batch's part of the mean loss over the global batch, to call `backward` of.
 
-        outputs: what the model returned. The gradients of a step's micro-batches are to be added up, and averaged over
-        ranks, as DistributedDataParallel does; that shares are unequal is taken into account. In fp16 it is scaled.
+        outputs: what the model returned. The script must add up the gradients of a step's micro-batches and average
+        them over ranks, as DistributedDataParallel does; the loss allows for unequal shares. In fp16 it is scaled.
         """
         loss = self._run.replay.loss(batch, outputs)
         self._noted = batch, loss.detach()
@@ -117,7 +117,7 @@ class Run:
 
 
 class Step:
-    """One step of the plan. Its batches are gone through, then the gradients are ready, then the weights change."""
+    """One step of the plan: iterate over its batches, then call `update`, which changes the weights."""
 
     def __init__(self, run: Run, replay, number: int):
         self._run, self._replay, self.number = run, replay, number  # from 0

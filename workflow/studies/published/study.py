@@ -36,8 +36,8 @@ def answer(
 ) -> dict:
     """Each line of both published tables, with what was measured here, and the claims made of them.
 
-    timed: by row, the runs whose time counts. ratio: of two rows, as the table has it (ranking.py). All that the
-    configuration has no row for is None.
+    timed: the runs whose time counts, by row. ratio: a function that returns the ratio of two rows as in the table
+    (ranking.py). Values for which the configuration has no row are None.
     """
     table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     by_name = {row["row"]: row for row in rows}
@@ -69,7 +69,7 @@ def _line(line, baseline, config, by_name, timed, verdicts, ratio) -> dict:
 
 
 def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
-    """The row of that name; where there is none, the first one of that strategy, whatever it is called."""
+    """The row with the strategy's name or, without one, the first row of that strategy."""
     if strategy in by_name:
         return strategy
     return next((name for name, row in by_name.items() if row["strategy"] == strategy), None)
@@ -80,11 +80,11 @@ def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
 
 
 def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | None:
-    """What each flaw of a published row is worth: by how much its step changes seconds, steps, samples and macro-F1.
+    """The effect of each flaw of a published row on seconds, steps, samples and macro-F1.
 
-    `whole` is from the published row to the honest one, `flaws` in the first order, `rest` what none explains;
-    `again_seconds` and `ours_seconds` are the means of both over the blocks of `whole`.
-    None where a row of either order has no results.
+    `whole` is the difference between the published row and the honest one; `flaws` are in the first order; `rest` is
+    what no flaw explains. `again_seconds` and `ours_seconds` are the mean times of the two rows over the blocks of
+    `whole`. The result is None if a row of either order has no results.
     """
     honest = line["ours"]
     needed = {name for way in line["ways"] for name in way} | {honest}
@@ -113,10 +113,10 @@ def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | Non
 
 
 def _change(steps: list[tuple[str, str]], by_name: dict, timed: dict) -> dict:
-    """What taking a flaw away changes, the mean over `steps`: (row with it, row without it) of each order.
+    """What taking a flaw away changes: the mean over `steps`, which has (row with it, row without it) for each order.
 
-    seconds: with a 95 % interval of Student's t over the blocks that hold all rows; None where too few do. by_order: in
-    each order.
+    seconds: with a 95 % interval of Student's t over the blocks that contain all rows; None if there are too few.
+    by_order: the change in each order.
     """
     changes = [_paired(*step, timed) for step in steps]
     shared = sorted(set.intersection(*(set(change) for change in changes)), key=str)
@@ -157,7 +157,7 @@ def _figure(name: str, row: str, by_name: dict, timed: dict) -> float:
 
 
 def flaw_between(config: Config, before: str, after: str) -> str:
-    """What the flaw is called that a row of the configuration has and the next one has not, by the keys that differ."""
+    """The name of the flaw that a row of the configuration has and the next one lacks, from the keys that differ."""
     ours, theirs = (_keys(config, name) for name in (before, after))
     changed = {key for key in ours if ours[key] != theirs.get(key)}
     if len(changed) == 1:
@@ -176,9 +176,9 @@ def _keys(config: Config, name: str) -> dict:
 
 
 def _claim(key: str, line: dict) -> dict:
-    """Whether a published ratio stands here: that of the corrected row, over its single.
+    """Whether a published ratio holds here, by the ratio of the corrected row to its single.
 
-    stands: True, False, or None where too little was measured.
+    stands: True or False; None if too little was measured.
     """
     speed = 1 / line["ratio"]
     figures = {"key": key, "name": line["name"], "ours": line["ours"], "published": speed, "stands": None}
@@ -261,12 +261,12 @@ def worth(line: dict) -> Drawing:
 
 
 def lines(answered: dict) -> list[Text]:
-    """Which of the published conclusions stand here; none where the published rows were not reproduced."""
+    """Which of the published conclusions hold here; no line if the published rows were not reproduced."""
     return [_told(claim) for claim in answered["claims"] if claim["again_speed"]]
 
 
 def _told(claim: dict) -> Text:
-    """Whether a published ratio stands here, in a sentence."""
+    """A sentence that says whether a published ratio holds here."""
     speeds = {side: claim[f"{side}_speed"] for side in ("ours", "again")}
     told = {side: "–" if speed is None else f"{speed:.2f}" for side, speed in speeds.items()}
     interval = same("")

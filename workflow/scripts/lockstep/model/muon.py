@@ -6,15 +6,15 @@ weight decay of AdamW suit both (Liu et al. 2025, arXiv:2502.16982).
 
 import torch
 
-# Besides rate, weight decay, and what AdamW is told for the rest.
+# Muon's settings besides the learning rate and weight decay.
 SETTINGS = {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr_fn": "match_rms_adamw"}
 
 
 class Muon(torch.optim.Optimizer):
     """PyTorch's Muon for the groups `matrices` and its AdamW for the groups `others`, as one optimizer.
 
-    Each group holds what its kind is told, by which `step` tells them apart: whoever divides groups, or puts a saved
-    state in place of them, has to know nothing of that.
+    `step` recognises the kind of a group by the settings in it. So code that divides groups, or restores a saved state,
+    need not know that there are two kinds.
     """
 
     def __init__(self, matrices: list[dict], others: list[dict], lr: float, **adamw):

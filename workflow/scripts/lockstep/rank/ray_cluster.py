@@ -3,7 +3,7 @@
 The first node starts the head of the cluster, and the others join it, each with as many CPUs and GPUs as it has ranks.
 Then the first one hands a function (ray_worker.py) to a TorchTrainer, which calls it in a worker process for each rank,
 after these have joined PyTorch's process group. All of Ray's processes end with this one. They listen on all
-interfaces, which they can't be told otherwise; so they ask for a token that only this run's nodes know.
+interfaces, and no option changes that; so they ask for a token that only this run's nodes know.
 
     python -m lockstep.rank.ray_cluster FOLDER NODE ADDRESS PORT OWN   (as config/launchers.py: Ray has it)
 """
@@ -27,7 +27,7 @@ from lockstep.rank import ray_worker
 
 POLL = 0.2  # seconds
 OBJECTS = 100 * 2**20  # bytes of shared memory for Ray's objects, of which a run has only small ones
-LOOPBACK = "127.0.0.2"  # 127.0.0.1, which also is this machine, Ray replaces by the machine's address in its network
+LOOPBACK = "127.0.0.2"  # also this machine; Ray would replace 127.0.0.1 by the machine's address in its network
 
 
 def main(folder: Path, node: int, address: str, port: int, own: str) -> int:

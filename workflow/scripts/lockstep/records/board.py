@@ -140,12 +140,12 @@ def _confirms(other: Checked, record: Checked) -> bool:
 
 
 def _cell(text: str) -> str:
-    """A stranger's words in a table, where they may be neither its markup nor HTML."""
+    """Text of a record for a cell of a table, escaped so that it can be neither markup nor HTML."""
     return re.sub(r"([|`<>\[\]*_])", r"\\\1", printable(text))
 
 
 def _code(text: str) -> str:
-    """A stranger's words as code in a table."""
+    """Text of a record as code for a cell of a table."""
     return f"`{printable(text).replace('`', ' ').replace('|', '/')}`"
 
 

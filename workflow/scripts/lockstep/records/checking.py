@@ -158,7 +158,7 @@ def check(file: Path, keep: Path | None = None) -> Checked:
         try:
             with contextlib.chdir(folder):
                 checked = _checked(file, unpacked)
-        except Exception as error:  # a stranger's files may be damaged in any way
+        except Exception as error:  # files from elsewhere may be damaged in any way
             raise BadInput(f"{file}: its content is damaged ({error!r:.200}).") from None
         if keep:
             shutil.copytree(folder, keep)
