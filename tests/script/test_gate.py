@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.script import commits, findings, gate, gate_report
 from lockstep.script.recording import Recording
 from tests.conftest import PROJECT
@@ -403,10 +403,20 @@ def sketch(*values: float) -> list[float]:
     return [float(np.linalg.norm(padded)), *padded]
 
 
+SETTINGS = [
+    {"lr": 0.1, "betas": [0.9, 0.999], "weight_decay": 0.01, "amsgrad": False},
+    {"lr": 0.1, "betas": [0.9, 0.999], "weight_decay": 0.0, "amsgrad": False},
+]
+OTHER_DECAY = [SETTINGS[0] | {"weight_decay": 0.0101}, SETTINGS[1]]
+OTHER_BETAS = [each | {"betas": [0.9, 0.95]} for each in SETTINGS]
+OTHER_RATE = [SETTINGS[0], SETTINGS[1] | {"lr": 0.1001}]
+DIVIDED = [SETTINGS[1], SETTINGS[0] | {"fused": True}, SETTINGS[0] | {"lr": 0.1 + 1e-12}]
+
+
 def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float = 1.0, **changed) -> Recording:
     """Two steps of a small model. scale: of the gradients of the second step, and of what they change."""
     about = {"rows": ["1", "2"], "dropout": [0.1], "precisions": ["torch.float32"], "steps": 2, "last_scale": scale}
-    about |= changed
+    about |= {"settings": SETTINGS} | changed
     start = {name: sketch(1.0, 2.0) for name in names}
     each = []
     for rank in range(ranks):
@@ -418,6 +428,7 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
                 "clip": [],
                 "dropout": about["dropout"],
                 "rates": [0.1],
+                "settings": about["settings"],
                 "schedule_steps": 1,
                 "gradients": {name: sketch(*(scales[step] * value for value in (3.0, 4.0))) for name in names},
                 "weights": {name: sketch(*(1.0 - 0.1 * scales[step] * (step + 1), 2.0)) for name in names},
@@ -456,6 +467,11 @@ CHANGES = {
     "other samples": ({"rows": ["1", "3"], "scale": 1.5}, ["samples"]),
     "the same samples in another form": ({"rows": ["4", "5"]}, []),
     "another length": ({"steps": 1}, ["length"]),
+    "another weight decay, which moves weights by less than rounding may": ({"settings": OTHER_DECAY}, ["setting"]),
+    "other betas": ({"settings": OTHER_BETAS}, ["setting"]),
+    "another learning rate of the second group": ({"settings": OTHER_RATE}, ["rate"]),
+    "the same settings in other groups": ({"settings": DIVIDED}, []),
+    "another optimizer, which has no such settings": ({"settings": [{"lr": 0.1, "momentum": 0.0}]}, []),
     "another last rank": ({"last_scale": 3.0}, ["gradient"]),
 }
 
@@ -470,6 +486,47 @@ def test_what_a_change_does_to_the_model_is_told(name, ranks):
         before = recorded(ranks)
     found = findings.two_commits(recorded(ranks, **({"last_scale": change.get("scale", 1.0)} | change)), before)
     assert sorted({each.kind for each in findings.wrong_of(found)}) == sorted(kinds), found
+
+
+class Recorded:
+    """Stands for gate.Runs, with recordings that are there already: of the base, and of a change."""
+
+    def __init__(self, before: Recording, now: Recording):
+        self.by_name = {"main": before, "HEAD": now}
+
+    def record(self, tree: commits.Tree) -> Recording:
+        return self.by_name[tree.name]
+
+    def rounding(self, *_) -> list:
+        raise RunFailed("no replay")
+
+
+def without_numbers(recorded: Recording, step: int) -> Recording:
+    """A recording whose weights are no numbers from a step on, counted from 1."""
+    for rank in recorded.ranks:
+        for noted in rank["steps"][step - 1 :]:
+            noted["weights"] = {name: [float("nan")] * 62 for name in noted["weights"]}
+    return recorded
+
+
+NO_NUMBERS = {
+    "in both": (without_numbers(recorded(), 2), without_numbers(recorded(), 2), "step 2 .* in both commits"),
+    "from the start": (without_numbers(recorded(), 1), recorded(), "step 1 .* in main"),
+    "in the base, later": (without_numbers(recorded(), 2), recorded(), "step 2 .* in main"),
+    "in the change alone": (recorded(), without_numbers(recorded(), 2), None),
+    "in the base, after a difference": (without_numbers(recorded(), 2), recorded(dropout=[0.2]), None),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_weights_that_are_no_numbers_are_compared_with_nothing(name):
+    before, now, says = NO_NUMBERS[name]
+    trees = [commits.Tree(each, "0", Path()) for each in ("main", "HEAD")]
+    if says:
+        with pytest.raises(RunFailed, match=says):
+            gate._compare_models(*trees, Recorded(before, now))
+    else:
+        assert gate._compare_models(*trees, Recorded(before, now))[0] == gate.UNEQUAL
 
 
 def test_rounding_that_was_measured_is_allowed_for():

@@ -318,18 +318,25 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
     """
     before, now = runs.record(base), runs.record(ours)
     torch = _version(now)
-    if (step := findings.not_finite(before)) and findings.not_finite(now) == step:
-        raise RunFailed(f"in step {step} weights become infinite or NaN in both commits")
+    no_numbers = ""
+    if step := findings.not_finite(before):
+        where = "both commits" if findings.not_finite(now) == step else base.name
+        no_numbers = f"in step {step} weights become infinite or NaN in {where}, and nothing can be compared with them"
+        before, now = before.until(step - 1), now.until(step - 1)
+    if not before.steps:
+        raise RunFailed(no_numbers)
     found = findings.two_commits(now, before)
     wrong = findings.wrong_of(found)
+    if not wrong and no_numbers:
+        raise RunFailed(no_numbers)
     if not wrong:
         return EQUAL, found, torch
-    if findings.wrong_of(findings.two_commits(runs.record(base), before)):
+    if findings.wrong_of(findings.two_commits(runs.record(base).until(before.steps), before)):
         raise RunFailed(f"two runs of {base.name} alone differ as well, so that the command needs a seed")
     if {each.kind for each in wrong} <= {"gradient", "step"}:
         # Sums in another order are no other model: how far that goes is measured, by the base alone.
         try:
-            rounding = runs.rounding(base, before)
+            rounding = runs.rounding(base, before)[: before.steps]
         except RunFailed as error:
             rounding, why = [], str(error)
         if max(map(max, rounding), default=0.0) in (0.0, np.inf):
@@ -340,6 +347,8 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
         if findings.ABOVE_FLOOR * max(map(max, rounding)) > findings.TOO_HIGH:
             raise RunFailed(f"{wrong[0].says}, but rounding alone moves {base.name} by {max(map(max, rounding)):.1%}")
         found = findings.two_commits(now, before, rounding)
+    if no_numbers and not findings.wrong_of(found):
+        raise RunFailed(no_numbers)
     return (UNEQUAL if findings.wrong_of(found) else EQUAL), found, torch
 
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,10 @@ class Recording:
     def steps(self) -> int:
         """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
+
+    def until(self, steps: int) -> "Recording":
+        """The same without later steps."""
+        return replace(self, ranks=[rank | {"steps": rank["steps"][:steps]} for rank in self.ranks])
 
 
 @dataclass(frozen=True)
