@@ -342,6 +342,40 @@ def test_a_shallow_clone_and_a_folder_within_the_repository_work(repository, tmp
     assert commits.top(repository / "part") == repository.resolve()
 
 
+def test_a_partial_clone_fetches_the_files_of_both_commits(repository, tmp_path):
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    git(repository, "branch", "old")
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    git(repository, "commit", "--quiet", "--all", "--message", "Learn slower")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", f"file://{repository}", str(clone)], check=True)
+    base, ours = commits.copies(clone, "old", tmp_path / "trees", [])
+    base.reset()
+    assert "lr=1e-3" in (base.folder / "train.py").read_text(encoding="utf-8")
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+
+
+def test_what_a_sparse_checkout_leaves_out_is_not_deleted(repository, tmp_path):
+    git(repository, "sparse-checkout", "set", "--no-cone", "/train.py")
+    assert not (repository / "model.py").exists()
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    _, ours = copied(repository, tmp_path)
+    assert (ours.folder / "model.py").read_text(encoding="utf-8") == MODEL
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+
+
+def test_a_base_without_files_is_a_copy_like_any(repository, tmp_path):
+    git(repository, "checkout", "--quiet", "--orphan", "start")
+    git(repository, "rm", "--quiet", "-r", "--force", ".")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Nothing yet")
+    (repository / "train.py").write_text(TRAIN, encoding="utf-8")
+    base, ours = commits.copies(repository, "start", tmp_path / "trees", [])
+    (base.folder / "written.txt").write_text("", encoding="utf-8")
+    base.reset()
+    assert [path.name for path in base.folder.iterdir()] == [".git"]
+    assert (ours.folder / "train.py").is_file()
+
+
 def test_submodules_are_named_until_they_are_shared(repository, tmp_path):
     module = tmp_path / "module"
     module.mkdir()
