@@ -600,7 +600,11 @@ def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path)
         (("--minutes", "0"), "more than 0"),
         (("--warm-up", "0"), "at least 1"),
         (("--steps", "2"), "at least 3"),
+        (("--patience", "nan"), "more than 0"),
+        (("--fail-if-slower", f"{'9' * 400}%"), "with its sign"),
         (("--output", "."), "exists already"),
+        (("--output", "/proc/nowhere/gate"), "/proc/nowhere"),
+        (("python", "train.py", "--strict"), "write -- between"),
         ((), "name the command"),
     ],
 )
