@@ -226,6 +226,55 @@ def test_two_ranks_find_modules_by_a_path_that_the_user_set_and_rounding_is_meas
     assert ["changed" in log for log in logs[:2]] == [False, True], "each commit has its own module"
 
 
+@pytest.mark.slow
+def test_a_file_of_the_user_s_own_folder_is_not_taken_for_both_commits(repository):
+    """Negative control: both would read the change's own file, and so train the same model."""
+    code = TRAIN.replace("lr=1e-3", f"lr=float(open({str(repository / 'rate.txt')!r}).read())")
+    (repository / "train.py").write_text(code, encoding="utf-8")
+    (repository / "rate.txt").write_text("1e-3", encoding="utf-8")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "A file of settings")
+    (repository / "rate.txt").write_text("1e-2", encoding="utf-8")
+    code, outcome, said = gated(repository)
+    assert (code, outcome["verdict"]) == (4, gate.NOT_MEASURED), said
+    assert "it read rate.txt in your own folder" in outcome["reason"]
+
+
+def test_paths_of_the_user_s_tree_are_those_of_each_copy_wherever_they_stand(repository, tmp_path, monkeypatch):
+    (repository / "data").mkdir()
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    trees = copied(repository, tmp_path)
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("ROOT_OF_IT", str(repository))
+    monkeypatch.setenv("HOME", str(repository))
+    words = [f"--config={repository}/model.py", f"--data={repository}/data", f"cd '{repository}' && x", "/usr/bin", "x"]
+    runs = gate.Runs(gate.Asked(["python", *words], 0.05), repository, tmp_path / "work")
+    for tree in trees:
+        own = str(tree.folder)
+        assert runs.command(tree)[1:] == [
+            f"--config={own}/model.py",
+            f"--data={repository}/data",  # Git ignores it, so that no copy has it
+            f"cd '{own}' && x",
+            "/usr/bin",
+            "x",
+        ]
+        variables = runs._variables(tree)
+        assert variables["ROOT_OF_IT"] == own
+        assert "HOME" not in variables
+
+
+def test_a_file_that_both_commits_have_alike_may_be_read_from_anywhere(repository, tmp_path):
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    (repository / "data").mkdir()
+    (repository / "data" / "points.csv").write_text("1,2", encoding="utf-8")
+    base, ours = copied(repository, tmp_path, "data")
+    read = {"train.py": True, "model.py": False, "data/points.csv": False, ".git/HEAD": False, "nowhere": False}
+    for name, wrong in read.items():
+        one = recorded()
+        one.ranks[0]["read"] = [str(repository / name)]
+        assert (gate._read_from_elsewhere(one, base, ours, repository) == Path(name)) == wrong, name
+
+
 def test_an_undecided_gate_ends_with_3_only_if_it_is_strict(repository, monkeypatch, capsys):
     tree = {"name": "main", "commit": "0" * 40}
     outcome = gate.Outcome(gate.UNDECIDED, "it is close", tree, tree, ["python"], 0.05, model=gate.EQUAL)
@@ -524,6 +573,8 @@ def test_what_a_change_does_to_the_model_is_told(name, ranks):
 
 class Recorded:
     """Stands for gate.Runs, with recordings that are there already: of the base, and of a change."""
+
+    repository = Path("/nowhere")
 
     def __init__(self, before: Recording, now: Recording):
         self.by_name = {"main": before, "HEAD": now}

@@ -839,6 +839,7 @@ def change_deepspeed_itself(module):
 
 
 random.seed(_seed())
+processes.watch_files()
 CHANGES = {
     "torch": change_torch,
     "numpy": change_numpy,

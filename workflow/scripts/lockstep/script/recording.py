@@ -50,6 +50,11 @@ class Recording:
         return {name: file for rank in self.ranks for name, file in rank["elsewhere"].items()}
 
     @property
+    def read(self) -> set[str]:
+        """The files in that folder that Python opened, without modules and environments."""
+        return {file for rank in self.ranks for file in rank.get("read", ())}
+
+    @property
     def last_words(self) -> str:
         """The last line of its output; empty if the output was not kept."""
         return _last_words(self.log) if self.log else ""
