@@ -6,8 +6,10 @@ GITHUB_REPOSITORY, GITHUB_EVENT_PATH and GITHUB_TOKEN. Nothing else is asked of 
 (REST API endpoints for issue comments: https://docs.github.com/en/rest/issues/comments)
 """
 
+import http.client
 import json
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -22,7 +24,7 @@ def main() -> int:
     if number is None:
         print("no comment: this job is not of a pull request")
         return 0
-    mark = f"<!-- lockstep gate: {json.dumps(name).replace('--', '- -')} -->"
+    mark = f"<!-- lockstep gate: {re.sub('-(?=-)', '- ', json.dumps(name))} -->"  # a name can't end it
     # The first line of gate.md is the mark of a gate without a name.
     body = "\n".join([mark, *(folder / "gate.md").read_text(encoding="utf-8").splitlines()[1:]]) + "\n"
     verdict = json.loads((folder / "gate.json").read_text(encoding="utf-8"))["verdict"]
@@ -31,7 +33,7 @@ def main() -> int:
     except urllib.error.HTTPError as error:
         # As for a pull request from a fork, whose token can only read; the job's summary has the same.
         print(f"::notice::no comment: GitHub refused it ({error.code}); see the job's summary")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"::notice::no comment: GitHub does not answer ({error}); see the job's summary")
     return 0
 
@@ -62,7 +64,7 @@ def _first(path: str, mark: str) -> dict | None:
     while True:
         comments = _ask("GET", f"{path}?per_page={PAGE}&page={page}")
         for comment in comments:
-            if comment["body"].startswith(mark) and _may_write_here(comment):
+            if (comment.get("body") or "").startswith(mark) and _may_write_here(comment):
                 return comment
         if len(comments) < PAGE:
             return None
@@ -72,7 +74,8 @@ def _first(path: str, mark: str) -> dict | None:
 def _may_write_here(comment: dict) -> bool:
     """Whether a comment is of a job or of a member: anybody else could begin one with a gate's mark."""
     trusted = comment.get("author_association") in ("OWNER", "MEMBER", "COLLABORATOR")
-    return comment.get("user", {}).get("type") == "Bot" or trusted
+    author = comment.get("user") or {}  # null where somebody's account is gone
+    return author.get("type") == "Bot" or trusted
 
 
 def _ask(method: str, path: str, about: dict | None = None):

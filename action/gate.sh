@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs the gate, and tells the later steps its verdict and its folder. The step fails as the gate does.
+# Options of Python: neither a job's PYTHONPATH (-E) nor the user's folder (-I) may hide a module of the gate's own.
 set -euo pipefail
 folder=$(mktemp -d "$RUNNER_TEMP/gate.XXXXXX")/gate
 options=(--against "$AGAINST" --fail-if-slower "$SLOWER" --blocks "$BLOCKS" --minutes "$MINUTES" --steps "$STEPS")
@@ -14,11 +15,12 @@ $COMMAND
 )" || exit 2
 set -u
 status=0
-"$RUNNER_TEMP/lockstep/bin/python" "$HERE/workflow/scripts/gate.py" "${options[@]}" --output "$folder" -- "${words[@]}" || status=$?
+"$RUNNER_TEMP/lockstep/bin/python" -E "$HERE/workflow/scripts/gate.py" "${options[@]}" --output "$folder" -- "${words[@]}" || status=$?
 if [ -f "$folder/gate.json" ]; then
-  verdict=$("$RUNNER_TEMP/lockstep/bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["verdict"])' "$folder/gate.json")
+  verdict=$("$RUNNER_TEMP/lockstep/bin/python" -I -c 'import json, sys; print(json.load(open(sys.argv[1]))["verdict"])' "$folder/gate.json")
   printf 'verdict=%s\nfolder=%s\n' "$verdict" "$folder" >> "$GITHUB_OUTPUT"
-elif [ "$status" = 1 ]; then
-  status=4 # it broke off without a verdict, which is no verdict on the change
+else
+  if [ "$status" = 1 ]; then status=4; fi # it broke off without a verdict, which is no verdict on the change
+  printf '### Lockstep gate: no verdict\n\nIt ended with exit code %s; the log of this step says why.\n' "$status" >> "$GITHUB_STEP_SUMMARY"
 fi
 exit "$status"

@@ -10,7 +10,7 @@ import pytest
 import lockstep
 from lockstep import paths
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.files import read_json, write_json
 from lockstep.paths import SCRIPTS
 from lockstep.report import charts
 
@@ -59,15 +59,27 @@ def test_pictures_are_those_of_the_page(loaded):
     assert loaded.plot("train_seconds").axes
     with pytest.raises(BadInput, match="there is no picture 'nonsense' here"):
         loaded.plot("nonsense")
+    assert loaded.plot.memory().axes
+    assert dir(loaded.plot) == sorted(loaded.pictures)
+    with pytest.raises(AttributeError, match="there is no picture 'nonsense' here"):
+        loaded.plot.nonsense()
     charts.plt.close("all")
 
 
 def test_a_comparison_refuses_as_the_command_does(loaded, tmp_path):
-    with pytest.raises(BadInput):  # a row that explodes is there, which breaks a rule
+    with pytest.raises(BadInput, match="breaks the rules"):  # a row that explodes is there
         loaded.compare(loaded)
-    both = loaded.compare(loaded, across=("rules",))
-    assert np.allclose(both.ratio, 1)
-    assert not both.distinct.any()
+    with pytest.raises(BadInput, match="one is a copy of the other"):
+        loaded.compare(loaded, across=("rules",))
+    report = read_json(paths.report_folder(loaded.folder) / paths.SUMMARY)
+    for run in (run for runs in report["runs"].values() for run in runs if run["status"] == "ok"):
+        run["session"] = "another"
+        run["clock"]["train_seconds"] *= 2
+    write_json(paths.report_folder(tmp_path / "later") / paths.SUMMARY, report)
+    both = loaded.compare(tmp_path / "later", across=("rules",))
+    assert np.allclose(both.ratio, 2)
+    assert np.allclose(both.other_seconds, 2 * both.seconds)
+    assert {"single", "ddp"} <= set(both.index)
     with pytest.raises(BadInput, match="does not exist"):
         lockstep.load(tmp_path)
 

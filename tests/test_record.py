@@ -297,6 +297,21 @@ def test_links_bombs_and_bytes_after_the_end_are_refused(tmp_path, monkeypatch):
         checking.check(tmp_path / "bomb.record")
 
 
+def test_arrays_and_a_configuration_that_take_a_machine_s_memory_or_hours_are_refused(record, monkeypatch):
+    """Arrays are compressed within the archive, too: a file of 3 MB can hold 3 GB."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, rank=np.zeros(1_000_000), step=np.zeros(1_000_000))
+    assert len(packed.getvalue()) < 100_000
+    monkeypatch.setattr(packing, "MOST_UNPACKED", 12_000_000)
+    name = next(name for name in members(record) if name.endswith("rep3/ledger.npz"))
+    with pytest.raises(BadInput, match="its arrays unpack to more than 12 MB"):
+        checking.check(repacked(record, **{name: packed.getvalue()}))
+    long = b"seed: 1\n" + 200_000 * b"# none\n"
+    with pytest.raises(BadInput, match="its configuration is longer"):
+        checking.check(repacked(record, **{"config.yaml": long}))
+    assert any("ledger" in what for _, what in checking.check(repacked(record, **{name: b"PK\3\4"})).breaches)
+
+
 def test_what_it_was_made_of_is_written_only_if_it_holds(folder, tmp_path):
     made = command("submit", folder.name, "--output", "mine.record", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -29,6 +29,7 @@ def test_the_row_that_all_are_compared_with_is_there_wherever_it_stands():
         ({"speedup": 1.5, "speedup_low": 1.41, "speedup_high": 1.6}, "1.50x (1.41 to 1.60)"),
         ({"speedup": 1.5, "speedup_low": None, "speedup_high": None}, "1.50x"),
         ({"speedup": None}, ""),
+        ({"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0, "strategy": "single"}, "1.00x"),
         ({"speedup": 1.0, "strategy": "single"}, ""),
     ],
 )

@@ -109,8 +109,10 @@ def test_one_comment_is_written_when_there_is_something_to_say_and_then_edited(g
 def test_each_gate_has_a_comment_of_its_own(github, tmp_path):
     comment(github, tmp_path, "slower", "one", name="one")
     comment(github, tmp_path, "unequal", "two", name="two --> x")
-    assert [method for method, _ in github.writes] == ["POST", "POST"]
-    assert github.comments[-1]["body"].splitlines()[1] == "two", "a name can't end the mark"
+    comment(github, tmp_path, "unequal", "three", name="three --->")
+    assert [method for method, _ in github.writes] == ["POST", "POST", "POST"]
+    for body in (each["body"] for each in github.comments[-2:]):
+        assert body.splitlines()[0].count("-->") == 1, "a name can't end the mark"
 
 
 def test_nobody_else_s_comment_is_taken_for_the_gate_s(github, tmp_path):
@@ -118,6 +120,12 @@ def test_nobody_else_s_comment_is_taken_for_the_gate_s(github, tmp_path):
     github.comments.append({"id": 120, "body": f"{mark}\nfine", "user": {"type": "User"}, "author_association": "NONE"})
     assert "written" in comment(github, tmp_path, "slower", "slower")
     assert github.writes == [("POST", "/repos/somebody/trains/issues/7/comments")]
+
+
+def test_comments_of_accounts_that_are_gone_are_passed_over(github, tmp_path):
+    github.comments[:2] = [{"id": 0, "body": None, "user": None}, {"id": 1, "body": "<!-- lockstep gate", "user": None}]
+    github.comments[2] = {"id": 2, "body": '<!-- lockstep gate: "gate" -->\nfine', "user": None}
+    assert "written" in comment(github, tmp_path, "slower", "slower")
 
 
 def test_where_nothing_can_be_written_the_job_goes_on_and_says_so(github, tmp_path):
@@ -163,7 +171,9 @@ def test_a_pull_request_with_another_model_fails_and_is_commented(github, reposi
     git(repository, "commit", "--quiet", "--all", "--message", "Learn faster")
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", f"file://{repository}", str(clone)], check=True)  # HEAD is `change`
-    environment = job(github, tmp_path / "job")
+    # A module of the user's own, which their job puts on Python's path.
+    (clone / "yaml.py").write_text("raise ImportError('not the gate's')\n", encoding="utf-8")
+    environment = job(github, tmp_path / "job") | {"PYTHONPATH": str(clone)}
     assert in_action(clone, environment, command="python train.py  # as 'usual'") == [0, 1, 0]
     body = github.comments[-1]["body"]
     assert "another model" in body
@@ -172,3 +182,4 @@ def test_a_pull_request_with_another_model_fails_and_is_commented(github, reposi
     (tmp_path / "job" / "output").unlink()
     # What can't be started leaves no folder, and the step that would comment is not asked.
     assert in_action(clone, environment, command="python train.py", against="nowhere") == [0, 2]
+    assert "exit code 2" in Path(environment["GITHUB_STEP_SUMMARY"]).read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import BadInput
+from lockstep.errors import BadInput, RunFailed
 from lockstep.script import commits, findings, gate, gate_report
 from lockstep.script.recording import Recording
 from tests.conftest import PROJECT
@@ -226,6 +226,55 @@ def test_two_ranks_find_modules_by_a_path_that_the_user_set_and_rounding_is_meas
     assert ["changed" in log for log in logs[:2]] == [False, True], "each commit has its own module"
 
 
+@pytest.mark.slow
+def test_a_file_of_the_user_s_own_folder_is_not_taken_for_both_commits(repository):
+    """Negative control: both would read the change's own file, and so train the same model."""
+    code = TRAIN.replace("lr=1e-3", f"lr=float(open({str(repository / 'rate.txt')!r}).read())")
+    (repository / "train.py").write_text(code, encoding="utf-8")
+    (repository / "rate.txt").write_text("1e-3", encoding="utf-8")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "A file of settings")
+    (repository / "rate.txt").write_text("1e-2", encoding="utf-8")
+    code, outcome, said = gated(repository)
+    assert (code, outcome["verdict"]) == (4, gate.NOT_MEASURED), said
+    assert "it read rate.txt in your own folder" in outcome["reason"]
+
+
+def test_paths_of_the_user_s_tree_are_those_of_each_copy_wherever_they_stand(repository, tmp_path, monkeypatch):
+    (repository / "data").mkdir()
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    trees = copied(repository, tmp_path)
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("ROOT_OF_IT", str(repository))
+    monkeypatch.setenv("HOME", str(repository))
+    words = [f"--config={repository}/model.py", f"--data={repository}/data", f"cd '{repository}' && x", "/usr/bin", "x"]
+    runs = gate.Runs(gate.Asked(["python", *words], 0.05), repository, tmp_path / "work")
+    for tree in trees:
+        own = str(tree.folder)
+        assert runs.command(tree)[1:] == [
+            f"--config={own}/model.py",
+            f"--data={repository}/data",  # Git ignores it, so that no copy has it
+            f"cd '{own}' && x",
+            "/usr/bin",
+            "x",
+        ]
+        variables = runs._variables(tree)
+        assert variables["ROOT_OF_IT"] == own
+        assert "HOME" not in variables
+
+
+def test_a_file_that_both_commits_have_alike_may_be_read_from_anywhere(repository, tmp_path):
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    (repository / "data").mkdir()
+    (repository / "data" / "points.csv").write_text("1,2", encoding="utf-8")
+    base, ours = copied(repository, tmp_path, "data")
+    read = {"train.py": True, "model.py": False, "data/points.csv": False, ".git/HEAD": False, "nowhere": False}
+    for name, wrong in read.items():
+        one = recorded()
+        one.ranks[0]["read"] = [str(repository / name)]
+        assert (gate._read_from_elsewhere(one, base, ours, repository) == Path(name)) == wrong, name
+
+
 def test_an_undecided_gate_ends_with_3_only_if_it_is_strict(repository, monkeypatch, capsys):
     tree = {"name": "main", "commit": "0" * 40}
     outcome = gate.Outcome(gate.UNDECIDED, "it is close", tree, tree, ["python"], 0.05, model=gate.EQUAL)
@@ -342,6 +391,40 @@ def test_a_shallow_clone_and_a_folder_within_the_repository_work(repository, tmp
     assert commits.top(repository / "part") == repository.resolve()
 
 
+def test_a_partial_clone_fetches_the_files_of_both_commits(repository, tmp_path):
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    git(repository, "branch", "old")
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    git(repository, "commit", "--quiet", "--all", "--message", "Learn slower")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--filter=blob:none", f"file://{repository}", str(clone)], check=True)
+    base, ours = commits.copies(clone, "old", tmp_path / "trees", [])
+    base.reset()
+    assert "lr=1e-3" in (base.folder / "train.py").read_text(encoding="utf-8")
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+
+
+def test_what_a_sparse_checkout_leaves_out_is_not_deleted(repository, tmp_path):
+    git(repository, "sparse-checkout", "set", "--no-cone", "/train.py")
+    assert not (repository / "model.py").exists()
+    edit(repository / "train.py", "lr=1e-3", "lr=1e-4")
+    _, ours = copied(repository, tmp_path)
+    assert (ours.folder / "model.py").read_text(encoding="utf-8") == MODEL
+    assert "lr=1e-4" in (ours.folder / "train.py").read_text(encoding="utf-8")
+
+
+def test_a_base_without_files_is_a_copy_like_any(repository, tmp_path):
+    git(repository, "checkout", "--quiet", "--orphan", "start")
+    git(repository, "rm", "--quiet", "-r", "--force", ".")
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Nothing yet")
+    (repository / "train.py").write_text(TRAIN, encoding="utf-8")
+    base, ours = commits.copies(repository, "start", tmp_path / "trees", [])
+    (base.folder / "written.txt").write_text("", encoding="utf-8")
+    base.reset()
+    assert [path.name for path in base.folder.iterdir()] == [".git"]
+    assert (ours.folder / "train.py").is_file()
+
+
 def test_submodules_are_named_until_they_are_shared(repository, tmp_path):
     module = tmp_path / "module"
     module.mkdir()
@@ -403,10 +486,20 @@ def sketch(*values: float) -> list[float]:
     return [float(np.linalg.norm(padded)), *padded]
 
 
+SETTINGS = [
+    {"lr": 0.1, "betas": [0.9, 0.999], "weight_decay": 0.01, "amsgrad": False},
+    {"lr": 0.1, "betas": [0.9, 0.999], "weight_decay": 0.0, "amsgrad": False},
+]
+OTHER_DECAY = [SETTINGS[0] | {"weight_decay": 0.0101}, SETTINGS[1]]
+OTHER_BETAS = [each | {"betas": [0.9, 0.95]} for each in SETTINGS]
+OTHER_RATE = [SETTINGS[0], SETTINGS[1] | {"lr": 0.1001}]
+DIVIDED = [SETTINGS[1], SETTINGS[0] | {"fused": True}, SETTINGS[0] | {"lr": 0.1 + 1e-12}]
+
+
 def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float = 1.0, **changed) -> Recording:
     """Two steps of a small model. scale: of the gradients of the second step, and of what they change."""
     about = {"rows": ["1", "2"], "dropout": [0.1], "precisions": ["torch.float32"], "steps": 2, "last_scale": scale}
-    about |= changed
+    about |= {"settings": SETTINGS} | changed
     start = {name: sketch(1.0, 2.0) for name in names}
     each = []
     for rank in range(ranks):
@@ -418,6 +511,7 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
                 "clip": [],
                 "dropout": about["dropout"],
                 "rates": [0.1],
+                "settings": about["settings"],
                 "schedule_steps": 1,
                 "gradients": {name: sketch(*(scales[step] * value for value in (3.0, 4.0))) for name in names},
                 "weights": {name: sketch(*(1.0 - 0.1 * scales[step] * (step + 1), 2.0)) for name in names},
@@ -456,6 +550,11 @@ CHANGES = {
     "other samples": ({"rows": ["1", "3"], "scale": 1.5}, ["samples"]),
     "the same samples in another form": ({"rows": ["4", "5"]}, []),
     "another length": ({"steps": 1}, ["length"]),
+    "another weight decay, which moves weights by less than rounding may": ({"settings": OTHER_DECAY}, ["setting"]),
+    "other betas": ({"settings": OTHER_BETAS}, ["setting"]),
+    "another learning rate of the second group": ({"settings": OTHER_RATE}, ["rate"]),
+    "the same settings in other groups": ({"settings": DIVIDED}, []),
+    "another optimizer, which has no such settings": ({"settings": [{"lr": 0.1, "momentum": 0.0}]}, []),
     "another last rank": ({"last_scale": 3.0}, ["gradient"]),
 }
 
@@ -470,6 +569,49 @@ def test_what_a_change_does_to_the_model_is_told(name, ranks):
         before = recorded(ranks)
     found = findings.two_commits(recorded(ranks, **({"last_scale": change.get("scale", 1.0)} | change)), before)
     assert sorted({each.kind for each in findings.wrong_of(found)}) == sorted(kinds), found
+
+
+class Recorded:
+    """Stands for gate.Runs, with recordings that are there already: of the base, and of a change."""
+
+    repository = Path("/nowhere")
+
+    def __init__(self, before: Recording, now: Recording):
+        self.by_name = {"main": before, "HEAD": now}
+
+    def record(self, tree: commits.Tree) -> Recording:
+        return self.by_name[tree.name]
+
+    def rounding(self, *_) -> list:
+        raise RunFailed("no replay")
+
+
+def without_numbers(recorded: Recording, step: int) -> Recording:
+    """A recording whose weights are no numbers from a step on, counted from 1."""
+    for rank in recorded.ranks:
+        for noted in rank["steps"][step - 1 :]:
+            noted["weights"] = {name: [float("nan")] * 62 for name in noted["weights"]}
+    return recorded
+
+
+NO_NUMBERS = {
+    "in both": (without_numbers(recorded(), 2), without_numbers(recorded(), 2), "step 2 .* in both commits"),
+    "from the start": (without_numbers(recorded(), 1), recorded(), "step 1 .* in main"),
+    "in the base, later": (without_numbers(recorded(), 2), recorded(), "step 2 .* in main"),
+    "in the change alone": (recorded(), without_numbers(recorded(), 2), None),
+    "in the base, after a difference": (without_numbers(recorded(), 2), recorded(dropout=[0.2]), None),
+}
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_weights_that_are_no_numbers_are_compared_with_nothing(name):
+    before, now, says = NO_NUMBERS[name]
+    trees = [commits.Tree(each, "0", Path()) for each in ("main", "HEAD")]
+    if says:
+        with pytest.raises(RunFailed, match=says):
+            gate._compare_models(*trees, Recorded(before, now))
+    else:
+        assert gate._compare_models(*trees, Recorded(before, now))[0] == gate.UNEQUAL
 
 
 def test_rounding_that_was_measured_is_allowed_for():
@@ -509,7 +651,11 @@ def test_what_can_t_be_compared_is_refused_in_one_sentence(repository, tmp_path)
         (("--minutes", "0"), "more than 0"),
         (("--warm-up", "0"), "at least 1"),
         (("--steps", "2"), "at least 3"),
+        (("--patience", "nan"), "more than 0"),
+        (("--fail-if-slower", f"{'9' * 400}%"), "with its sign"),
         (("--output", "."), "exists already"),
+        (("--output", "/proc/nowhere/gate"), "/proc/nowhere"),
+        (("python", "train.py", "--strict"), "write -- between"),
         ((), "name the command"),
     ],
 )

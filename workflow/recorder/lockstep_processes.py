@@ -52,6 +52,7 @@ def write(about):
         "pid": os.getpid(),
         "parent": os.getppid(),
         "elsewhere": imported_from_elsewhere(),
+        "read": sorted(_opened),
         **about,
     }
     _write(f"process.{os.getpid()}.json", about)
@@ -102,6 +103,22 @@ def _installed_from_elsewhere():
         if url.scheme == "file" and inside and not origin.get("dir_info", {}).get("editable"):
             names |= {str(file).partition("/")[0].removesuffix(".py") for file in distribution.files or ()}
     return names
+
+
+_opened = set()  # files in LOCKSTEP_ELSEWHERE
+
+
+def watch_files():
+    """Note the files in LOCKSTEP_ELSEWHERE that this process opens from now on."""
+
+    def note(event, arguments):
+        if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+            real = os.path.realpath(os.fsdecode(arguments[0]))
+            if real.startswith(ELSEWHERE + os.sep) and not real.startswith(os.path.realpath(sys.prefix) + os.sep):
+                _opened.add(real)
+
+    if ELSEWHERE:
+        sys.addaudithook(note)
 
 
 _real_path = functools.cache(os.path.realpath)  # asked for each module again at each writing

@@ -4,7 +4,7 @@ It runs in the script's own Python, whose code knows nothing of Lockstep. So it 
 that the script computes except dropout, and writes one file per process into the recording's folder.
 
 For each optimizer step of this process it records a hash of each sample that went into the model, the loss that was
-differentiated, the learning rates, and the norm and a sketch of each parameter's gradient and new value. A sketch
+differentiated, the optimizer's settings, and the norm and a sketch of each parameter's gradient and new value. A sketch
 consists of 61 sums, each over every 61st number. Sketches are linear, so the distance of two sketches estimates the
 distance of two tensors. 61 is prime, so that no row or column of a usual matrix falls into a single sum.
 
@@ -30,6 +30,8 @@ REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are rev
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
+# What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
+SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
 WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -334,6 +336,15 @@ def after_step(optimizer, *_):
 def _describe(optimizer):
     state.step["line"] = line()
     state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    trained = [group for group in optimizer.param_groups if any(each.grad is not None for each in group["params"])]
+    state.step["settings"] = [{name: plainly(group[name]) for name in SETTINGS if name in group} for group in trained]
+
+
+def plainly(value):
+    """A setting of an optimizer as JSON can hold it."""
+    if isinstance(value, (list, tuple)):
+        return [plainly(each) for each in value]
+    return float(value) if hasattr(value, "item") else value
 
 
 def of_same_step():
@@ -349,6 +360,7 @@ def step_done():
         last["weights"], last["hashes"], _ = weights()
         last["gradients"] |= state.step["gradients"]
         last["rates"] += state.step["rates"]
+        last["settings"] = last.get("settings", []) + state.step.get("settings", [])
         last["own_rates"] = last.get("own_rates", []) + state.step.get("own_rates", [])
         state.step = _empty_step()
         return write()
@@ -827,6 +839,7 @@ def change_deepspeed_itself(module):
 
 
 random.seed(_seed())
+processes.watch_files()
 CHANGES = {
     "torch": change_torch,
     "numpy": change_numpy,

@@ -12,6 +12,7 @@ wrongly, 3 if undecided and --strict, and 4 if it could not be measured.
 """
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -94,19 +95,26 @@ def _main() -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> gate.Asked:
-    command = cli.users_command(arguments.command, "lockstep gate --against main -- python train.py")
+    example = "lockstep gate --against main -- python train.py"
+    command = cli.users_command(arguments.command, example)
+    if arguments.command[0] != "--":  # options after the command would be taken for its own, without a word
+        raise BadInput(f"write -- between the gate's options and your command, as in: {example}")
     given = re.fullmatch(r"(\d+(?:\.\d+)?)%", arguments.fail_if_slower.strip())
-    if not given:
+    if not given or not math.isfinite(float(given[1])):
         raise BadInput(f"--fail-if-slower {arguments.fail_if_slower}: give a share with its sign, as 5%")
     if arguments.blocks < gate.FEWEST_BLOCKS:
         raise BadInput(f"--blocks {arguments.blocks}: at least {gate.FEWEST_BLOCKS} are needed for an interval")
     if not arguments.minutes > 0:
         raise BadInput(f"--minutes {arguments.minutes:g}: give more than 0")
+    if not arguments.patience > 0:
+        raise BadInput(f"--patience {arguments.patience:g}: give more than 0 seconds")
     if arguments.warm_up < 1:
         raise BadInput(f"--warm-up {arguments.warm_up}: at least 1 is needed, after which the clock starts")
     if arguments.steps < 0 or 0 < arguments.steps < gate.recording.FEWEST:
         raise BadInput(f"--steps {arguments.steps}: at least {gate.recording.FEWEST} are needed")
     cli.must_be_new(arguments.output)
+    if arguments.output:
+        _must_be_writable(arguments.output.parent)
     return gate.Asked(
         command=command,
         slower=float(given[1]) / 100,
@@ -117,6 +125,15 @@ def _asked(arguments: argparse.Namespace) -> gate.Asked:
         patience=arguments.patience,
         keep_dropout=arguments.keep_dropout,
     )
+
+
+def _must_be_writable(folder: Path) -> None:
+    """Make a folder. Raise BadInput if files can't be written in it, which would otherwise be known after all runs."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BadInput(f"--output: {folder} can't be written ({error.strerror}). Name another folder.") from None
 
 
 def _write(outcome: gate.Outcome, runs: Path, output: Path) -> None:

@@ -4,7 +4,7 @@ Everything is read from the folder, so it may be another machine's. Seconds are 
 """
 
 from dataclasses import fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -105,12 +105,16 @@ class Results:
     def compare(self, other: "Results | Path | str", across: tuple[str, ...] = ()) -> pd.DataFrame:
         """The rows of another results folder beside these: its time over this one's, with a 95 % interval.
 
-        Raises BadInput if the two can't be compared, as `lockstep compare` does; across: differences that are allowed
-        all the same (report/comparison.py: KINDS).
+        Raises BadInput if the two can't be compared, as `lockstep compare` does, or hold the same runs; across:
+        differences that are allowed all the same (report/comparison.py: KINDS).
         """
         from lockstep.report import comparison
+        from lockstep.report.words import say
 
         theirs = other.folder if isinstance(other, Results) else Path(other)
+        compared = comparison.compare(self.folder, theirs, set(across))
+        if compared.copied:
+            raise BadInput(say("compare_copied", first=self.folder, other=theirs).en)
         lines = [
             {
                 "row": line.row,
@@ -121,7 +125,7 @@ class Results:
                 "high": line.ratio.high if line.ratio.kind else np.nan,
                 "distinct": line.ratio.distinct,
             }
-            for line in comparison.compare(self.folder, theirs, set(across)).lines
+            for line in compared.lines
         ]
         return pd.DataFrame(lines).set_index("row")
 
@@ -130,16 +134,10 @@ class Results:
         """The names of the pictures that there is something to draw for."""
         return list(self._drawings())
 
-    def plot(self, name: str):
-        """A picture of the page, as a matplotlib Figure. Raises BadInput if there is none of this name."""
-        from lockstep.report import charts
-
-        drawings = self._drawings()
-        if name not in drawings:
-            raise BadInput(f"plot: there is no picture {name!r} here. There are: {', '.join(drawings)}.")
-        figure = drawings[name]().figure
-        charts.plt.close(figure)  # a notebook would show it twice, and keep every one
-        return figure
+    @property
+    def plot(self) -> "Plots":
+        """The page's pictures: `r.plot("memory")`, or `r.plot.memory()`."""
+        return Plots(self)
 
     def _drawings(self) -> dict:
         from lockstep.report import charts
@@ -152,6 +150,34 @@ class Results:
             **empty | {name: value for name, value in known.items() if value is not None or name not in empty}
         )
         return dict(charts.drawings(summary))
+
+
+class Plots:
+    """The page's pictures as matplotlib Figures, by name: a call, or a method of that name."""
+
+    def __init__(self, results: Results):
+        self._results = results
+
+    def __call__(self, name: str):
+        """A picture of the page. Raises BadInput if there is none of this name."""
+        from lockstep.report import charts
+
+        drawings = self._results._drawings()
+        if name not in drawings:
+            raise BadInput(f"plot: there is no picture {name!r} here. There are: {', '.join(drawings)}.")
+        figure = drawings[name]().figure
+        charts.plt.close(figure)  # a notebook would show it twice, and keep every one
+        return figure
+
+    def __getattr__(self, name: str):
+        if name.startswith("_"):  # asked for by copies and by notebooks
+            raise AttributeError(name)
+        if name not in self._results.pictures:
+            raise AttributeError(f"there is no picture {name!r} here. There are: {', '.join(self._results.pictures)}.")
+        return partial(self, name)
+
+    def __dir__(self) -> list[str]:
+        return self._results.pictures  # what a notebook completes
 
 
 def load(folder: Path | str = paths.RESULTS) -> Results:

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -26,6 +27,7 @@ FORMAT = 1
 ENDING = ".record"
 MOST = 5_000_000  # bytes of a record
 MOST_UNPACKED = 200_000_000  # bytes; what claims more is refused unread
+MOST_OF_CONFIG = 1_000_000  # bytes, since YAML is read slowly
 MOST_ALIASES = 20  # of YAML
 MEMORY = 200_000_000  # bytes that unpacking may take; what `pack` makes takes a third
 
@@ -50,7 +52,8 @@ OF_A_RUN = (*journal.OF_A_RUN, paths.VERDICT, paths.PROFILE, paths.TEST_REPORT)
 RUNS = [f"{kind}/{paths.run_name('*', '*', '*')}" for kind in (Kind.TIMED, Kind.TRIAL, Kind.PROFILE)]
 PATTERNS = (*OF_RESULTS, *(f"{run}/{name}" for run in RUNS for name in OF_A_RUN))
 ERRORS = ".error.json"  # of ranks; they quote programs and data
-NUMBERS = (".npz", ".npy")  # arrays, which hold no words
+ARRAYS = ".npz"  # compressed
+NUMBERS = (ARRAYS, ".npy")  # arrays, which hold no words
 OF_ACCEPTANCE = ("proofs", "times")  # folders of `lockstep accept`, each laid out as results are
 
 NAME = {"type": "string", "maxLength": 200}
@@ -161,8 +164,11 @@ def unpack(file: Path, folder: Path) -> Record:
     needed = [paths.ACCEPT] if manifest["kind"] == "acceptance" else REQUIRED
     if missing := [name for name in needed if name not in members]:
         raise BadInput(f"{file}: is of {manifest['kind']}, and has no {missing[0]}.")
-    if _aliases(members.get(REQUIRED[0], b"")) > MOST_ALIASES:
-        raise BadInput(f"{file}: its configuration has more aliases than any that Lockstep writes.")
+    asked = members.get(REQUIRED[0], b"")
+    if len(asked) > MOST_OF_CONFIG or _aliases(asked) > MOST_ALIASES:
+        raise BadInput(f"{file}: its configuration is longer, or has more aliases, than any that Lockstep writes.")
+    if sum(_of_arrays(content) for name, content in members.items() if name.endswith(ARRAYS)) > MOST_UNPACKED:
+        raise BadInput(f"{file}: its arrays unpack to more than {MOST_UNPACKED // 10**6} MB, which no record does.")
     if manifest["kind"] == "benchmark" and paths.ACCEPT in members:
         raise BadInput(f"{file}: is of a benchmark, and has {paths.ACCEPT}.")
     for name, content in ({MANIFEST: content_of_manifest} | members).items():
@@ -267,6 +273,15 @@ def _aliases(content: bytes) -> int:
     try:
         return sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return 0  # damaged, which is told where it is read
+
+
+def _of_arrays(content: bytes) -> int:
+    """How many bytes the arrays in a file of NumPy's have once they are unpacked; no more are read of it."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return 0  # damaged, which is told where it is read
 
 

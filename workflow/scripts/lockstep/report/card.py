@@ -81,7 +81,8 @@ def _gain(row: dict) -> str:
     if row["speedup"] is None or (row["strategy"] == BASELINE and row.get("speedup_low") is None):
         return ""
     limits = [row.get("speedup_low"), row.get("speedup_high")]
-    between = "" if None in limits else f" ({limits[0]:.2f} to {limits[1]:.2f})"
+    nothing = None in limits or limits[0] == limits[1]  # as where single is compared with itself
+    between = "" if nothing else f" ({limits[0]:.2f} to {limits[1]:.2f})"
     return f"{row['speedup']:.2f}x{between}"
 
 

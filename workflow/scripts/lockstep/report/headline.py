@@ -54,11 +54,14 @@ def figures(summary: Summary) -> list[Figure]:
 
 
 def box(summary: Summary) -> list[Text]:
-    """The lines that answer the main question: which row to use, and how to learn more."""
+    """The lines that answer the main question: which row to use, which are not told from it, and how to learn more."""
     said = lines(summary)
     done = [row for row in summary.finished_rows if trusted(summary.runs[row["row"]])]
-    further = [] if not done or too_short(done) else _further(recommended(done), done, summary)
-    return [line for line in said[:2] if line in (said[0], *further)]
+    if not done or too_short(done):
+        return said[:1]
+    best = recommended(done)
+    answering = [*answer(best, done, summary), *_further(best, done, summary)]
+    return [line for line in said if line in answering] or said[:1]
 
 
 def lines(summary: Summary) -> list[Text]:
@@ -89,7 +92,7 @@ def _times(done: list[dict], summary: Summary) -> list[Text]:
     alone = summary.ladder and sum(row["division"] == "closed" for row in done) == 1
     sentences = []
     if not alone:
-        sentences = [answer(best, done, summary), *_further(best, done, summary), *_later(best, done, summary)]
+        sentences = [*answer(best, done, summary), *_further(best, done, summary), *_later(best, done, summary)]
     baseline = next((row for row in done if row["strategy"] == BASELINE and row["speedup"]), None)
     if baseline and best is not baseline and not alone:
         ratio = summary.ratios.get(best["row"], {}).get(baseline["row"])
@@ -165,21 +168,22 @@ def _open(ladder: dict) -> Text:
     return say("open", row=level["row"], baseline=ladder["baseline"], **figures)
 
 
-def answer(best: dict, done: list[dict], summary: Summary) -> Text:
-    """The first sentences: which row to use, what it gains, whether it is the same model, and from which rows the runs
-    can't tell it apart."""
+def answer(best: dict, done: list[dict], summary: Summary) -> list[Text]:
+    """Which row to use, what it gains, and whether it is the same model, in at most 25 words; then, in a line each, from
+    which rows the runs can't tell it apart, and how much longer the slowest one takes."""
     alike, last = undecided(best, done, summary), slowest_comparable(best, done, summary)
-    slowest = same("")
+    slowest = []
     if is_faster(best, last, summary):
         ratio = f"{1 / summary.ratios[best['row']][last['row']]['value']:.2f}"
-        slowest = say("slowest", row=last["row"], ratio=ratio, best=best["row"])
+        slowest = [say("slowest", row=last["row"], ratio=ratio, best=best["row"])]
     if best["repeats"] == 1 or not best["place"]:
         once = "fastest_once" if best["repeats"] == 1 else "fastest"
         most = max(done, key=lambda row: row["devices"])
-        return say(once, devices=devices_of(most), row=best["row"], slowest=slowest)
-    ties = say("undecided", rows=some([row["row"] for row in alike], 2)) if alike else same("")
+        return [say(once, devices=devices_of(most), row=best["row"]), *slowest]
+    names = [row["row"] for row in alike]
+    ties = [say("undecided", best=best["row"], rows=some(names, 2))] if names else []
     gain = say("use_gain_none") if best["strategy"] == BASELINE else _gain(best, baseline_share(summary))
-    return say("use", row=best["row"], gain=gain, proof=_proof(best), ties=ties, slowest=slowest)
+    return [say("use", row=best["row"], gain=gain, proof=_proof(best)), *ties, *slowest]
 
 
 def _later(best: dict, done: list[dict], summary: Summary) -> list[Text]:

@@ -44,6 +44,8 @@ class Tree:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)  # its folder may be gone
+        if not _names(self.folder, "ls-files", "-z"):
+            return  # a commit without files, of which Git restores none
         # A link that stands for a submodule would be replaced by an empty folder.
         links = [f":(exclude,top,literal){name}" for name in self.shared]
         _git(self.folder, "checkout", "--quiet", "--force", "HEAD", "--", ".", *links)
@@ -133,7 +135,18 @@ def _check_out(repository: Path, tree: Tree) -> None:
     filters = _git(repository, "config", "--local", "--get-regexp", r"^filter\.", check=False)
     for key, _, value in (line.partition(" ") for line in filters.splitlines()):
         _git(tree.folder, "config", key, value)
+    _fetch_contents(repository, tree.commit)
     _git(tree.folder, "checkout", "--quiet", "--detach", tree.commit)
+
+
+def _fetch_contents(repository: Path, commit: str) -> None:
+    """Let a partial clone, as `git clone --filter=blob:none` makes it, fetch all files of a commit.
+
+    It fetches what is missing when it is read, and all of it at once for a comparison with a commit without files.
+    """
+    if _git(repository, "config", "--get-regexp", r"^remote\..*\.promisor$", check=False):
+        nothing = _git(repository, "hash-object", "-t", "tree", os.devnull)
+        _git(repository, "diff-tree", "-r", "--numstat", nothing, commit)
 
 
 def _copy_changes(repository: Path, folder: Path, shared: list[Path]) -> None:
@@ -141,6 +154,12 @@ def _copy_changes(repository: Path, folder: Path, shared: list[Path]) -> None:
     for path in folder.iterdir():
         if path.name != ".git":
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    # A sparse checkout has not all files of its commit, which are no deletions.
+    skipped = [name[2:] for name in _names(repository, "ls-files", "-z", "-t") if name.startswith("S ")]
+    absent = [name for name in skipped if not os.path.lexists(repository / name)]
+    if absent:
+        list_of = os.fsencode("\0".join(absent))
+        _run(folder, "--literal-pathspecs", "checkout", "HEAD", *FROM_A_LIST, given=list_of)
     for name in _names(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"):
         source, target = repository / name, folder / name
         beneath = [repository / part for part in Path(name).parents]
@@ -156,6 +175,9 @@ def _copy_changes(repository: Path, folder: Path, shared: list[Path]) -> None:
     _git(folder, *plain, "add", "--all", "--force", ".")
     author = ("-c", "user.name=lockstep", "-c", "user.email=lockstep@localhost", "-c", "commit.gpgsign=false")
     _git(folder, *author, "commit", "--quiet", "--no-verify", "--allow-empty", "--message", "The working tree")
+
+
+FROM_A_LIST = ("--pathspec-from-file=-", "--pathspec-file-nul")
 
 
 def _refuse(path: Path, repository: Path, trees: tuple[Tree, Tree]) -> None:
@@ -191,11 +213,11 @@ OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY
 OF_A_HOOK += ("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")
 
 
-def _run(folder: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess:
+def _run(folder: Path, *words: str, check: bool = True, given: bytes = b"") -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_HOOK}
     command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
     try:
-        finished = subprocess.run(command, capture_output=True, env=environment, check=False)
+        finished = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
     except FileNotFoundError:
         raise BadInput("git is not installed, and the commits to compare are Git's") from None
     if finished.returncode and check:

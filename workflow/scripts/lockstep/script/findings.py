@@ -190,6 +190,8 @@ def two_commits(one: Recording, other: Recording, rounding: list[tuple[float, fl
     """
     rounding = rounding or [(0.0, 0.0)]
     found = two_scripts(one, other, rounding)
+    found += [each for each in _other_settings(one, other) if each.kind not in {earlier.kind for earlier in found}]
+    found.sort(key=lambda finding: finding.kind == "step")  # after its cause, which a setting is
     kinds = [sorted(each.ranks[0]["notes"].get("precisions", [])) for each in (one, other)]
     if kinds[0] != kinds[1]:
         says = " against ".join(", ".join(each).replace("torch.", "") for each in kinds)
@@ -224,6 +226,53 @@ def _other_start(one: Recording, other: Recording) -> list[Finding]:
     if not _initial_distance(one, other) <= SMALLEST_ELSE:
         return [Finding("beginning", DIFFERENT, "they begin with other weights", "seed both alike.")]
     return []
+
+
+def _other_settings(one: Recording, other: Recording) -> list[Finding]:
+    """What optimizers are told otherwise, in the first step with such a difference.
+
+    In so few steps it may move weights by less than rounding is allowed to, as a slightly other weight decay does.
+    Groups of parameters are not compared one by one, since a change may order or divide them otherwise.
+    """
+    for step in range(min(one.steps, other.steps)):
+        mine, theirs = (_settings(each, step) for each in (one, other))
+        found = [
+            Finding(
+                "rate" if name == "lr" else "setting",
+                DIFFERENT,
+                f"{'learning rate' if name == 'lr' else name.replace('_', ' ')}"
+                f" {_listed(map(_number, mine[name]))} against {_listed(map(_number, theirs[name]))}",
+                step=step + 1,
+                line=_line(one, step),
+            )
+            for name in mine
+            if name in theirs and not (_among(mine[name], theirs[name]) and _among(theirs[name], mine[name]))
+        ]
+        if found:
+            return found
+    return []
+
+
+def _settings(recorded: Recording, step: int) -> dict[str, list]:
+    """The different values of each setting of rank 0's optimizers, over all groups of parameters with gradients."""
+    values: dict[str, list] = {}
+    for group in recorded.ranks[0]["steps"][step].get("settings", []):
+        for name, value in group.items():
+            if value is not None and value not in values.setdefault(name, []):
+                values[name].append(value)
+    return {name: several for name, several in values.items() if several}
+
+
+def _among(values: list, others: list) -> bool:
+    """Whether each value is one of the others, to the rounding of a schedule that is written in another way."""
+    return all(
+        any(np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-6, atol=0) for other in others)
+        for value in values
+    )
+
+
+def _number(value) -> str:
+    return f"({', '.join(map(_number, value))})" if isinstance(value, list) else f"{value:.6g}"
 
 
 def _same_samples_in(one: Recording, other: Recording, step: int) -> bool:

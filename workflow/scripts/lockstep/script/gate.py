@@ -6,8 +6,10 @@ drifts of a shared machine meet both alike, and what is compared are seconds per
 the processes. The ratio has the interval of paired runs (stats.ratio).
 """
 
+import filecmp
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -107,11 +109,10 @@ def _blocks_to_decide(base: list[float], ours: list[float], border: float) -> in
     """How many more blocks would decide, if ratios go on to vary as they did."""
     logarithms = np.log(ours) - np.log(base)
     away, deviation = abs(float(logarithms.mean()) - np.log(border)), float(logarithms.std(ddof=1))
-    for more in range(1, MOST_MORE + 1):
-        blocks = len(base) + more
-        if blocks >= FEWEST_BLOCKS and float(stdtrit(blocks - 1, 0.975)) * deviation / blocks**0.5 < away:
-            return more
-    return None
+    blocks = len(base) + np.arange(1, MOST_MORE + 1)
+    decides = stdtrit(blocks - 1, 0.975) * deviation / np.sqrt(blocks) < away
+    enough = np.flatnonzero(decides & (blocks >= FEWEST_BLOCKS))
+    return int(enough[0]) + 1 if len(enough) else None
 
 
 def run(
@@ -285,21 +286,30 @@ class Runs:
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         mapped = [self._in_tree(path, tree) for path in given if path]
         paths = os.pathsep.join([*self.paths[tree.folder.name], *mapped])
-        named = {name: self._in_tree(os.environ[name], tree) for name in NAME_THE_TREE if name in os.environ}
+        # As GITHUB_WORKSPACE, by which scripts find their repository.
+        copies = {name: self._in_tree(value, tree) for name, value in os.environ.items() if name not in KEPT}
+        named = {name: value for name, value in copies.items() if value != os.environ[name]}
         variables = {"LOCKSTEP_ELSEWHERE": str(self.repository), "PWD": str(tree.folder / self.within)}
         return named | variables | ({"PYTHONPATH": paths} if paths else {})
 
-    def _in_tree(self, word: str, tree: Tree) -> str:
-        """The copy of a path within the user's tree, if there is one; anything else as it is."""
+    def _in_tree(self, text: str, tree: Tree) -> str:
+        """A text with the copies of all paths within the user's tree that have one, as in --config=/home/me/x.yaml."""
+        whole = self._copy_of(text, tree)
+        return whole if whole != text else PATH.sub(lambda match: self._copy_of(match[0], tree), text)
+
+    def _copy_of(self, word: str, tree: Tree) -> str:
         path = Path(word)
-        if not path.is_absolute() or not path.exists() or not path.resolve().is_relative_to(self.repository):
+        try:
+            if not path.is_absolute() or not path.exists() or not path.resolve().is_relative_to(self.repository):
+                return word
+        except (OSError, ValueError):  # as for a text that is too long for a path
             return word
         copy = tree.folder / path.resolve().relative_to(self.repository)
         return str(copy) if copy.exists() else word
 
 
-# Variables by which scripts find their repository in CI.
-NAME_THE_TREE = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR", "BUILDKITE_BUILD_CHECKOUT_PATH", "WORKSPACE")
+PATH = re.compile(r"/[^\s:;,=\"'()|&<>]+")  # in a text
+KEPT = ("HOME", "OLDPWD", "PYTHONPATH")  # where caches are, though it be the repository; and what has its own rule
 
 
 def _root(name: str, file: str, repository: Path) -> Path | None:
@@ -318,18 +328,31 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
     """
     before, now = runs.record(base), runs.record(ours)
     torch = _version(now)
-    if (step := findings.not_finite(before)) and findings.not_finite(now) == step:
-        raise RunFailed(f"in step {step} weights become infinite or NaN in both commits")
+    for tree, recorded in ((base, before), (ours, now)):
+        if file := _read_from_elsewhere(recorded, base, ours, runs.repository):
+            raise RunFailed(
+                f"{tree.name}: it read {file} in your own folder, so that both commits would read the same, though they"
+                " differ in it. Name it by a path from the script, or from where the command is started"
+            )
+    no_numbers = ""
+    if step := findings.not_finite(before):
+        where = "both commits" if findings.not_finite(now) == step else base.name
+        no_numbers = f"in step {step} weights become infinite or NaN in {where}, and nothing can be compared with them"
+        before, now = before.until(step - 1), now.until(step - 1)
+    if not before.steps:
+        raise RunFailed(no_numbers)
     found = findings.two_commits(now, before)
     wrong = findings.wrong_of(found)
+    if not wrong and no_numbers:
+        raise RunFailed(no_numbers)
     if not wrong:
         return EQUAL, found, torch
-    if findings.wrong_of(findings.two_commits(runs.record(base), before)):
+    if findings.wrong_of(findings.two_commits(runs.record(base).until(before.steps), before)):
         raise RunFailed(f"two runs of {base.name} alone differ as well, so that the command needs a seed")
     if {each.kind for each in wrong} <= {"gradient", "step"}:
         # Sums in another order are no other model: how far that goes is measured, by the base alone.
         try:
-            rounding = runs.rounding(base, before)
+            rounding = runs.rounding(base, before)[: before.steps]
         except RunFailed as error:
             rounding, why = [], str(error)
         if max(map(max, rounding), default=0.0) in (0.0, np.inf):
@@ -340,7 +363,21 @@ def _compare_models(base: Tree, ours: Tree, runs: Runs) -> tuple[str, list[Findi
         if findings.ABOVE_FLOOR * max(map(max, rounding)) > findings.TOO_HIGH:
             raise RunFailed(f"{wrong[0].says}, but rounding alone moves {base.name} by {max(map(max, rounding)):.1%}")
         found = findings.two_commits(now, before, rounding)
+    if no_numbers and not findings.wrong_of(found):
+        raise RunFailed(no_numbers)
     return (UNEQUAL if findings.wrong_of(found) else EQUAL), found, torch
+
+
+def _read_from_elsewhere(recorded: recording.Recording, base: Tree, ours: Tree, repository: Path) -> Path | None:
+    """A file that was read from the user's own tree, and that the two commits do not have alike."""
+    for file in sorted(recorded.read):
+        name = Path(file).relative_to(repository)
+        copies = [tree.folder / name for tree in (base, ours)]
+        present = [copy for copy in copies if copy.is_file()]
+        no_content = any(name.is_relative_to(path) for path in ours.shared) or {".git", "__pycache__"} & {*name.parts}
+        if present and not no_content and (len(present) == 1 or not filecmp.cmp(*present, shallow=False)):
+            return name
+    return None
 
 
 def _version(recorded: recording.Recording) -> str:

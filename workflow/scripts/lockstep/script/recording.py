@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,11 @@ class Recording:
         return {name: file for rank in self.ranks for name, file in rank["elsewhere"].items()}
 
     @property
+    def read(self) -> set[str]:
+        """The files in that folder that Python opened, without modules and environments."""
+        return {file for rank in self.ranks for file in rank.get("read", ())}
+
+    @property
     def last_words(self) -> str:
         """The last line of its output; empty if the output was not kept."""
         return _last_words(self.log) if self.log else ""
@@ -58,6 +63,10 @@ class Recording:
     def steps(self) -> int:
         """The number of steps that every rank has done."""
         return min(len(rank["steps"]) for rank in self.ranks)
+
+    def until(self, steps: int) -> "Recording":
+        """The same without later steps."""
+        return replace(self, ranks=[rank | {"steps": rank["steps"][:steps]} for rank in self.ranks])
 
 
 @dataclass(frozen=True)
