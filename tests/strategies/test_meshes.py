@@ -13,13 +13,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertForSequenceClassification, BertModel
 
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
 from lockstep.run import refusals
-from lockstep.strategies import tp
+from lockstep.strategies import cp, pp, tp
 from tests.conftest import copy_project
 from tests.rank.test_resumption import kill, wait_for_step
 
@@ -534,6 +534,13 @@ def test_a_trial_has_ranks_for_all_groups(groups, processes, trial):
     assert proven.hardware.processes == trial
 
 
+def test_a_trial_may_have_more_ranks():
+    hardware = {"device": "cpu", "processes": 8, "oversubscribe": True}
+    rows = {"x": {"strategy": "tp"}, "y": {"strategy": "fsdp", "processes": 6}}
+    checked = reading.parse({"hardware": hardware, "rows": rows, "trial_processes": 8})
+    assert [checked.trial(row).hardware.processes for row in checked.rows.values()] == [8, 6]
+
+
 @pytest.mark.parametrize(("rows", "parts"), [(8, 2), (7, 2), (7, 3), (1, 1), (1024, 3)])
 def test_padding_has_no_gradient_on_the_rank_that_has_it_only(rows, parts):
     """PyTorch divides as torch.chunk does."""
@@ -547,6 +554,69 @@ def test_padding_has_no_gradient_on_the_rank_that_has_it_only(rows, parts):
 def test_a_model_that_it_can_t_divide_is_named():
     with pytest.raises(RunFailed, match="how to divide the layers of Linear: transformers has no plan for it"):
         tp.plan_of(torch.nn.Linear(2, 2))
+
+
+def decoder(family: str, **settings):
+    """A small language model of a family of transformers."""
+    size = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    size |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **size, tie_word_embeddings=False, **settings)
+    ).train()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "says"),
+    [
+        ("gemma2", {}, "cp would change Gemma2ForCausalLM, whose attention PyTorch's kernels do not compute"),
+        ("gpt_oss", {}, "cp would change GptOssForCausalLM"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"]},
+            "cp can't divide Lfm2ForCausalLM: not only its attention",
+        ),
+        ("bloom", {"n_head": 4}, "cp can't reach the attention of BloomForCausalLM"),
+        *((family, {}, "") for family in ("llama", "qwen3", "mistral", "gpt2")),
+    ],
+)
+def test_tokens_are_divided_only_where_nothing_but_attention_looks_at_others(family, settings, says):
+    """Otherwise a run would end well, and have trained another model."""
+    model = decoder(family, **settings)
+    usual = model.config._attn_implementation
+    if says:
+        with pytest.raises(RunFailed, match=re.escape(says)):
+            cp.require_attention_alone(model)
+    else:
+        cp.require_attention_alone(model)
+    assert (model.config._attn_implementation, model.training) == (usual, True)
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 12.0])
+def test_stages_are_refused_where_each_would_scale_the_embeddings_again(multiplier):
+    model = decoder("granite", embedding_multiplier=multiplier)
+    if multiplier == 1:
+        pp.require_plain_ends(model)
+    else:
+        with pytest.raises(RunFailed, match="pp can't divide GraniteForCausalLM: it changes hidden states between"):
+            pp.require_plain_ends(model)
+    assert model.training
+    assert not model.model.layers[0]._forward_pre_hooks
+
+
+def test_stages_of_a_classifier_and_of_a_model_without_a_pooler_are_taken():
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=9, **size))
+    pp.require_plain_ends(model)
+    model.bert.pooler = None
+    pp.require_plain_ends(model)
+
+
+def test_a_weight_that_two_stages_would_have_is_refused():
+    model = decoder("llama")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    with pytest.raises(RunFailed, match=r"pp can't divide LlamaForCausalLM: lm_head\.weight is tied to another weight"):
+        pp.plan_of(model)
 
 
 @pytest.mark.parametrize(

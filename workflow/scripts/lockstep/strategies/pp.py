@@ -50,6 +50,7 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.names = list(model.state_dict())  # of all stages, in the model's order
+        require_plain_ends(model)
         # Taken before the model goes to the device, which may be too small for the whole of it.
         self.part = Part(model, self.stage, self.options["stages"], self.autocast)
         super().prepare(model, make_optimizer)
@@ -266,3 +267,43 @@ def plan_of(model):
             " Llama, whose `base_model_pp_plan` in transformers has three parts: before the layers, the layers, after"
         )
     return plan
+
+
+def require_plain_ends(model):
+    """Raise RunFailed if a model changes hidden states just before or after its layers, as by a factor of embeddings.
+
+    Each stage would do so again, because it runs the model's own forward pass without the layers of the others.
+    """
+    before, layers, after = plan_of(model)
+    body, seen = model.base_model, {}
+    every = body.get_submodule(layers)
+
+    def watch(module, taken, made):
+        def taking(module, inputs, named):
+            seen[taken] = inputs[0] if inputs else named["hidden_states"]
+
+        def making(module, inputs, outputs):
+            seen[made] = outputs[0] if isinstance(outputs, tuple) else outputs
+
+        hooks.append(taken and module.register_forward_pre_hook(taking, with_kwargs=True))
+        hooks.append(made and module.register_forward_hook(making))
+
+    hooks = []
+    watch(getattr(body, before), None, "embeddings")
+    watch(every[0], "first layer", None)
+    watch(every[-1], None, "last layer")
+    if getattr(body, after) is not None:  # a pooler may be left out
+        watch(getattr(body, after), "end", None)
+    training = model.training
+    model.eval()  # so that no random number is drawn
+    with torch.no_grad():
+        outputs = body(input_ids=torch.ones((1, 2), dtype=torch.long))
+    model.train(training)
+    for hook in filter(None, hooks):
+        hook.remove()
+    end = seen.get("end", outputs.last_hidden_state)
+    if not (torch.equal(seen["embeddings"], seen["first layer"]) and torch.equal(seen["last layer"], end)):
+        raise RunFailed(
+            f"pp can't divide {type(model).__name__}: it changes hidden states between its embeddings and its layers,"
+            " or after them, which each stage would do again. Use fsdp or tp"
+        )
