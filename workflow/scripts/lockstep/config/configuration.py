@@ -165,7 +165,10 @@ class Config(Asked):
         return self._processes_of_trial(row) // row.ranks_per_replica
 
     def _accumulation_of_trial(self, row: Row) -> int:
-        return min(row.train.accumulation, TRIAL_BATCH // self._replicas_of_trial(row))
+        most = TRIAL_BATCH // self._replicas_of_trial(row)
+        if row.train.accumulation <= most:
+            return row.train.accumulation
+        return most - most % row.ranks_per_replica or most  # a pipeline's ranks may take micro-batches in rounds
 
     def _trial(self, row: Row, own: dict) -> Row:
         most = self._processes_of_trial(row)
