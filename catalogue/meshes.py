@@ -44,13 +44,14 @@ COMMON = {
     "model": {"hidden_size": 64, "layers": 8, "heads": 8},
     "data": {"limit": 400, "max_length": 32},
     "hardware": {"device": "cpu", "processes": 8, "threads": 1, "oversubscribe": True, "timeout": 300},
+    "train": {"global_batch": 48},  # which all numbers of replicas and micro-batches here divide
     "trial_processes": 8,
 }
 KINDS = {
     "bert_adamw": ("BERT, AdamW", {}),
-    "bert_sgd": ("BERT, SGD", {"train": {"optimizer": "sgd"}}),
-    "llama_adamw": ("Llama, AdamW", {"task": "language-modelling", "train": {"best": "perplexity"}}),
-    "llama_sgd": ("Llama, SGD", {"task": "language-modelling", "train": {"best": "perplexity", "optimizer": "sgd"}}),
+    "bert_sgd": ("BERT, SGD", {"optimizer": "sgd"}),
+    "llama_adamw": ("Llama, AdamW", {"best": "perplexity"}),
+    "llama_sgd": ("Llama, SGD", {"best": "perplexity", "optimizer": "sgd"}),
 }
 MARKS = ("<!-- meshes: begin -->", "<!-- meshes: end -->")
 
@@ -83,7 +84,8 @@ def asked(kind: str) -> dict:
     for name, (row, growing, fewest) in ROWS.items():
         for size in SIZES[SIZES.index(fewest) :]:
             rows[f"{name}_{size}"] = row | {"processes": size} | dict.fromkeys(growing, size)
-    return COMMON | KINDS[kind][1] | {"rows": rows}
+    task = "language-modelling" if kind.startswith("llama") else "text-classification"
+    return COMMON | {"task": task, "train": COMMON["train"] | KINDS[kind][1], "rows": rows}
 
 
 def prove(folder: Path, kind: str, minutes: float) -> dict[str, dict]:

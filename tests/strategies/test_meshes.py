@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import cache
 
 import numpy as np
@@ -453,6 +454,9 @@ def test_a_rank_that_stands_still_or_dies_ends_the_run(place, row, sent, says):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1, said
     assert says in said
+    end = time.monotonic() + 20  # one that stood still is gone once it has been killed and its parent knows
+    while any(map(psutil.pid_exists, ranks)) and time.monotonic() < end:
+        time.sleep(0.1)
     assert not any(map(psutil.pid_exists, ranks))
 
 
