@@ -5,7 +5,9 @@ import re
 import pytest
 
 from catalogue import __main__ as program
-from catalogue import table
+from catalogue import meshes, table
+from lockstep.config import reading
+from lockstep.errors import BadInput
 from lockstep.files import write_json
 
 PACKAGES = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
@@ -90,3 +92,31 @@ def test_the_page_shows_what_is_kept_and_nothing_in_it_is_wrong():
     assert f"{program.MARKS[0]}\n{table.markdown(lines)}\n{program.MARKS[1]}" in shown
     assert not [line for line in lines if line["verdict"] in ("unequal", "failed")]
     assert set(re.findall(r'<a id="(\w+)">', shown)) == {line["row"] for line in lines} != set()
+
+
+@pytest.mark.parametrize("kind", meshes.KINDS)
+def test_rows_that_share_out_a_model_are_proven_with_all_their_processes(kind):
+    """Each trial has as many as its row. A classifier has no tokens to divide."""
+    config = reading.parse(meshes.asked(kind))
+    bert = kind.startswith("bert")
+    sizes = set()
+    for name, row in config.rows.items():
+        trial = config.trial(row)
+        if bert and row.strategy == "cp":
+            with pytest.raises(BadInput, match="it divides the tokens of a sequence"):
+                trial.refuse()
+            continue
+        for each in (row, trial):  # `lockstep accept` refuses a row, too, whose trial could be
+            each.refuse()
+        sizes.add(trial.hardware.processes)
+        assert name.endswith(f"_{trial.hardware.processes}")
+    assert sizes == {2, 4, 8}
+
+
+def test_their_table_has_the_distance_in_float64_and_names_what_is_wrong():
+    equal = {"proof": "equal", "fp64": {"losses": 1e-16, "weights": 3e-14}}
+    proven = {"tp_2": equal, "tp_4": EQUAL | {"fp64": None, "above_floor": 0.31}, "tp_8": WRONG}
+    lines = meshes.table({"llama_sgd": proven}).splitlines()
+    assert lines[0] == "| row | Llama, SGD |"
+    assert "| `tp, tensor: n` | 3e-14, fp32: 0.3, **unequal** |" in lines
+    assert "| `cp, context: 2, replicate: 2` | –, –, – |" in lines

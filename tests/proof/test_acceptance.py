@@ -9,6 +9,7 @@ import time
 import pytest
 
 from lockstep import paths
+from lockstep.proof import acceptance
 from lockstep.run import fork
 from tests import pretended
 from tests.conftest import copy_project
@@ -178,3 +179,12 @@ def test_a_fork_tells_how_it_ended():
     assert killed.poll() is None
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
+
+
+def test_rows_that_a_configuration_adds_are_proven_too(tmp_path):
+    """And those that it drops are not."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("rows: {single: null, mine: {strategy: tp, processes: 2}}\nhardware: {oversubscribe: true}\n")
+    _, usual = acceptance._read([acceptance.PROOFS], 0)
+    _, rows = acceptance._read([acceptance.PROOFS], 0, (file,))
+    assert [*rows] == [*(name for name in usual if name != "single"), "mine"]

@@ -416,6 +416,48 @@ def test_what_is_not_the_same_is_named(changes, ahead, message):
     assert message in peers.difference(ABOUT, ABOUT | changes, "node 1", ahead)
 
 
+def test_a_node_waits_for_what_snakemake_is_asked_for_and_heeds_what_it_is_asked_next(tmp_path):
+    """launch.py --config results/config.yaml, started first, as docs/several-machines.md has it."""
+    results, asked = tmp_path / "results", tmp_path / "results" / "config.yaml"
+    words = ["--results", str(results), "--config", str(asked), "--node-rank", "1"]
+    node = subprocess.Popen(
+        [sys.executable, str(paths.SCRIPTS / "launch.py"), *words],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lead, other = peers.OwnStatus(results, 0), peers.PeerStatus(results, 1)
+
+    def answer(call: str) -> dict:
+        """What the node says to a call for the row y."""
+        deadline = time.monotonic() + 60
+        while other.read().get("call") != call and time.monotonic() < deadline:
+            run = {"row": "y", "kind": "runs", "repeat": 1, "nodes": 2, "folder": str(results / "y")}
+            lead.say(phase=peers.CALLING, call=call, run=run, endpoint=["127.0.0.1", 1])
+            time.sleep(0.2)
+        lead.say(phase=peers.OVER, code=0, reason="")
+        return other.read()
+
+    try:
+        assert node.stdout.readline() == f"waiting for {asked}, which Snakemake writes on node 0\n"
+        hardware = {"device": "cpu", "processes": 1, "nodes": 2, "oversubscribe": True}
+        default = dict.fromkeys(reading.parse({}).source["rows"])
+        for row, says in (("x", "node 1 was started for x, but node 0 for y."), ("y", "can't reach node 0")):
+            rows = default | {row: {"strategy": "ddp"}}
+            asked.parent.mkdir(exist_ok=True)
+            asked.write_text(yaml.safe_dump({"hardware": hardware, "rows": rows}), encoding="utf-8")
+            said = answer(f"for {row}")
+            assert said["phase"] == peers.FAILED
+            assert says in said["reason"]
+        asked.write_text("rows: {y: {strategy: none}}", encoding="utf-8")
+        assert "'none' is not one of" in answer("unread")["reason"]
+    finally:
+        node.send_signal(signal.SIGINT)
+        said, _ = node.communicate(timeout=30)
+    assert said.splitlines()[-1] == "interrupted", said
+
+
 def test_a_scheduler_says_which_node_this_is(monkeypatch):
     for name in ("SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -4,22 +4,33 @@ And Muon, whose matrices are gathered there. Proven with 2 and 4 ranks, resumed,
 """
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from functools import cache
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+)
 
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
 from lockstep.run import refusals
-from lockstep.strategies import tp
+from lockstep.strategies import cp, pp, tp
 from tests.conftest import copy_project
 from tests.rank.test_resumption import kill, wait_for_step
 
@@ -50,6 +61,8 @@ rows:
   stages: {strategy: pp, accumulation: 3, global_batch: 30}
   stages_4: {strategy: pp, stages: 4, processes: 4, accumulation: 5, pipeline: 1f1b, global_batch: 30}
   stages_pairs: {strategy: pp, processes: 4, accumulation: 3, pipeline: 1f1b, global_batch: 30}
+  looped: {strategy: pp, accumulation: 4, pipeline: interleaved, global_batch: 28}
+  looped_pairs: {strategy: pp, processes: 4, accumulation: 2, pipeline: interleaved, global_batch: 28}
   tokens: {strategy: cp}
   tokens_3: {strategy: cp, context: 3, processes: 3}
   tokens_4: {strategy: cp, context: 4, processes: 4}
@@ -68,7 +81,7 @@ SAME = (
     "--set=rows.stages.accumulation=5",
 )
 SEQUENCE = ("sequence", "sequence_pairs", "sequence_sharded")
-STAGED = ("stages", "stages_4", "stages_pairs")
+STAGED = ("stages", "stages_4", "stages_pairs", "looped", "looped_pairs")
 IN_CI = ("no_all_reduce", "divided_twice")  # of the mistakes: one of divided layers, one of stages
 MUON = ("--set=train.optimizer=muon",)
 # Each is a strategy with one mistake, and what tells of it.
@@ -260,6 +273,19 @@ class Strategy(cp.Strategy):
     ),
 }
 MISTAKES |= OF_TOKENS
+# Of a Qwen3, which has norms of each head.
+OF_HEADS = {
+    "norms_of_own_heads": (
+        """
+class Strategy(tp.Strategy):
+    def wrap(self):
+        super().wrap()
+        self.of_own_heads = []
+""",
+        r"ranks 0 and 1 hold replica 0 together, but their losses differ from step 2 on",
+    ),
+}
+MISTAKES |= OF_HEADS
 CONFIGS = ("--config=config/config.yaml", "--config=small.yaml")
 
 
@@ -335,12 +361,30 @@ def test_an_encoder_is_proven(prove, row):
 @pytest.mark.parametrize(
     "row",
     [
-        *("two", "pairs", "sharded", "sequence_pairs", "vocabulary", "vocabulary_sharded", "stages_4"),
+        *("two", "pairs", "sharded", "sequence_pairs", "vocabulary", "vocabulary_sharded", "stages_4", "looped"),
         *("tokens", "tokens_3", "tokens_4", "tokens_pairs"),
     ],
 )
 def test_a_decoder_is_proven_with_sgd(prove, row):
     verdict = prove(row, "decoder", *DECODER)
+    assert verdict["proof"] == "equal", verdict
+    assert max(verdict["fp64"].values()) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def of_heads(place, prove):
+    """What asks for a Qwen3 of the size and tokenizer of the Llama."""
+    prove("plain", "decoder", *DECODER)
+    tokenizer = AutoTokenizer.from_pretrained(place.path("decoder/data/tokenizer"))
+    decoder("qwen3", vocab_size=len(tokenizer), num_hidden_layers=4).save_pretrained(place.path("qwen3"))
+    tokenizer.save_pretrained(place.path("qwen3"))
+    return "heads", *DECODER, "--set=model.name=qwen3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["two", "sharded", "sequence_pairs", "vocabulary_sharded", "tokens", "looped"])
+def test_a_model_with_norms_of_each_head_is_proven(prove, of_heads, row):
+    verdict = prove(row, *of_heads)
     assert verdict["proof"] == "equal", verdict
     assert max(verdict["fp64"].values()) < 1e-12
 
@@ -357,8 +401,11 @@ def test_muon_is_proven_also_where_matrices_are_sharded(prove, row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", [pytest.param(name, marks=[pytest.mark.ci] * (name in IN_CI)) for name in MISTAKES])
-def test_a_mistake_is_found(prove, mistake):
-    of = ("muon", *MUON) if "muon" in mistake else ("decoder", *DECODER) if mistake in OF_TOKENS else ()
+def test_a_mistake_is_found(prove, mistake, request):
+    if mistake in OF_HEADS:
+        of = request.getfixturevalue("of_heads")
+    else:
+        of = ("muon", *MUON) if "muon" in mistake else ("decoder", *DECODER) if mistake in OF_TOKENS else ()
     verdict = prove(f"wrong_{mistake}", *of)
     assert verdict["proof"] == "unequal"
     assert re.search(MISTAKES[mistake][1], verdict["reason"]), verdict["reason"]
@@ -376,7 +423,7 @@ def killed(place, results: str, row: str, *asked: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["two", "sharded", "sequence", "stages"])
+@pytest.mark.parametrize("row", ["two", "sharded", "sequence", "stages", "looped"])
 def test_a_killed_run_goes_on_to_the_bit(place, row):
     """Dropped units included, which each rank draws for its own heads, or its own layers."""
     whole = launch(place, row)
@@ -388,8 +435,39 @@ def test_a_killed_run_goes_on_to_the_bit(place, row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("sent", "says"), [("SIGSTOP", "no progress for 6 s, so the run was ended as hung"), ("SIGKILL", "died")]
+)
+@pytest.mark.parametrize("row", ["stages", "looped", "two", "hybrid"])
+def test_a_rank_that_stands_still_or_dies_ends_the_run(place, row, sent, says):
+    """Also one that others wait for in the midst of a pipeline, whose sends and receives have no end of their own."""
+    results, asked = f"{sent}-{row}".lower(), ("--set=hardware.timeout=6", "--set=train.epochs=200")
+    bring_data(place, results)
+    assert place.script("plan", *CONFIGS, *asked, "--results", results).returncode == 0
+    command = [sys.executable, "workflow/scripts/launch.py", *CONFIGS, "--row", row, "--results", results, *asked]
+    process = subprocess.Popen(
+        command, cwd=place.folder, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for_step(process, place.path(results), row, 8)
+    (file,) = place.path(results).glob(f"{paths.RUNS}/{row}/n*/rep1/{paths.PROGRESS}")
+    ranks = [int(rank) for rank in np.fromfile(file, dtype=np.int64).reshape(-1, 5)[:, 0]]
+    os.kill(ranks[-1], getattr(signal, sent))
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, said
+    assert says in said
+    end = time.monotonic() + 20  # one that stood still is gone once it has been killed and its parent knows
+    while any(map(psutil.pid_exists, ranks)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(psutil.pid_exists, ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("first", "ranks", "then", "asked"),
-    [("pairs", 4, "four", ("--set=rows.four.accumulation=2",)), ("stages", 2, "stages_4", SAME)],
+    [
+        ("pairs", 4, "four", ("--set=rows.four.accumulation=2",)),
+        ("stages", 2, "stages_4", SAME),
+        ("looped", 2, "stages_4", ("--set=rows.stages_4.accumulation=4", "--set=rows.stages_4.global_batch=28")),
+    ],
 )
 def test_another_mesh_goes_on(place, first, ranks, then, asked):
     """Four ranks of one replica from two replicas of two; four stages from two."""
@@ -534,6 +612,21 @@ def test_a_trial_has_ranks_for_all_groups(groups, processes, trial):
     assert proven.hardware.processes == trial
 
 
+def test_a_trial_has_whole_rounds_of_micro_batches():
+    hardware = {"device": "cpu", "processes": 4, "oversubscribe": True}
+    rows = {"x": {"strategy": "pp", "accumulation": 16, "pipeline": "interleaved"}, "y": {"strategy": "pp"}}
+    checked = reading.parse({"hardware": hardware, "rows": rows})
+    assert [checked.trial(row).train.accumulation for row in checked.rows.values()] == [14, 1]
+    assert [checked.trial(row).train.global_batch for row in checked.rows.values()] == [28, 30]
+
+
+def test_a_trial_may_have_more_ranks():
+    hardware = {"device": "cpu", "processes": 8, "oversubscribe": True}
+    rows = {"x": {"strategy": "tp"}, "y": {"strategy": "fsdp", "processes": 6}}
+    checked = reading.parse({"hardware": hardware, "rows": rows, "trial_processes": 8})
+    assert [checked.trial(row).hardware.processes for row in checked.rows.values()] == [8, 6]
+
+
 @pytest.mark.parametrize(("rows", "parts"), [(8, 2), (7, 2), (7, 3), (1, 1), (1024, 3)])
 def test_padding_has_no_gradient_on_the_rank_that_has_it_only(rows, parts):
     """PyTorch divides as torch.chunk does."""
@@ -547,6 +640,68 @@ def test_padding_has_no_gradient_on_the_rank_that_has_it_only(rows, parts):
 def test_a_model_that_it_can_t_divide_is_named():
     with pytest.raises(RunFailed, match="how to divide the layers of Linear: transformers has no plan for it"):
         tp.plan_of(torch.nn.Linear(2, 2))
+
+
+def decoder(family: str, **settings):
+    """A small language model of a family of transformers."""
+    size = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    size |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(family, **size | settings, tie_word_embeddings=False)
+    return AutoModelForCausalLM.from_config(config).train()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "says"),
+    [
+        ("gemma2", {}, "cp would change Gemma2ForCausalLM, whose attention PyTorch's kernels do not compute"),
+        ("gpt_oss", {}, "cp would change GptOssForCausalLM"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"]},
+            "cp can't divide Lfm2ForCausalLM: not only its attention",
+        ),
+        ("bloom", {"n_head": 4}, "cp can't reach the attention of BloomForCausalLM"),
+        *((family, {}, "") for family in ("llama", "qwen3", "mistral", "gpt2")),
+    ],
+)
+def test_tokens_are_divided_only_where_nothing_but_attention_looks_at_others(family, settings, says):
+    """Otherwise a run would end well, and have trained another model."""
+    model = decoder(family, **settings)
+    usual = model.config._attn_implementation
+    if says:
+        with pytest.raises(RunFailed, match=re.escape(says)):
+            cp.require_attention_alone(model)
+    else:
+        cp.require_attention_alone(model)
+    assert (model.config._attn_implementation, model.training) == (usual, True)
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 12.0])
+def test_stages_are_refused_where_each_would_scale_the_embeddings_again(multiplier):
+    model = decoder("granite", embedding_multiplier=multiplier)
+    if multiplier == 1:
+        pp.require_plain_ends(model)
+    else:
+        with pytest.raises(RunFailed, match="pp can't divide GraniteForCausalLM: it changes hidden states between"):
+            pp.require_plain_ends(model)
+    assert model.training
+    assert not model.model.layers[0]._forward_pre_hooks
+
+
+def test_stages_of_a_classifier_and_of_a_model_without_a_pooler_are_taken():
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=9, **size))
+    pp.require_plain_ends(model)
+    model.bert.pooler = None
+    pp.require_plain_ends(model)
+
+
+def test_a_weight_that_two_stages_would_have_is_refused():
+    model = decoder("llama")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    with pytest.raises(RunFailed, match=r"pp can't divide LlamaForCausalLM: lm_head\.weight is tied to another weight"):
+        pp.plan_of(model)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def main() -> int:
         action="append",
         default=[],
         metavar="FILE",
-        help="prove the same rows for another task or model, by this configuration; may be repeated",
+        help="prove the same rows, and those that it adds, for another task or model, by this configuration; may be"
+        " repeated",
     )
     parser.add_argument("--no-times", action="store_true", help="prove only")
     parser.add_argument("--keep", action="store_true", help="keep prepared data and checkpoints in the folder, too")

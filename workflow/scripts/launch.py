@@ -3,12 +3,13 @@
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 
-from lockstep import cli
+from lockstep import cli, paths
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
-from lockstep.run import addresses, follower, node, runs
+from lockstep.run import addresses, coordination, follower, node, runs
 from lockstep.run.progress import VIEW
 
 
@@ -28,6 +29,9 @@ def main() -> None:
     several.add_argument("--node-rank", type=int, help="the number of this machine, from 0; srun sets it itself")
     several.add_argument("--print", action="store_true", help="print the command for this machine without running it")
     arguments = parser.parse_args()
+    if arguments.node_rank and not arguments.row and _by_node_0(arguments):
+        follower.follow(lambda: _configuration(arguments), arguments.results, arguments.node_rank, None)
+        return
     config = _configuration(arguments)
     if arguments.row is not None:
         config.require_row(arguments.row, f"--row {arguments.row}")
@@ -51,7 +55,7 @@ def main() -> None:
         print(f"# starts on node {rank}\n{node.show(shown, arguments.results, arguments.repeat, rank)}")
         return
     if rank:
-        follower.follow(config, arguments.results, rank, row)
+        follower.follow(lambda: _configuration(arguments), arguments.results, rank, row)
         return
     if arguments.profile and not config.profile.steps:
         raise BadInput(
@@ -77,6 +81,18 @@ def _typed(rank: int) -> str:
         at = words.index("--node-rank")
         del words[at : at + 2]
     return shlex.join(["python", *words, "--node-rank", str(rank)])
+
+
+def _by_node_0(arguments) -> bool:
+    """Whether the configuration is the one that node 0's Snakemake writes into the results; waits until it exists."""
+    written = paths.config_file(arguments.results)
+    if getattr(arguments, "config", None) != [written] or arguments.print:
+        return False
+    if not written.exists():
+        print(f"waiting for {written}, which Snakemake writes on node 0", flush=True)
+    while not written.exists():
+        time.sleep(coordination.POLL)
+    return True
 
 
 def _configuration(arguments) -> Config:

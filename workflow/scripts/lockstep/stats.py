@@ -112,7 +112,7 @@ class Fit:
                 groups.append([row])
         return groups
 
-    def ratio(self, ours: str, theirs: str) -> Ratio | None:
+    def ratio(self, ours: str, theirs: str, confidence: float = CONFIDENCE) -> Ratio | None:
         """The ratio of our seconds to theirs, with Student's t interval; None if no blocks connect the rows."""
         difference = self.difference(ours, theirs)
         if difference is None:
@@ -122,7 +122,7 @@ class Fit:
         value = float(np.exp(logarithm))
         if self.sigma is None:
             return Ratio(value, value, value, n, "")
-        half = stdtrit(self.freedom, (1 + CONFIDENCE) / 2) * error * self.sigma
+        half = stdtrit(self.freedom, (1 + confidence) / 2) * error * self.sigma
         return Ratio(value, *np.exp(logarithm + np.array([-half, half])).tolist(), n, "interval")
 
     def shown_faster(self, ours: str, theirs: str, chance: float = 1 - CONFIDENCE) -> bool:
@@ -181,9 +181,11 @@ class Fit:
         return bool(levene(*each).pvalue < 1 - CONFIDENCE)
 
 
-def ratio(ours: dict[Block, float], theirs: dict[Block, float]) -> Ratio | None:
+def ratio(
+    ours: dict[Block, float], theirs: dict[Block, float], confidence: float = CONFIDENCE
+) -> Ratio | None:
     """The ratio of our seconds to theirs, by block, from these two rows alone (paired t test); None without a pair."""
-    return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs") if ours and theirs else None
+    return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs", confidence) if ours and theirs else None
 
 
 Times = dict[str, dict[Block, float]]  # seconds of each row, by block

@@ -18,7 +18,7 @@ from lockstep.files import hash_text
 from lockstep.paths import QUICK, RESULTS
 
 # The proof's trials. The shares of 31 samples differ between two, three and four ranks.
-TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE, TRIAL_PROCESSES = 12, 31, 5e-4, 4
+TRIAL_STEPS, TRIAL_BATCH, TRIAL_RATE = 12, 31, 5e-4
 FP64_TOLERANCE = 1e-9  # the largest distance in float64 between two runs that compute the same
 # Retrain the reference with reordered sums and a scaled loss: that is the rounding that ranks cause, since they average
 # gradients. A factor that is not a power of two rounds every 16-bit number, and nothing else changes the norm of the
@@ -156,9 +156,8 @@ class Config(Asked):
             own["schedule"] = "linear"
         return own
 
-    @staticmethod
-    def _processes_of_trial(row: Row) -> int:
-        most, together = min(TRIAL_PROCESSES, row.hardware.devices), row.ranks_in_multiples_of
+    def _processes_of_trial(self, row: Row) -> int:
+        most, together = min(self.trial_processes, row.hardware.devices), row.ranks_in_multiples_of
         most = max(2, most) if row.hardware.device == "cpu" else most  # even on one core, as nothing is timed
         return max(most - most % together, together)
 
@@ -166,7 +165,10 @@ class Config(Asked):
         return self._processes_of_trial(row) // row.ranks_per_replica
 
     def _accumulation_of_trial(self, row: Row) -> int:
-        return min(row.train.accumulation, TRIAL_BATCH // self._replicas_of_trial(row))
+        most = TRIAL_BATCH // self._replicas_of_trial(row)
+        if row.train.accumulation <= most:
+            return row.train.accumulation
+        return most - most % row.ranks_per_replica or most  # a pipeline's ranks may take micro-batches in rounds
 
     def _trial(self, row: Row, own: dict) -> Row:
         most = self._processes_of_trial(row)

@@ -116,6 +116,7 @@ def parse(raw: dict, where: str = "config") -> Config:
         repeats=values["repeats"],
         budget=values["budget"],
         retries=values["retries"],
+        trial_processes=values["trial_processes"],
         vary_seed=values["vary_seed"],
         quick=values["quick"],
         source=values,

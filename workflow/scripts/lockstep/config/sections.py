@@ -644,6 +644,13 @@ class Asked:
         minimum=0,
         maximum=9,
     )
+    trial_processes: int = key(
+        4,
+        "The most processes of a row's trial in the proof. A trial has as many as its row up to this, and more only if "
+        "the row's options need more.",
+        minimum=1,
+        maximum=31,
+    )
 
 
 @dataclass(frozen=True)

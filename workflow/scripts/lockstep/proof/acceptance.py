@@ -394,13 +394,19 @@ BARE = "bare loop, as "  # followed by the row whose precision and plan the loop
 
 
 def _read(files: list[Path], gpus: int, over: tuple[Path, ...] = ()) -> tuple[Config, dict[str, Row]]:
-    """The default configuration overridden by `files`, then by those in `over`; its rows in the order of the last file.
+    """The default configuration overridden by `files`, then by those in `over`.
+
+    Its rows are those of the last of `files`, in that order, and then those that `over` adds.
 
     If there are GPUs, the device is set to cuda, so that a fork that sees no GPU fails instead of proving a CPU's run.
     """
     device = [f"hardware.device={'cuda' if gpus else 'cpu'}"]
     config = reading.read([PROJECT / reading.DEFAULT, *(PROJECT / file for file in files), *over], device)
-    order = reading.load_yaml(PROJECT / files[-1])["rows"]
+    named = [
+        reading.load_yaml(PROJECT / files[-1])["rows"],
+        *(reading.load_yaml(file).get("rows") or {} for file in over),
+    ]
+    order = dict.fromkeys(name for rows in named for name in rows)
     return config, {name: config.rows[name] for name in order if name in config.rows}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
 
-def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None:
+def follow(configuration: Callable[[], Config], results: Path, rank: int, wanted: Row | None) -> None:
     """Take part in node 0's runs as node `rank`: in one run of the row `wanted`, or without it in all, until ended.
 
+    configuration: reads the configuration, anew for each run, because node 0 may be asked for another one meanwhile.
     Raises the error with which node 0 ends the run: BadInput, RunFailed or RunSaved.
     """
     own = paths.nodes_folder(results) / str(rank)
@@ -30,11 +32,18 @@ def follow(config: Config, results: Path, rank: int, wanted: Row | None) -> None
         own_status, lead = peers.OwnStatus(results, rank), peers.PeerStatus(results, 0)
         answered: list[str] = []
         while True:
-            called = _await_call(lead, own_status, answered, config.hardware.timeout if wanted else None)
+            called = _await_call(lead, own_status, answered, wanted.asked.timeout if wanted else None)
             answered.append(called["call"])
-            row = _row(config, called["run"])
-            if row is None or (wanted and row.name != wanted.name) or rank >= called["run"]["nodes"]:
-                _refuse(own_status, called, wanted, rank, config)
+            try:
+                config = configuration()
+                row = _row(config, called["run"])
+                why = _refusal(called["run"], row, wanted, rank, config)
+            except BadInput as error:  # the configuration was changed, and can't be read
+                why = str(error)
+            if why:
+                own_status.content = {}
+                about = {"time": time.time()}
+                own_status.say(phase=peers.FAILED, call=called["call"], reason=why, about=about)
             else:
                 _answer(own_status, row, results, called)
                 _take_part(own_status, lead, row, results, rank)
@@ -73,13 +82,14 @@ def _row(config: Config, run: dict) -> Row | None:
     return config.profiled(row) if run["kind"] == Kind.PROFILE else config.repetition(row, run["repeat"])
 
 
-def _refuse(own_status: peers.OwnStatus, called: dict, wanted: Row | None, rank: int, config: Config) -> None:
-    names = wanted.name if wanted else ", ".join(config.rows)
-    why = f"node {rank} was started for {names}, but node 0 for {called['run']['row']}. Name the same row on both."
-    if rank >= called["run"]["nodes"]:
-        why = f"node {rank} is beyond the number of nodes: on node 0, hardware.nodes is {called['run']['nodes']}."
-    own_status.content = {}
-    own_status.say(phase=peers.FAILED, call=called["call"], reason=why, about={"time": time.time()})
+def _refusal(run: dict, row: Row | None, wanted: Row | None, rank: int, config: Config) -> str:
+    """Why this node can't take part in a run; empty if it can."""
+    if rank >= run["nodes"]:
+        return f"node {rank} is beyond the number of nodes: on node 0, hardware.nodes is {run['nodes']}."
+    if row is None or (wanted and row.name != wanted.name):
+        names = wanted.name if wanted else ", ".join(config.rows)
+        return f"node {rank} was started for {names}, but node 0 for {run['row']}. Name the same row on both."
+    return ""
 
 
 def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) -> None:

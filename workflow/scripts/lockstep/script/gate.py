@@ -94,7 +94,8 @@ def judge(base: list[float], ours: list[float], limit: float, last: bool) -> Spe
     A change passes as soon as the interval lies below 1 + limit. It is slower only if the interval lies above that
     after the last block: looking often for that would raise false alarms.
     """
-    fitted = stats.ratio(*({(place, None): value for place, value in enumerate(each)} for each in (ours, base)))
+    times = [{(place, None): value for place, value in enumerate(each)} for each in (ours, base)]
+    fitted = stats.ratio(*times, CONFIDENCE)
     border, blocks = 1 + limit, len(base)
     verdict = UNDECIDED
     if blocks >= FEWEST_BLOCKS and fitted.high < border:
@@ -110,7 +111,7 @@ def _blocks_to_decide(base: list[float], ours: list[float], border: float) -> in
     logarithms = np.log(ours) - np.log(base)
     away, deviation = abs(float(logarithms.mean()) - np.log(border)), float(logarithms.std(ddof=1))
     blocks = len(base) + np.arange(1, MOST_MORE + 1)
-    decides = stdtrit(blocks - 1, 0.975) * deviation / np.sqrt(blocks) < away
+    decides = stdtrit(blocks - 1, (1 + CONFIDENCE) / 2) * deviation / np.sqrt(blocks) < away
     enough = np.flatnonzero(decides & (blocks >= FEWEST_BLOCKS))
     return int(enough[0]) + 1 if len(enough) else None
 

@@ -35,8 +35,11 @@ class Strategy(fsdp.Strategy):
         self.world = replace(world, loss_parts=self.options["context"])
         return self.world
 
+    def prepare(self, model, make_optimizer):
+        require_attention_alone(model)
+        super().prepare(model, make_optimizer)
+
     def wrap(self):
-        require_transformers(self.model)
         super().wrap()
         shape = (self.world.replicas, self.options["context"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "context"))
@@ -89,13 +92,43 @@ REFUSED = [
 ]
 
 
-def require_transformers(model):
-    """Raise RunFailed unless the model's attention can be replaced, which transformers allows for most models."""
+def require_attention_alone(model):
+    """Raise RunFailed unless tokens look at others in attention only, and that of `model` can be replaced.
+
+    transformers allows the latter for most models; but not all of them compute the attention that is put in its place,
+    as those that cap scores or have sinks.
+    """
+    name, instead = type(model).__name__, "Use fsdp or tp"
     if not isinstance(model, PreTrainedModel) or not model._supports_attention_backend:
         raise RunFailed(
-            f"cp can't reach the attention of {type(model).__name__}: it takes models of transformers whose attention"
-            " may be chosen, such as Llama. Use fsdp or tp"
+            f"cp can't reach the attention of {name}: it takes models of transformers whose attention may be chosen,"
+            f" such as Llama. {instead}"
         )
+    if not model._supports_sdpa:
+        raise RunFailed(f"cp would change {name}, whose attention PyTorch's kernels do not compute. {instead}")
+    if mixes_tokens(model):
+        raise RunFailed(f"cp can't divide {name}: not only its attention looks at other tokens. {instead}")
+
+
+def mixes_tokens(model):
+    """Whether a token's outputs depend on other tokens even if attention returns each token's own value."""
+
+    def attend(module, query, key, value, attention_mask, **options):
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2), None
+
+    AttentionInterface.register("own_token", attend)
+    AttentionMaskInterface.register("own_token", sdpa_mask)
+    usual, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation = "own_token"
+    model.eval()  # so that no random number is drawn
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        every, last = (
+            logits(model(input_ids=own, position_ids=own, use_cache=False)) for own in (tokens, tokens[:, 4:])
+        )
+    model.train(training)
+    model.config._attn_implementation = usual
+    return not torch.allclose(every[:, 4:], last, rtol=1e-3, atol=1e-5)
 
 
 def attend_to_all_ranks(model, mesh):

@@ -3,23 +3,27 @@
 A step's micro-batches (`accumulation`) go through the stages one after another, so that several ranks compute at the
 same time. Either all forward passes come first and then all backward passes (GPipe, Huang et al. 2019,
 arXiv:1811.06965), or forward and backward passes alternate, which keeps fewer activations (1F1B, Narayanan et al. 2019,
-doi:10.1145/3341301.3359646); torch.distributed.pipelining does both. The ranks of a replica see the same samples.
-Where there are several replicas, they average their gradients after the backward passes.
+doi:10.1145/3341301.3359646), or each rank has several shorter stages in turn, which also shortens the wait at either
+end (interleaved 1F1B, Narayanan et al. 2021, arXiv:2104.04473); torch.distributed.pipelining does all three. The ranks
+of a replica see the same samples. Where there are several replicas, they average their gradients after the backward
+passes.
 
 Advantages: the model may be larger than one device; little is sent, one hidden state and its gradient between
 neighbours.
 Limits: with m micro-batches and n stages each rank waits (n - 1) / (m + n - 1) of the time, so m should be several
-times n. The micro-batches of a step have one size. Layers are divided by their number, whatever the head costs.
+times n; interleaved stages wait less, and send more. The micro-batches of a step have one size. Layers are divided by
+their number, whatever the head costs.
 On a CPU: works through gloo; this shows that it works, not what it is worth.
 """
 
+import copy
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from lockstep.errors import RunFailed
 from lockstep.model import models
@@ -43,6 +47,11 @@ class Strategy(ddp.Strategy):
                 f"pipeline: 1f1b: {stages} stages need at least as many micro-batches, but accumulation is"
                 f" {self.accumulation}; raise it, or use gpipe"
             )
+        if self.options["pipeline"] == "interleaved" and self.accumulation % stages:
+            raise RunFailed(
+                f"pipeline: interleaved: {stages} ranks take micro-batches in rounds of {stages}, but accumulation is"
+                f" {self.accumulation}; make it a multiple"
+            )
         names = ("replicate", "stage")
         self.mesh = init_device_mesh(self.world.device.type, (self.world.replicas, stages), mesh_dim_names=names)
         self.pipelines = {}
@@ -50,9 +59,15 @@ class Strategy(ddp.Strategy):
 
     def prepare(self, model, make_optimizer):
         self.names = list(model.state_dict())  # of all stages, in the model's order
+        require_plain_ends(model)
         # Taken before the model goes to the device, which may be too small for the whole of it.
-        self.part = Part(model, self.stage, self.options["stages"], self.autocast)
+        self.parts = divided(model, self.stage, self.options["stages"], self.chunks, self.autocast)
         super().prepare(model, make_optimizer)
+
+    @property
+    def chunks(self):
+        """How many stages this rank has."""
+        return self.options["chunks"] if self.options["pipeline"] == "interleaved" else 1
 
     def train(self, replay):
         replay.begin()
@@ -74,7 +89,7 @@ class Strategy(ddp.Strategy):
 
     def through(self, replay, batches):
         """Run micro-batches forward and backward. Returns the loss of each, or None on all stages but the last."""
-        given, inputs = self.part.divided({n: torch.cat([b.inputs[n] for b in batches]) for n in batches[0].inputs})
+        given, inputs = self.parts[0].divided({n: torch.cat([b.inputs[n] for b in batches]) for n in batches[0].inputs})
         pipeline = self.pipeline(len(batches), given, inputs)
         if not self.world.counts:
             pipeline.step(*given, **inputs)
@@ -88,27 +103,32 @@ class Strategy(ddp.Strategy):
         """The schedule for `number` micro-batches of these shapes; PyTorch makes a stage for fixed shapes."""
         key = (number, *(tensor.shape for tensor in (*given, *inputs.values())))
         if key not in self.pipelines:
-            group = self.mesh.get_group("stage")
-            stage = PipelineStage(self.part, self.stage, self.options["stages"], self.world.device, group=group)
+            group, total = self.mesh.get_group("stage"), self.options["stages"] * self.chunks
+            own = [PipelineStage(part, part.number, total, self.world.device, group=group) for part in self.parts]
             # The losses are parts of the mean already, so the number of micro-batches must not divide them once more.
             self.pipelines[key] = SCHEDULES[self.options["pipeline"]](
-                stage, number, loss_fn=lambda outputs, target: self.loss(outputs, target), scale_grads=False
+                own if self.options["pipeline"] == "interleaved" else own[0],
+                number,
+                loss_fn=lambda outputs, target: self.loss(outputs, target),
+                scale_grads=False,
             )
         return self.pipelines[key]
 
     def forward(self, inputs):
         """In evaluation, a batch's hidden states go from stage to stage, and only the last stage has outputs."""
-        given, inputs = self.part.divided(inputs)
-        if self.stage:
-            first = next(iter(inputs.values()))
-            shape = (len(first), first.shape[-1], self.module.config.hidden_size)
-            given = (torch.empty(shape, dtype=next(self.module.parameters()).dtype, device=self.world.device),)
-            dist.recv(given[0], src=self.world.rank - 1)
-        outputs = self.part(*given, **inputs)
-        if self.world.counts:
-            return outputs
-        dist.send(outputs.contiguous(), dst=self.world.rank + 1)
-        return None
+        outputs, ranks = None, self.options["stages"]
+        first = self.world.rank - self.stage  # the rank of this replica's first stage
+        for part in self.parts:
+            given, others = part.divided(inputs)
+            if not part.first and ranks > 1:
+                tokens = next(iter(others.values()))
+                shape = (len(tokens), tokens.shape[-1], self.module.config.hidden_size)
+                outputs = torch.empty(shape, dtype=next(self.module.parameters()).dtype, device=self.world.device)
+                dist.recv(outputs, src=first + (self.stage - 1) % ranks)
+            outputs = part(*given, **others) if part.first else part(outputs, **others)
+            if not part.last and ranks > 1:
+                dist.send(outputs.contiguous(), dst=first + (self.stage + 1) % ranks)
+        return outputs if self.world.counts else None
 
     def with_gradient(self):
         return [weight for weight in self.model.parameters() if weight.grad is not None]
@@ -126,7 +146,9 @@ class Strategy(ddp.Strategy):
         self.optimizer.zero_grad()
 
     def live(self):
-        return {"backend": self.world.backend, "stages": self.mesh["stage"].size(), "layers": len(self.part.layers)}
+        layers = sum(len(part.layers) for part in self.parts)
+        own = {"layers": layers, "own_stages": len(self.parts)}
+        return {"backend": self.world.backend, "stages": self.mesh["stage"].size()} | own
 
     def state_dict(self):
         parts = [None] * self.options["stages"]
@@ -160,7 +182,7 @@ class Strategy(ddp.Strategy):
             self.optimizer.state[weight] = {key: value.to(weight.device) for key, value in state[name].items()}
 
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 # For models that transformers has no plan of: what comes before the layers, the layers, and what comes after them.
 BERT = ("embeddings", "encoder.layer", "pooler")
 PLANS = dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT)
@@ -174,10 +196,16 @@ OPTIONS = {
         " form further replicas, which share the batch",
     },
     "pipeline": {
-        "enum": ["gpipe", "1f1b"],
+        "enum": ["gpipe", "1f1b", "interleaved"],
         "default": "gpipe",
         "description": "`gpipe`: all forward passes, then all backward passes; `1f1b`: one of each in turn, which keeps"
-        " fewer activations",
+        " fewer activations; `interleaved`: the same with several shorter stages on each rank, which wait less",
+    },
+    "chunks": {
+        "type": "integer",
+        "minimum": 2,
+        "default": 2,
+        "description": "how many stages each rank has with `pipeline: interleaved`",
     },
 }
 RANKS_PER_REPLICA = ("stages",)
@@ -200,29 +228,18 @@ REFUSED = [
 class Part(torch.nn.Module):
     """One stage of a model from transformers: the model without the layers of the other stages.
 
-    The first stage takes tokens, the others hidden states; the last one returns scores. Weights keep their names.
+    The first stage takes tokens, the others hidden states; the last one returns scores. Its modules are the model's.
     """
 
-    def __init__(self, model, stage, stages, autocast):
+    def __init__(self, model, number, total, autocast):
         super().__init__()
-        before, layers, after = plan_of(model)
-        body = model.base_model
-        every = body.get_submodule(layers)
-        if len(every) < stages:
-            raise RunFailed(f"stages: {stages}: the model has {len(every)} layers, and each stage needs at least one")
-        own = range(len(every) * stage // stages, len(every) * (stage + 1) // stages)
-        for number in range(len(every)):
-            if number not in own:
-                every[number] = Passed()
-        self.first, self.last = stage == 0, stage == stages - 1
-        if not self.first:
-            setattr(body, before, Given())
-        if not self.last:
-            setattr(body, after, Passed())
-            for name, child in list(model.named_children()):
-                if child is not body:
-                    setattr(model, name, Passed())
-        self.model, self.autocast, self.layers = model, autocast, [every[number] for number in own]
+        own = share(model, number, total)
+        self.number, self.first, self.last = number, number == 0, number == total - 1
+        path = plan_of(model)[1]
+        self.model = twin_of(model, f"{model.base_model_prefix}.{path}")
+        keep(self.model, own, self.first, self.last)
+        every = self.model.base_model.get_submodule(path)
+        self.autocast, self.layers = autocast, [every[layer] for layer in own]
 
     def divided(self, inputs):
         """A model's inputs in two parts: those that the first stage takes in place of hidden states, and the others."""
@@ -235,6 +252,54 @@ class Part(torch.nn.Module):
             if self.last:
                 return self.model(**{name: given}, **inputs).logits
             return self.model.base_model(**{name: given}, **inputs).last_hidden_state
+
+
+def divided(model, rank, ranks, chunks, autocast):
+    """The stages of one of `ranks`, each `ranks` after the one before; `model` then has no more than they have.
+
+    Raises RunFailed if there are more stages than layers.
+    """
+    total, names = ranks * chunks, range(rank, ranks * chunks, ranks)
+    layers = len(model.base_model.get_submodule(plan_of(model)[1]))
+    if layers < total:
+        asked = f"stages: {ranks}" + (f", chunks: {chunks}" if chunks > 1 else "")
+        raise RunFailed(f"{asked}: the model has {layers} layers, and each stage needs at least one")
+    parts = [Part(model, number, total, autocast) for number in names]
+    keep(model, {layer for number in names for layer in share(model, number, total)}, rank == 0, rank == ranks - 1)
+    return parts
+
+
+def share(model, number, total):
+    """The numbers of the layers that a stage has."""
+    layers = len(model.base_model.get_submodule(plan_of(model)[1]))
+    return range(layers * number // total, layers * (number + 1) // total)
+
+
+def keep(model, own, first, last):
+    """Take all layers but `own` out of a model, in place; unless `first`, what comes before; unless `last`, after."""
+    before, layers, after = plan_of(model)
+    body = model.base_model
+    every = body.get_submodule(layers)
+    for number in range(len(every)):
+        if number not in own:
+            every[number] = Passed()
+    if not first:
+        setattr(body, before, Given())
+    if not last:
+        setattr(body, after, Passed())
+        for name, child in list(model.named_children()):
+            if child is not body:
+                setattr(model, name, Passed())
+
+
+def twin_of(model, path):
+    """A model with the modules of `model`, in which others may take the places of those that `path` leads to."""
+    twin = copy.copy(model)
+    twin._modules = dict(model._modules)
+    name, _, rest = path.partition(".")
+    if name:
+        twin._modules[name] = twin_of(model._modules[name], rest)
+    return twin
 
 
 class Given(torch.nn.Module):
@@ -266,3 +331,43 @@ def plan_of(model):
             " Llama, whose `base_model_pp_plan` in transformers has three parts: before the layers, the layers, after"
         )
     return plan
+
+
+def require_plain_ends(model):
+    """Raise RunFailed if a model changes hidden states just before or after its layers, as by a factor of embeddings.
+
+    Each stage would do so again, because it runs the model's own forward pass without the layers of the others.
+    """
+    before, layers, after = plan_of(model)
+    body, seen = model.base_model, {}
+    every = body.get_submodule(layers)
+
+    def watch(module, taken, made):
+        def taking(module, inputs, named):
+            seen[taken] = inputs[0] if inputs else named["hidden_states"]
+
+        def making(module, inputs, outputs):
+            seen[made] = outputs[0] if isinstance(outputs, tuple) else outputs
+
+        hooks.append(taken and module.register_forward_pre_hook(taking, with_kwargs=True))
+        hooks.append(made and module.register_forward_hook(making))
+
+    hooks = []
+    watch(getattr(body, before), None, "embeddings")
+    watch(every[0], "first layer", None)
+    watch(every[-1], None, "last layer")
+    if getattr(body, after) is not None:  # a pooler may be left out
+        watch(getattr(body, after), "end", None)
+    training = model.training
+    model.eval()  # so that no random number is drawn
+    with torch.no_grad():
+        outputs = body(input_ids=torch.ones((1, 2), dtype=torch.long))
+    model.train(training)
+    for hook in filter(None, hooks):
+        hook.remove()
+    end = seen.get("end", outputs.last_hidden_state)
+    if not (torch.equal(seen["embeddings"], seen["first layer"]) and torch.equal(seen["last layer"], end)):
+        raise RunFailed(
+            f"pp can't divide {type(model).__name__}: it changes hidden states between its embeddings and its layers,"
+            " or after them, which each stage would do again. Use fsdp or tp"
+        )

@@ -20,6 +20,7 @@ import contextlib
 from fnmatch import fnmatch
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -37,6 +38,9 @@ from lockstep.model.outputs import logits
 from lockstep.strategies import _group, fsdp
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+# What transformers' plans call weights that each rank has whole, but uses for its own heads only, such as norms of each
+# head: what is computed of their gradients are terms of a sum.
+SUMMED = "replicated_with_grad_allreduce"
 BERT = {
     "encoder.layer.*.attention.self.query": "colwise",
     "encoder.layer.*.attention.self.key": "colwise",
@@ -69,7 +73,9 @@ class Strategy(fsdp.Strategy):
     def wrap(self):
         shape = (self.world.replicas, self.options["tensor"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "tensor"))
-        plan, body = plan_of(self.model), self.model.base_model
+        every, body = plan_of(self.model), self.model.base_model
+        self.of_own_heads = modules_at(body, [path for path, style in every.items() if style == SUMMED])
+        plan = {path: style for path, style in every.items() if style in STYLES}
         hidden = Shard(1) if self.options["sequence"] else Replicate()  # how ranks hold the hidden states, by tokens
         # Each rank has the same whole weights already, so no rank sends them (src_data_rank); each keeps its part.
         kept = {"colwise": {"input_layouts": hidden}, "rowwise": {"output_layouts": hidden}}
@@ -77,7 +83,7 @@ class Strategy(fsdp.Strategy):
         parallelize_module(body, self.mesh["tensor"], styles, src_data_rank=None)
         share_inputs(body, plan, self.mesh["tensor"], hidden)
         if self.options["sequence"]:
-            divide_tokens(body, plan, self.mesh["tensor"])
+            divide_tokens(body, every, self.mesh["tensor"])
         if self.options["vocabulary"]:
             divide_vocabulary(self.model, self.mesh["tensor"])
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
@@ -118,6 +124,10 @@ class Strategy(fsdp.Strategy):
             for parameter in self.with_gradient():  # of a norm: the sum over the tokens of this rank only, until now
                 if isinstance(parameter.grad, DTensor):
                     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        if last:
+            for gradient in (weight.grad for module in self.of_own_heads for weight in module.parameters()):
+                own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                dist.all_reduce(own, group=self.mesh.get_group("tensor"))
         if last and self.world.replicas > 1 and not self.options["shard"]:
             gradients = [parameter.grad for parameter in self.with_gradient()]
             own = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
@@ -195,18 +205,19 @@ REFUSED = [
 
 
 def plan_of(model):
-    """How each layer of a model from transformers is divided: paths below its base model, each colwise or rowwise.
+    """How each layer of a model from transformers is divided: paths below its base model, each with its style.
 
     Raises RunFailed where that is not known.
     """
     config = getattr(model, "config", None)
     plan = PLANS.get(getattr(config, "model_type", "")) or getattr(config, "base_model_tp_plan", None) or {}
-    if not plan or not set(plan.values()) <= STYLES.keys():
-        others = sorted(set(plan.values()) - STYLES.keys())
+    known = STYLES.keys() | {SUMMED}
+    if not plan or not set(plan.values()) <= known:
+        others = sorted(set(plan.values()) - known)
         why = f"its plan in transformers has {', '.join(others)}" if others else "transformers has no plan for it"
         raise RunFailed(
             f"tp does not know how to divide the layers of {type(model).__name__}: {why}. It can divide BERT, RoBERTa,"
-            " ELECTRA, DistilBERT, and models that transformers divides by columns and rows, such as Llama"
+            " ELECTRA, DistilBERT, and models that transformers divides by columns and rows, such as Llama and Qwen3"
         )
     return plan
 
@@ -343,6 +354,11 @@ def is_divided(module):
     """Whether a module's own parameters lie on the mesh of the ranks of a replica."""
     weights = [weight for weight in module.parameters(recurse=False) if isinstance(weight, DTensor)]
     return any("tensor" in weight.device_mesh.mesh_dim_names for weight in weights)
+
+
+def modules_at(body, paths):
+    """The modules whose names match one of these paths."""
+    return [module for name, module in body.named_modules() if any(is_at(name, path) for path in paths)]
 
 
 def is_at(name, path):
