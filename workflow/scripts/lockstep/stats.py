@@ -181,9 +181,7 @@ class Fit:
         return bool(levene(*each).pvalue < 1 - CONFIDENCE)
 
 
-def ratio(
-    ours: dict[Block, float], theirs: dict[Block, float], confidence: float = CONFIDENCE
-) -> Ratio | None:
+def ratio(ours: dict[Block, float], theirs: dict[Block, float], confidence: float = CONFIDENCE) -> Ratio | None:
     """The ratio of our seconds to theirs, by block, from these two rows alone (paired t test); None without a pair."""
     return Fit({"ours": ours, "theirs": theirs}).ratio("ours", "theirs", confidence) if ours and theirs else None
 

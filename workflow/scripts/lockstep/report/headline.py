@@ -169,8 +169,10 @@ def _open(ladder: dict) -> Text:
 
 
 def answer(best: dict, done: list[dict], summary: Summary) -> list[Text]:
-    """Which row to use, what it gains, and whether it is the same model, in at most 25 words; then, in a line each, from
-    which rows the runs can't tell it apart, and how much longer the slowest one takes."""
+    """Which row to use, what it gains, and whether it is the same model, in at most 25 words.
+
+    Then, in a line each, which rows the runs can't tell from it, and how much longer the slowest one takes.
+    """
     alike, last = undecided(best, done, summary), slowest_comparable(best, done, summary)
     slowest = []
     if is_faster(best, last, summary):

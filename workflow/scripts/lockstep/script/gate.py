@@ -28,6 +28,7 @@ PASSED, SLOWER, UNEQUAL = "passed", "slower", "unequal"  # verdicts
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 EQUAL, UNTOLD = findings.EQUAL, findings.UNTOLD  # of the model; or UNEQUAL
 FEWEST_BLOCKS = 5  # before anything is decided
+CONFIDENCE = 0.98  # of the interval; so of 100 changes that are no slower than the limit, one is called slower
 MOST_MORE = 1000  # blocks that could still decide; more are not named
 TRIED = 10  # timed steps of the first run, which shows how long a step takes
 FAR = 0.01  # a difference of this share of the gradient or the update is not taken for rounding
@@ -55,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Speed:
-    """The ratio of the change's seconds per step to the base's, with its 95 % interval.
+    """The ratio of the change's seconds per step to the base's, with its interval (CONFIDENCE).
 
     more: how many further blocks would likely decide, if this many do not; None if it is decided, or more than 1,000.
     """
@@ -192,7 +193,7 @@ def told(finding: Finding) -> str:
 def speed_told(outcome: Outcome) -> str:
     """The result of timing, of which there must be one, in a sentence."""
     speed = outcome.speed
-    interval = f"{speed.low:.3f} to {speed.high:.3f}, 95 %, {speed.blocks} blocks"
+    interval = f"{speed.low:.3f} to {speed.high:.3f}, {100 * CONFIDENCE:.0f} %, {speed.blocks} blocks"
     text = f"a step takes {speed.ratio:.3f} times as long as in {outcome.base['name']} ({interval})"
     if speed.verdict != UNDECIDED:
         return text
