@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from lockstep.paths import PROJECT
-from tests import forks
+from tests import fork_server
 
 # A property holds or not; how long an example took says how busy the machine was.
 settings.register_profile("untimed", deadline=None)
@@ -103,10 +103,10 @@ class Workplace:
         return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONWARNINGS": ""}
 
     def script(self, name: str, *arguments: str, timeout: float = 300, **options) -> subprocess.CompletedProcess:
-        """Run a script of the project: in a fork (tests/forks.py), unless there are options, or launching is tested."""
+        """Run a script, in a fork (tests/fork_server.py) unless there are options, or launching is tested."""
         script = f"workflow/scripts/{name}.py"
         if self.in_forks and not options:
-            return forks.run(script, arguments, self.folder, self.environment(), timeout)
+            return fork_server.run(script, arguments, self.folder, self.environment(), timeout)
         return self.run("python", script, *arguments, timeout=timeout, **options)
 
     def prepare(self, *arguments: str) -> None:

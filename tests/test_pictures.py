@@ -105,3 +105,10 @@ def test_the_recorded_terminal_shows_what_the_product_says():
     # A terminal folds a sentence, which is joined again.
     said = re.sub(r"[\s│┃]+", " ", re.sub(r"\S*/\S*|[━┏┳┓┡╇┩└┴┘─█╺]+", " ", "\n".join(blocks)))
     assert not unsaid(said, set()), "make pictures"
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_has_the_answer_of_its_picture_in_words(readme):
+    (answer,) = re.findall(r"```text\n(.*?)```", (PROJECT / readme).read_text(encoding="utf-8"), flags=re.DOTALL)
+    _, shown = words_of("report")
+    assert "\n".join(shown).count(answer.strip()) == 1

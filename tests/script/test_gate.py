@@ -322,14 +322,16 @@ def test_what_is_left_undecided_says_how_many_blocks_would_decide():
     assert gate.judge([1.0] * 6, [1.05] * 6, 0.05, last=True).more is None, "nothing decides on the border itself"
 
 
-def test_a_machine_s_noise_alone_seldom_fails_a_change():
-    """Pairs of one commit with itself, whose ratios vary by 10 %, as on a shared machine."""
+@pytest.mark.parametrize(("slower", "noise", "passed"), [(0.0, 0.1, 140), (0.05, 0.1, 0), (0.05, 0.5, 0)])
+def test_a_change_within_the_limit_is_called_slower_once_in_a_hundred_gates_whatever_the_noise(slower, noise, passed):
+    """Ratios vary by 10 % on a shared machine, and by half on a crowded one; 5 % is the limit itself."""
     random = np.random.default_rng(1)
     verdicts = [
-        gate.judge([1.0] * 10, list(random.lognormal(0, 0.1, 10)), 0.05, last=True).verdict for _ in range(1000)
+        gate.judge([1.0] * 10, list(random.lognormal(np.log1p(slower), noise, 10)), 0.05, last=True).verdict
+        for _ in range(1000)
     ]
-    assert verdicts.count(gate.SLOWER) <= 10
-    assert verdicts.count(gate.PASSED) >= 200
+    assert verdicts.count(gate.SLOWER) <= 15  # ten are expected on the limit
+    assert verdicts.count(gate.PASSED) >= passed
 
 
 def copied(repository: Path, tmp_path: Path, *shared: str) -> tuple[commits.Tree, commits.Tree]:

@@ -1,4 +1,4 @@
-"""Commands in forks of a server (tests/forks.py) do as those in processes of their own do."""
+"""Commands in forks of a server (tests/fork_server.py) do as those in processes of their own do."""
 
 import subprocess
 import time
