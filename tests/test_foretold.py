@@ -1,6 +1,7 @@
 """lockstep which, of one's own rows: what a step takes on several ranks, foretold, sealed, and held against runs."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +16,11 @@ from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
 from lockstep.forecast import alone, foretelling, ranks
 from lockstep.forecast.ranks import Alone, Links, Message
+from lockstep.paths import PROJECT
 from lockstep.proof import fairness
 from lockstep.rank.network import BUS
-from lockstep.report import foretold
+from lockstep.records import packing
+from lockstep.report import foretold, page, summary
 from lockstep.run import journal, seals
 
 ALONE = Alone(forward=0.03, backward=0.06, optimizer=0.01, rest=0.002)
@@ -239,6 +242,7 @@ def test_one_rank_alone_trains_the_first_rank_s_share(processes, accumulation):
 # Sealed forecasts.
 
 ROWS = ("single", "ddp")
+UNDECLARED = "its strategy does not declare what it sends with these options (SENDS)"
 
 
 def forecast(row: str, settings_hash: str = "0") -> dict:
@@ -428,6 +432,48 @@ def test_the_report_compares_what_was_foretold_with_the_same_settings(tmp_path):
         "fsdp": "it was foretold with other settings",
         "horovod": "its strategy does not declare",
     }
+
+
+def test_of_a_forecast_that_was_made_late_nothing_is_compared(sealed):
+    config = reading.parse({"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}})
+    late(sealed)
+    lines = [{"row": name, "step_ms": 10} for name in ROWS]
+    assert foretold.against(config, lines, sealed, [])["not_compared"]["ddp"] == "its seal does not hold"
+    better(sealed)
+    found = foretold.against(config, lines, sealed, [])
+    assert set(found["not_compared"].values()) == {"its seal does not hold"}
+    assert (found["rows"], found["mean_error"]) == ([], None)
+
+
+def test_the_page_shows_foretold_against_measured_in_both_languages(tmp_path):
+    packing.unpack(next((PROJECT / "records").glob("*.record")), tmp_path)
+    config = reading.read([tmp_path / "config.yaml"])
+    made, damaged = summary.gather(config, tmp_path), []
+    assert made.foretold is None
+    row = config.rows["ddp"]
+    for run_folder in (tmp_path / paths.RUNS).iterdir():
+        shutil.rmtree(run_folder)
+    paths.journal_file(tmp_path).unlink()
+    rows = [forecast("ddp", seals.settings_hash(row)), forecast("horovod") | {"seconds": None, "why": [UNDECLARED]}]
+    seals.seal(tmp_path, rows)
+    found = foretold.against(config, [{"row": "ddp", "step_ms": 20}], tmp_path, damaged)
+    page.write(replace(made, foretold=found), tmp_path / "report", tmp_path / "none.csv")
+    html = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    for text in (
+        "Foretold against measured",
+        "预测与实测",
+        '<a href="#foretold">',
+        UNDECLARED,
+        "其策略没有写明",
+        ">-50<",
+    ):
+        assert text in html
+    assert "10.0 (9 – 12)" in markdown.replace("10 (", "10.0 (")
+    assert "0 of 1 rows with an interval are inside it" in markdown
+    assert read_json(tmp_path / "report" / "summary.json")["foretold"] == found
+    page.write(made, tmp_path / "report", tmp_path / "none.csv")
+    assert 'id="foretold"' not in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 # The command.

@@ -26,9 +26,12 @@ def against(config: Config, rows: list[dict], results: Path, damaged: list[str])
     if not sealed:
         return None
     lines, compared, left_out = {line["row"]: line for line in rows}, [], {}
+    spoilt = {where for where, _ in broken}  # rows, or the file, and so all of them
     for name, forecast in sealed["rows"].items():
         why, line = "", lines.get(name)
-        if not forecast["seconds"]:
+        if {name, str(paths.foretold_file(results))} & spoilt:
+            why = "its seal does not hold"
+        elif not forecast["seconds"]:
             why = "; ".join(forecast["why"])
         elif not line or line["step_ms"] is None:
             why = "it was not measured"
