@@ -50,8 +50,8 @@ def sends(strategy: str, **options) -> list[Message]:
     """The messages of a strategy's step for SHAPES, on a CPU."""
     known = {name: option.get("default") for name, option in registry.literals("ddp")["OPTIONS"].items()}
     known |= {name: option.get("default") for name, option in registry.literals(strategy)["OPTIONS"].items()}
-    known |= {"precision": "fp32"} | options
-    declared = registry.first(strategy, "SENDS", known)
+    known |= {"precision": "fp32", "clip": 1.0} | options
+    declared = registry.sends(strategy, known)
     return ranks.messages(declared, SHAPES, known, options.get("accumulation", 1), ALONE, "cpu")
 
 
@@ -144,18 +144,19 @@ def test_what_backward_hides_costs_little_and_what_comes_after_it_all():
         ("ddp", {"hook": "fp16"}, {"all_reduce": 2 * NUMBERS}),
         ("ddp", {"hook": "bf16"}, {"all_reduce": 2 * NUMBERS}),
         ("ddp", {"accumulation": 4}, {"all_reduce": 4 * NUMBERS}),
-        ("fsdp", {}, {"all_gather": 8 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4}),
-        ("fsdp", {"accumulation": 3}, {"all_gather": 24 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4}),
+        ("fsdp", {}, {"all_gather": 8 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4 * 7}),
+        ("fsdp", {"accumulation": 3}, {"all_gather": 24 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4 * 7}),
         (
             "fsdp",
             {"reshard_after_forward": False},
-            {"all_gather": 4 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4},
+            {"all_gather": 4 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4 * 7},
         ),
         (
             "fsdp",
             {"mixed_precision": "policy", "precision": "bf16"},
-            {"all_gather": 4 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4},
+            {"all_gather": 4 * NUMBERS, "reduce_scatter": 4 * NUMBERS, "all_reduce": 4 * 7},
         ),
+        ("fsdp", {"clip": 0.0}, {"all_gather": 8 * NUMBERS, "reduce_scatter": 4 * NUMBERS}),
         ("zero_redundancy", {}, {"all_reduce": 4 * NUMBERS, "broadcast": 4 * NUMBERS}),
         ("deepspeed", {"stage": 1}, {"all_reduce": 4 * NUMBERS + 4, "all_gather": 4 * NUMBERS}),
         ("deepspeed", {"stage": 2, "accumulation": 2}, {"all_reduce": 8 * NUMBERS + 4, "all_gather": 4 * NUMBERS}),
@@ -192,11 +193,11 @@ def test_powersgd_sends_two_factors_of_what_it_compresses():
 )
 def test_what_is_not_declared_is_not_foretold(strategy, options):
     known = {name: option.get("default") for name, option in registry.literals(strategy)["OPTIONS"].items()}
-    assert registry.first(strategy, "SENDS", known | {"precision": "fp32"} | options) is None
+    assert registry.sends(strategy, known | {"precision": "fp32"} | options) is None
 
 
 def test_every_message_that_is_declared_can_be_counted():
-    keys = {"collective", "numbers", "bytes", "pieces", "per", "during", "hidden_on"}
+    keys = {"where", "collective", "numbers", "bytes", "pieces", "per", "during", "hidden_on"}
     for name in registry.names():
         declared = registry.literals(name)["SENDS"]
         for settings_, sent in [] if isinstance(declared, str) else declared:

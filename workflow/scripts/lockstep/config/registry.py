@@ -29,10 +29,11 @@ so without importing torch or its framework:
     SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
                    the name of a strategy that sends the same; without any that applies, or if it has None, no time is
                    foretold (lockstep which). A message has a `collective` of rank/network.py; `numbers`: weights (as
-                   many as are trained), powersgd, or so many; `bytes` of each; `pieces`: one, parameters, layers, or
-                   the option that has the MiB of a bucket. Optional are `per`: micro_batch, or the option that has
-                   every how many steps (by default each step); `during`: the pass that it may overlap with, forward or
-                   backward, on the device types `hidden_on`
+                   many as are trained), powersgd, or so many in each piece; `bytes` of each number; `pieces`: one,
+                   parameters, layers, or the option that has the MiB of a bucket. Optional are `where`: the values with
+                   which it is sent; `per`: micro_batch, or the option that has every how many steps (by default each
+                   step); `during`: the pass that it may overlap with, forward or backward, on the device types
+                   `hidden_on`
     SHARDS         such pairs of what a rank holds and updates only its share of: optimizer, gradients, weights
     NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
 
@@ -129,7 +130,7 @@ def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
     return [
         (", ".join(f"{key}: {settings[key]}" for key in values), reason)
         for values, reason in literals(name)[literal]
-        if all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
+        if _apply(values, settings)
     ]
 
 
@@ -141,10 +142,18 @@ def first(name: str, literal: str, settings: dict) -> list | None:
     pairs = literals(name)[literal]
     if isinstance(pairs, str):
         return first(pairs, literal, settings)
-    for values, found in pairs:
-        if all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items()):
-            return found
-    return None
+    return next((found for values, found in pairs if _apply(values, settings)), None)
+
+
+def sends(name: str, settings: dict) -> list[dict] | None:
+    """The messages that a strategy's ranks send with these settings, by its SENDS; None if it does not declare them."""
+    declared = first(name, "SENDS", settings)
+    return declared and [message for message in declared if _apply(message.get("where", {}), settings)]
+
+
+def _apply(values: dict, settings: dict) -> bool:
+    """Whether all of some values, each a list or a JSON schema, are those of `settings`."""
+    return all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
 
 
 def _is_one_of(value, allowed: list | dict) -> bool:

@@ -38,7 +38,7 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     except (BadInput, RunFailed) as error:
         return found | {"why": [f"it could not be measured alone: {error}"]}
     options, settings = _options(row), _settings(row)
-    sends = registry.first(row.strategy, "SENDS", settings) or []
+    sends = registry.sends(row.strategy, settings) or []
     messages = ranks.messages(sends, shapes, options, row.train.accumulation, measured, hardware.device)
     shared = registry.first(row.strategy, "SHARDS", settings) or []
     parts = ranks.step(measured, messages, links, shared, hardware.device)
@@ -124,7 +124,7 @@ def _not_foretold(row: Row, links: Links) -> str:
         return "it is somebody's published code"
     if row.hardware.processes == 1 == row.hardware.devices:
         return ""
-    if registry.first(row.strategy, "SENDS", _settings(row)) is None:
+    if registry.sends(row.strategy, _settings(row)) is None:
         return "its strategy does not declare what it sends with these options (SENDS)"
     if row.train.lora:
         return "how many weights LoRA trains is not counted here"

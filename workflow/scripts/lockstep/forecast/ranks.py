@@ -211,8 +211,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 def pieces(kind: str, numbers: int | str, shapes: Shapes, options: dict) -> list[int]:
     """The numbers in each piece of a message, by its `pieces` and `numbers` in SENDS."""
-    if isinstance(numbers, int):
-        return [numbers]
     if kind == "one":
         found = [list(shapes.values())]
     elif kind == "parameters":
@@ -221,6 +219,8 @@ def pieces(kind: str, numbers: int | str, shapes: Shapes, options: dict) -> list
         found = _layers(shapes)
     else:
         found = _buckets(shapes, options.get(kind, 25) * 2**20)
+    if isinstance(numbers, int):
+        return [numbers] * len(found)
     if numbers == "powersgd":
         return [size for piece in found for size in _powersgd(piece, options["powersgd_rank"])]
     return [sum(map(math.prod, piece)) for piece in found]

@@ -174,11 +174,11 @@ OPTIONS = {
     },
 }
 # A layer's weights are gathered before it computes, and freed after it; with reshard_after_forward they are gathered
-# again for its backward pass. On a CPU all of this blocks. The last message is the gradient's norm, for clipping.
+# again for its backward pass. On a CPU all of this blocks. To clip, the norm of each gradient is summed by itself.
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
     (
-        {"replicate": [1], "reshard_after_forward": [True], "mixed_precision": ["policy"], "precision": ["bf16"]},
+        {"replicate": [1], "mixed_precision": ["policy"], "precision": ["bf16"]},
         [
             {
                 "collective": "all_gather",
@@ -190,6 +190,7 @@ SENDS = [
                 "hidden_on": ["cuda"],
             },
             {
+                "where": {"reshard_after_forward": [True]},
                 "collective": "all_gather",
                 "numbers": "weights",
                 "bytes": 2,
@@ -206,34 +207,17 @@ SENDS = [
                 "during": "backward",
                 "hidden_on": ["cuda"],
             },
-            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
-        ],
-    ),
-    (
-        {"replicate": [1], "reshard_after_forward": [False], "mixed_precision": ["policy"], "precision": ["bf16"]},
-        [
             {
-                "collective": "all_gather",
-                "numbers": "weights",
-                "bytes": 2,
-                "pieces": "layers",
-                "per": "micro_batch",
-                "during": "forward",
-                "hidden_on": ["cuda"],
-            },
-            {
-                "collective": "reduce_scatter",
-                "numbers": "weights",
+                "where": {"clip": {"exclusiveMinimum": 0}},
+                "collective": "all_reduce",
+                "numbers": 1,
                 "bytes": 4,
-                "pieces": "layers",
-                "during": "backward",
-                "hidden_on": ["cuda"],
+                "pieces": "parameters",
             },
-            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
         ],
     ),
     (
-        {"replicate": [1], "reshard_after_forward": [True]},
+        {"replicate": [1]},
         [
             {
                 "collective": "all_gather",
@@ -245,6 +229,7 @@ SENDS = [
                 "hidden_on": ["cuda"],
             },
             {
+                "where": {"reshard_after_forward": [True]},
                 "collective": "all_gather",
                 "numbers": "weights",
                 "bytes": 4,
@@ -261,30 +246,13 @@ SENDS = [
                 "during": "backward",
                 "hidden_on": ["cuda"],
             },
-            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
-        ],
-    ),
-    (
-        {"replicate": [1], "reshard_after_forward": [False]},
-        [
             {
-                "collective": "all_gather",
-                "numbers": "weights",
+                "where": {"clip": {"exclusiveMinimum": 0}},
+                "collective": "all_reduce",
+                "numbers": 1,
                 "bytes": 4,
-                "pieces": "layers",
-                "per": "micro_batch",
-                "during": "forward",
-                "hidden_on": ["cuda"],
+                "pieces": "parameters",
             },
-            {
-                "collective": "reduce_scatter",
-                "numbers": "weights",
-                "bytes": 4,
-                "pieces": "layers",
-                "during": "backward",
-                "hidden_on": ["cuda"],
-            },
-            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
         ],
     ),
 ]
