@@ -175,7 +175,7 @@ def _train(case: Case, results: Path, words: list[str], name: str, until: float)
     _in_time(until)
     print(f"{results.parent.name}: {name}, {words[-2].removeprefix('--')} {words[-1]}", flush=True)
     if not case.rate or name == "single":
-        _wait([_start("launch", results, words)], fatal=False)
+        _wait([_start("launch", results, [*words, "--node-rank", "0"] if case.rate else words)], fatal=False)
         return
     with _namespaces(case.rate) as spaces:
         words = [*words, "--set", f"hardware.endpoint={ADDRESSES[0]}"]

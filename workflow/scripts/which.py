@@ -144,6 +144,9 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None]) -> None:
     for each in found:
         if each["why"]:
             print(f"{each['row']}: {each['known']}: {'; '.join(each['why'])}")
+    disturbed = [f"{each['row']} ({'; '.join(each['disturbed'])})" for each in found if each["disturbed"]]
+    if disturbed:
+        print(f"Disturbed, so foretold as too slow: {', '.join(disturbed)}.")
     if there:
         print("Measured is the median of the runs that are there; nothing of it went into what is foretold.")
     if done:

@@ -17,6 +17,7 @@ import yaml
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.config.configuration import Config
+from lockstep.config.machine import cpu_cores
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
@@ -53,7 +54,8 @@ def measure(config: Config, row: Row, results: Path, copies: int) -> Alone:
             said = [_last_words(log) for log in logs]
         if failed := [words for code, words in zip(codes, said, strict=True) if code]:
             raise RunFailed(failed[0])
-        return _read([folder / one.folder(1) for folder, one in zip(folders, alone, strict=True)])
+        runs = [folder / one.folder(1) for folder, one in zip(folders, alone, strict=True)]
+        return _read(runs, row.hardware.threads)
 
 
 def _prepared(config: Config, row: Row, results: Path, folder: Path) -> Row:
@@ -92,8 +94,8 @@ def share(plan: Plan, row: Row) -> Plan:
     return Plan(np.concatenate(steps), starts, excerpt.widths, excerpt.epochs, excerpt.dropped)
 
 
-def _read(folders: list[Path]) -> Alone:
-    """What the copies took: in the mean over steps, each as long as its slowest copy."""
+def _read(folders: list[Path], threads: int) -> Alone:
+    """What the copies took, each with so many threads: in the mean over steps, each as long as its slowest copy."""
     timed = np.array([np.load(folder / paths.STEPS)[0, WARMUP_STEPS : WARMUP_STEPS + STEPS] for folder in folders])
     profiles = [read_json(folder / paths.PROFILE)["seconds"] for folder in folders]
     step = float(timed.max(axis=0).mean())
@@ -101,7 +103,11 @@ def _read(folders: list[Path]) -> Alone:
     seconds = {name: step * float(shares[name]) for name in ("forward", "backward", "optimizer")}
     means = timed.mean(axis=1)
     spread = float((means.max() - means.min()) / means.mean())
-    return Alone(**seconds, rest=step - sum(seconds.values()), spread=spread)
+    # Each copy's watcher takes the other copies for other programs, which may use the cores that no copy does.
+    seen = np.mean([read_json(folder / paths.RECORD)["watch"]["others_cores"] for folder in folders])
+    free = max(0, cpu_cores() - threads * len(folders))
+    others = max(0.0, float(seen) - threads * (len(folders) - 1) - free)
+    return Alone(**seconds, rest=step - sum(seconds.values()), spread=spread, others=others)
 
 
 def _last_words(log) -> str:

@@ -15,8 +15,10 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_object
 from lockstep.forecast import alone, ranks
-from lockstep.forecast.ranks import NOTHING, Interval, Links, Shapes
+from lockstep.forecast.ranks import NOTHING, Alone, Interval, Links, Shapes
 from lockstep.run import seals
+
+OTHERS = 0.1  # cores, from which on what other programs took is told
 
 
 def foretell(config: Config, row: Row, results: Path, link: float | None) -> dict:
@@ -27,7 +29,7 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     hardware = row.hardware
     found = {"row": row.name, "strategy": row.strategy, "devices": hardware.devices, "ranks": hardware.processes}
     found |= {"global_batch": row.train.global_batch, "plan": row.plan_name, "settings": seals.settings_hash(row)}
-    found |= {"seconds": None, "parts": {}, "known": "not foretold", "why": []}
+    found |= {"seconds": None, "parts": {}, "known": "not foretold", "why": [], "disturbed": []}
     links = Links(hardware.processes, _measured(results, row), link)
     if why := _not_foretold(row, links):
         return found | {"why": [why]}
@@ -45,7 +47,7 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     beyond = _extrapolated(row, links)
     found |= {"known": "extrapolated" if beyond else "foretold", "why": beyond, "alone": asdict(measured)}
     sent = sum(message.times * sum(message.sizes) for message in messages) if hardware.processes > 1 else 0
-    found |= {"bytes": sent, "link": link}
+    found |= {"bytes": sent, "link": link, "disturbed": _disturbed(measured, links)}
     return found | {
         "seconds": _plain(sum(parts.values(), NOTHING), beyond),
         "parts": {name: _plain(part, beyond) for name, part in parts.items()},
@@ -145,6 +147,18 @@ def _extrapolated(row: Row, links: Links) -> list[str]:
     if row.hardware.nodes > 1 and row.hardware.processes_per_node > 1:
         beyond = [*beyond, "ranks of one machine share its network"]
     return beyond
+
+
+def _disturbed(measured: Alone, links: Links) -> list[str]:
+    """What else used the cores while that was measured from which a row is foretold."""
+    found = (
+        [f"other programs took {measured.others:.1f} cores from it while it ran alone"]
+        if measured.others > OTHERS
+        else []
+    )
+    if links.ranks > 1 and links.nearest and links.nearest.get("disturbed"):
+        found.append(f"while messages were measured: {links.nearest['disturbed'][0]}")
+    return found
 
 
 def speedup(found: dict, single: dict | None) -> float | None:

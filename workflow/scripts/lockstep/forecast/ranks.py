@@ -51,9 +51,9 @@ NOTHING = Interval(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Alone:
-    """Seconds of a step of one rank alone, by what takes them; spread: of copies and steps, as a share of the step.
+    """Seconds of a step of one rank alone, by what takes them. rest: batches are made, the host waits for something.
 
-    rest: batches are made, the host waits for something.
+    spread: how far copies differ, as a share of the step. others: cores that other programs took from them meanwhile.
     """
 
     forward: float
@@ -61,6 +61,7 @@ class Alone:
     optimizer: float
     rest: float
     spread: float = 0.0
+    others: float = 0.0
 
     @property
     def step(self) -> float:

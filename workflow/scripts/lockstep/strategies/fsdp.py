@@ -174,7 +174,7 @@ OPTIONS = {
     },
 }
 # A layer's weights are gathered before it computes, and freed after it; with reshard_after_forward they are gathered
-# again for its backward pass. On a CPU all of this blocks. To clip, the norm of each gradient is summed by itself.
+# again for its backward pass. On a CPU all of this blocks. To clip, ranks sum norms, a number for each weight.
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
     (
@@ -212,7 +212,7 @@ SENDS = [
                 "collective": "all_reduce",
                 "numbers": 1,
                 "bytes": 4,
-                "pieces": "parameters",
+                "pieces": "one",
             },
         ],
     ),
@@ -251,7 +251,7 @@ SENDS = [
                 "collective": "all_reduce",
                 "numbers": 1,
                 "bytes": 4,
-                "pieces": "parameters",
+                "pieces": "one",
             },
         ],
     ),
