@@ -43,6 +43,7 @@ KEYS = (
         "data",
         "peak",
         "network",
+        "foretold",
         "plans",
         "environment",
         "manifest",

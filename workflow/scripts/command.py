@@ -17,7 +17,7 @@
     lockstep record submit FOLDER  pack results into one file that others can check by: lockstep record check FILE
     lockstep accept                find out what a new machine, driver or image can do: proofs and times in 8 minutes
     lockstep fits                  does a model fit? each row's largest micro-batch in a GPU's memory, without a GPU
-    lockstep which                 how long do full sharding's steps take on 8 to 512 GPUs, and what does an epoch cost?
+    lockstep which                 how long does a step of each row take, before it runs; or of fsdp on 8 to 512 GPUs?
     lockstep why ROW               where a row's steps go, and from which batch on it beats one device
     lockstep network               measure what communication between ranks costs on this machine
     lockstep doctor                say what this machine can run, and what disturbs timing on it

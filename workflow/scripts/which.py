@@ -1,28 +1,41 @@
-"""How long does full sharding (fsdp) take on many GPUs? The time of a step, and what an epoch costs, without a GPU.
+"""Which strategy, before it runs: how long a step of each row takes on your machines, or of fsdp on many GPUs.
+
+Your own rows, on this machine or several like it, from the configuration and the prepared data:
+
+    lockstep bench --until plan; lockstep network    # the data and the plan, and what messages between ranks cost
+    lockstep which --gpus 4 --network 25Gb           # several machines, whose network has this speed
+    lockstep which --seal                            # before the benchmark; its report then shows foretold and measured
+
+Each row's own code runs alone for some seconds, with one rank's share of each batch, and its strategy says what it
+sends. So it takes about ten seconds a row. --network stands for a network that was not measured, in place of one that
+was. Memory is counted by `lockstep fits`.
+
+Or full sharding (fsdp) on 8 to 512 GPUs, by a model's shape, without a GPU or data:
 
     lockstep which --model llama.yaml --gpus 8 64 512 --gpu h100 --length 2048 --batch 1024 --tokens 20e9 --price 3
 
 --model is a config.json of transformers, its folder, or a YAML file with the same keys; nothing is downloaded. The time
-is foretold from the model's shape, for training in bf16, with rates that were found from published runs. Each number
-has an interval, from the errors on runs that had no part in the rates. Where a run is beyond what was checked, it is
-"extrapolated", and has no interval.
-
-Whether it fits into memory is counted by `lockstep fits`.
+is foretold for training in bf16, with rates that were found from published runs, and an interval from the errors on
+runs that had no part in them. What is beyond what was checked is "extrapolated", and has no interval.
 """
 
 import argparse
 import csv
 import math
 import re
+import statistics
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
+from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.files import write_json
-from lockstep.forecast import model, sharded
+from lockstep.files import read_json, write_json
+from lockstep.forecast import foretelling, model, sharded
 from lockstep.forecast.sharded import Run, Shape
+from lockstep.run import seals
 from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
@@ -30,30 +43,142 @@ AT_A_TIME = 16384  # tokens that a GPU computes at a time, at most, where no mic
 # Of a training, of a GPU at a time, and of a step: beyond these even a guess would mislead, or a digit is too many.
 MOST_GPUS, MOST_AT_A_TIME, MOST_IN_A_STEP = 16384, 2**20, 2**32
 MOST = {"tokens": 1e18, "price": 1e6}
+OF_A_SHAPE = ("gpu", "length", "batch", "batch_tokens", "micro_batch", "checkpointing", "tokens", "price")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a model by its shape")
-    parser.add_argument("--gpu", type=str.lower, required=True, choices=sharded.CARDS, help="SXM, with NVLink")
-    parser.add_argument("--gpus", type=int, nargs="+", required=True, metavar="N", help="how many train together")
+def main() -> int:
+    parser = cli.parser(__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--gpus", type=int, nargs="+", metavar="N", help="how many devices train together")
     parser.add_argument(
-        "--network", metavar="3200Gb", help="of a machine with 8 GPUs, in Gbit/s (default: A100 1600Gb, H100 3200Gb)"
+        "--network",
+        metavar="25Gb",
+        help="of a machine, in Gbit/s; with --model of one with 8 GPUs (default there: A100 1600Gb, H100 3200Gb)",
     )
-    parser.add_argument("--length", type=int, default=2048, metavar="N", help="tokens of a text (default: 2048)")
-    batch = parser.add_mutually_exclusive_group()
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was foretold into a new file")
+    own = parser.add_argument_group("your own rows")
+    own.add_argument("--rows", nargs="+", action="extend", metavar="ROW", help="by default all")
+    own.add_argument(
+        "--seal", action="store_true", help="keep what is foretold in the results, and note it in the journal"
+    )
+    shaped = parser.add_argument_group("full sharding on many GPUs, by a model's shape")
+    shaped.add_argument("--model", type=Path, metavar="FILE", help="a model by its shape")
+    shaped.add_argument("--gpu", type=str.lower, choices=sharded.CARDS, help="SXM, with NVLink")
+    shaped.add_argument("--length", type=int, metavar="N", help="tokens of a text (default: 2048)")
+    batch = shaped.add_mutually_exclusive_group()
     batch.add_argument("--batch", type=int, metavar="N", help="texts of a step, on all GPUs together")
     batch.add_argument("--batch-tokens", type=int, metavar="N", help="the same in tokens")
-    parser.add_argument(
+    shaped.add_argument(
         "--micro-batch", type=int, metavar="N", help=f"texts of a GPU at a time (default: {AT_A_TIME} tokens)"
     )
-    parser.add_argument("--checkpointing", action="store_true", help="compute activations again, in all layers")
-    parser.add_argument("--tokens", type=float, metavar="20e9", help="of an epoch, or of the whole training")
-    parser.add_argument("--price", type=float, metavar="3", help="of a GPU for an hour, in any currency")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was foretold into a new file")
+    shaped.add_argument("--checkpointing", action="store_true", help="compute activations again, in all layers")
+    shaped.add_argument("--tokens", type=float, metavar="20e9", help="of an epoch, or of the whole training")
+    shaped.add_argument("--price", type=float, metavar="3", help="of a GPU for an hour, in any currency")
     arguments = parser.parse_args()
+    cli.must_be_new(arguments.json, "--json", "file")
+    if arguments.model is None:
+        return _own_rows(arguments)
+    return _by_shape(arguments)
+
+
+# Rows of one's own.
+
+
+def _own_rows(arguments: argparse.Namespace) -> int:
+    """Foretell rows of a configuration. Returns 1 if nothing could be foretold of a row that was named."""
+    if given := [name for name in OF_A_SHAPE if getattr(arguments, name) not in (None, False)]:
+        option = given[0].replace("_", "-")
+        raise BadInput(f"--{option}: is for a model by its shape. Name it too, as in --model llama.yaml.")
+    if arguments.gpus and (len(arguments.gpus) > 1 or not 1 <= arguments.gpus[0] <= MOST_GPUS):
+        raise BadInput(f"--gpus {' '.join(map(str, arguments.gpus))}: name one number, from 1 to {MOST_GPUS:,}.")
+    config, results = cli.configuration(arguments, finished=True), arguments.results
+    for name in arguments.rows or ():
+        config.require_row(name, f"--rows {name}")
+    if not paths.ready_file(results, config.data_key).is_file():
+        raise BadInput(
+            f"{results} has no data that was prepared for this configuration. Prepare it: lockstep bench --until plan"
+        )
+    names = list(dict.fromkeys(arguments.rows or config.rows))
+    number = arguments.gpus[0] if arguments.gpus else None
+    if arguments.seal and (begun := [name for name in names if seals.first_run(results, name)]):
+        raise BadInput(seals.too_late(results, begun))
+    rows = [foretelling.on(config.rows[name], number) for name in names]
+    link = None if arguments.network is None else _bits(arguments.network)
+    found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
+    _tell_rows(found, {row.name: _measured(row, results) for row in rows})
+    if arguments.json:
+        write_json(arguments.json, {"rows": found})
+    if arguments.seal:
+        print(f"sealed in {paths.foretold_file(results)}, sha256 {seals.seal(results, found)}")
+        print("Whoever is to trust it should have this number before the rows run.")
+    without = [each for each in found if not each["seconds"]]
+    return int(bool(without) if arguments.rows else len(without) == len(found))
+
+
+def _tell_one(found: dict) -> dict:
+    """Say that a row was looked at, which takes some seconds."""
+    said = f"{1000 * found['seconds']['value']:.3g} ms" if found["seconds"] else found["known"]
+    print(f"{found['row']}: {said}", file=sys.stderr, flush=True)
+    return found
+
+
+def _measured(row: Row, results: Path) -> float | None:
+    """The milliseconds of a row's step in the runs that it has already; None without any that trains the same plan."""
+    runs = [read_json(file) for file in paths.run_files(results, paths.RECORD, row=row.name)]
+    own = [run for run in runs if (run["world_size"], run["asked"]["plan"]) == (row.hardware.devices, row.plan_name)]
+    steps = [1000 * run["clock"]["train_seconds"] / run["steps"] for run in own]
+    return statistics.median(steps) if steps else None
+
+
+def _tell_rows(found: list[dict], measured: dict[str, float | None]) -> None:
+    """Print what is foretold of rows, the fastest first, and what is not."""
+    done = sorted((each for each in found if each["seconds"]), key=_per_sample)
+    single = next((each for each in found if each["row"] == "single"), None)
+    header = ["row", "ranks", "a step, ms", "of it communication, ms", "times as fast as single", "how it is known"]
+    lines = [[*_row_cells(each, single), each["known"]] for each in done]
+    if there := any(measured.values()):
+        header.insert(3, "measured, ms")
+        lines = [[*line[:3], f"{measured[line[0]]:.3g}" if measured[line[0]] else "", *line[3:]] for line in lines]
+    if lines:
+        print_table(header, lines)
+    for each in found:
+        if each["why"]:
+            print(f"{each['row']}: {each['known']}: {'; '.join(each['why'])}")
+    disturbed = [f"{each['row']} ({'; '.join(each['disturbed'])})" for each in found if each["disturbed"]]
+    if disturbed:
+        print(f"Disturbed, so foretold as too slow: {', '.join(disturbed)}.")
+    if there:
+        print("Measured is the median of the runs that are there; nothing of it went into what is foretold.")
+    if done:
+        print(
+            "Foretold from each row's own code, run alone on this machine, what was measured of messages, and what each"
+            " strategy sends. Whether it fits into memory was not looked at: lockstep fits counts it."
+        )
+
+
+def _per_sample(found: dict) -> float:
+    return found["seconds"]["value"] / found["global_batch"]
+
+
+def _row_cells(found: dict, single: dict | None) -> list[str]:
+    seconds, faster = found["seconds"], foretelling.speedup(found, single)
+    cells = [f"{1000 * part['value']:.3g}" for part in (seconds, found["parts"]["communication"])]
+    if seconds["low"] is not None:
+        cells[0] += f" ({1000 * seconds['low']:.3g} to {1000 * seconds['high']:.3g})"
+    return [found["row"], str(found["ranks"]), *cells, "" if faster is None else f"{faster:.2f}"]
+
+
+# Full sharding, by a model's shape.
+
+
+def _by_shape(arguments: argparse.Namespace) -> int:
+    for name in ("gpu", "gpus"):
+        if getattr(arguments, name) is None:
+            raise BadInput(f"--{name}: say which, as in --gpu h100 --gpus 8 64; or leave out --model.")
+    for name in ("rows", "seal"):
+        if getattr(arguments, name):
+            raise BadInput(f"--{name}: is for your own rows. Leave it out, or leave out --model.")
+    arguments.length = 2048 if arguments.length is None else arguments.length
     _refuse(arguments)
     described = model.read(arguments.model, "language-modelling", arguments.length)
     shape = sharded.shape_of(described)
@@ -69,11 +194,11 @@ def main() -> None:
     _tell(shape, runs, foretold, arguments)
     if arguments.json:
         write_json(arguments.json, {"model": asdict(shape), "price": arguments.price, "foretold": foretold})
+    return 0
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
     """Raise BadInput for a number that no training has."""
-    cli.must_be_new(arguments.json, "--json", "file")
     for gpus in arguments.gpus:
         if not 1 <= gpus <= MOST_GPUS:
             raise BadInput(f"--gpus {gpus}: expected 1 to {MOST_GPUS:,}.")

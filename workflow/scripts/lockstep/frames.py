@@ -145,7 +145,9 @@ class Results:
 
         known = {field.name: self.report.get(field.name) for field in fields(Summary)}
         # What an earlier version's report lacks.
-        empty = {field.name: () for field in fields(Summary) if field.name in ("scaling", "apart", "damaged")}
+        empty = {
+            field.name: () for field in fields(Summary) if field.name in ("scaling", "apart", "damaged", "foretold")
+        }
         summary = Summary(
             **empty | {name: value for name, value in known.items() if value is not None or name not in empty}
         )

@@ -172,6 +172,11 @@ def network_file(results: Path) -> Path:
     return results / "network" / "network.json"
 
 
+def foretold_file(results: Path) -> Path:
+    """What was foretold of rows before they ran, and sealed."""
+    return results / "foretold" / "foretold.json"
+
+
 def split_folder(data: Path, split: str) -> Path:
     """The samples of train, dev or test, in a folder of prepared data."""
     return data / DATASET / split

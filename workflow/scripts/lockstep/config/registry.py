@@ -32,6 +32,15 @@ so without importing torch or its framework:
                    their times, which should be 1, as a control
     CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
     UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
+    SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
+                   the name of a strategy that sends the same; without any that applies, or if it has None, no time is
+                   foretold (lockstep which). A message has a `collective` of rank/network.py; `numbers`: weights (as
+                   many as are trained), powersgd, or so many in each piece; `bytes` of each number; `pieces`: one,
+                   parameters, layers, or the option that has the MiB of a bucket. Optional are `where`: the values with
+                   which it is sent; `per`: micro_batch, or the option that has every how many steps (by default each
+                   step); `during`: the pass that it may overlap with, forward or backward, on the device types
+                   `hidden_on`
+    SHARDS         such pairs of what a rank holds and updates only its share of: optimizer, gradients, weights
     NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
 
 A task file defines a class `Task` (the interface is in tasks/_task.py). It may define these literals:
@@ -56,6 +65,9 @@ from lockstep.paths import PROJECT, STRATEGIES, TASKS
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
 PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE")
+# Literals that are lists of pairs of which the first that applies counts. A strategy does not inherit them: one that
+# extends another may send something else.
+FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 # All literals that are lists of options.
@@ -102,7 +114,7 @@ def path(name: str) -> Path:
 def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
-    values |= {name: [] for name in PAIRS + OF_OPTIONS}
+    values |= {name: [] for name in PAIRS + FIRSTS + OF_OPTIONS}
     values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
@@ -132,8 +144,30 @@ def matches(name: str, literal: str, settings: dict) -> list[tuple[str, str]]:
     return [
         (", ".join(f"{key}: {settings[key]}" for key in values), reason)
         for values, reason in literals(name)[literal]
-        if all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
+        if _apply(values, settings)
     ]
+
+
+def first(name: str, literal: str, settings: dict) -> list | None:
+    """What the first pair of a strategy's `literal` (one of FIRSTS) that applies to `settings` has; None without any.
+
+    Such a literal may be the name of a strategy, whose own counts.
+    """
+    pairs = literals(name)[literal]
+    if isinstance(pairs, str):
+        return first(pairs, literal, settings)
+    return next((found for values, found in pairs if _apply(values, settings)), None)
+
+
+def sends(name: str, settings: dict) -> list[dict] | None:
+    """The messages that a strategy's ranks send with these settings, by its SENDS; None if it does not declare them."""
+    declared = first(name, "SENDS", settings)
+    return declared and [message for message in declared if _apply(message.get("where", {}), settings)]
+
+
+def _apply(values: dict, settings: dict) -> bool:
+    """Whether all of some values, each a list or a JSON schema, are those of `settings`."""
+    return all(key in settings and _is_one_of(settings[key], allowed) for key, allowed in values.items())
 
 
 def _is_one_of(value, allowed: list | dict) -> bool:

@@ -21,7 +21,7 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.proof.verdicts import PROVEN
-from lockstep.run import blocks, journal, record, staleness, watcher
+from lockstep.run import blocks, journal, record, seals, staleness, watcher
 from lockstep.run.ledger import check_ledger
 
 OF_A_VERDICT = {"losses", "norm", "update"}
@@ -72,7 +72,7 @@ def check(results: Path) -> Findings:
     for folder, run in records.items():
         for rule in (_placed, _trained, sealed, _timed):
             breaches += _readable(str(folder), ((str(folder), breach) for breach in rule(folder, run, results)))
-    for rule in (_together, _blocks, _rows, _decided, _current, _written, _reported):
+    for rule in (_together, _blocks, _rows, _decided, _current, _written, _foretold, _reported):
         breaches += _readable(str(results), rule(records, results))
     return Findings(len(files), len({run["row"] for run in records.values()}), breaches)
 
@@ -376,6 +376,16 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     for row in requests[-1]["rows"] if requests else ():
         if row not in trained:
             yield row, "it was asked for, but no run of it has a record"
+
+
+def _foretold(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+    """What was foretold of a row must have been sealed before its first run, and be what the report says."""
+    yield from seals.broken(results)
+    file, sealed = paths.report_folder(results) / paths.SUMMARY, seals.read(results)
+    for told in (read_json(file).get("foretold") or {}).get("rows", ()) if file.is_file() else ():
+        own = (sealed or {"rows": {}})["rows"].get(told["row"], {}).get("seconds")
+        if own != told["foretold"]:
+            yield told["row"], "the report has another forecast than the one that was sealed"
 
 
 def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:

@@ -42,6 +42,7 @@ OF_RESULTS = (
     *REQUIRED,
     *(paths.manifest_file(HERE).as_posix(), paths.decision_file(HERE, "*").as_posix()),
     *(paths.network_file(HERE).as_posix(), paths.peak_file(HERE).as_posix(), paths.data_file(HERE).as_posix()),
+    paths.foretold_file(HERE).as_posix(),
     *(paths.plan_file(HERE, "*").as_posix(), paths.plan_summary_file(HERE, "*").as_posix()),
     *(
         f"{paths.report_folder(HERE)}/{name}"

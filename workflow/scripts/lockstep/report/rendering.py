@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from lockstep import paths
 from lockstep.proof.verdicts import multiple
-from lockstep.report.words import STUDIES, Text, note, say
+from lockstep.report.words import STUDIES, Text, note, say, three
 
 FOLDER = paths.WORKFLOW / "report"
 
@@ -38,7 +38,7 @@ def _environment(escape: bool) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"cell": markdown_cell, "multiple": multiple}
-    environment.globals |= {"say": say, "note": note}
+    environment.globals |= {"say": say, "note": note, "three": three}
     return environment
 
 

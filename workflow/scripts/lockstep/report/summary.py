@@ -10,7 +10,7 @@ from lockstep import columns, paths
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.files import read_json, read_object
-from lockstep.report import ladder, ranking, scaling, studies
+from lockstep.report import foretold, ladder, ranking, scaling, studies
 from lockstep.report.environments import merge_environments
 from lockstep.report.reading import (
     good_runs,
@@ -53,6 +53,7 @@ class Summary:
     data: dict  # the content of data/data.json
     peak: dict | None  # the peak rates of this machine's CPU, by precision; None if not measured
     network: list[dict] | None  # what communication costs (lockstep/network.py); None if not measured
+    foretold: dict | None  # sealed forecasts beside what was measured (report/foretold.py); None if there are none
     plans: dict[str, dict]  # by plan: its description, with only the number of dropped texts
     environment: dict | None  # merged over all runs (environments.py); None without runs
     manifest: dict | None  # when, where and by which command the results were requested; None if unknown
@@ -146,6 +147,7 @@ def gather(config: Config, results: Path) -> Summary:
         data=data,
         peak=peak,
         network=(read_optional(paths.network_file(results), ("measured",), damaged) or {}).get("measured"),
+        foretold=foretold.against(config, rows, results, damaged),
         plans={
             name: _without_ids(read_json(about))
             for name in dict.fromkeys(row.plan_name for row in config.rows.values())

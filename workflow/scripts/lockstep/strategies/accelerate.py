@@ -213,6 +213,7 @@ OPTIONS = {
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
+SENDS = "ddp"  # it wraps the model in DistributedDataParallel
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 on a CPU; use precision: bf16"),
     (

@@ -127,6 +127,43 @@ OPTIONS = {
         " Lockstep's own on a CPU",
     },
 }
+# A bucket of gradients is sent when backward has filled it; PowerSGD sends two factors of each of its matrices in turn.
+SENDS = [
+    ({"sync_batchnorm": [True]}, None),
+    ({"join": [True]}, None),
+    (
+        {"hook": ["fp16", "bf16"]},
+        [
+            {
+                "collective": "all_reduce",
+                "numbers": "weights",
+                "bytes": 2,
+                "pieces": "bucket_mb",
+                "during": "backward",
+                "hidden_on": ["cpu", "cuda"],
+            },
+        ],
+    ),
+    (
+        {"hook": ["powersgd"]},
+        [
+            {"collective": "all_reduce", "numbers": "powersgd", "bytes": 4, "pieces": "bucket_mb"},
+        ],
+    ),
+    (
+        {},
+        [
+            {
+                "collective": "all_reduce",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "bucket_mb",
+                "during": "backward",
+                "hidden_on": ["cpu", "cuda"],
+            },
+        ],
+    ),
+]
 UNCOUNTED = [({"hook": ["powersgd"]}, "what it carries over is made after some steps only")]
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),

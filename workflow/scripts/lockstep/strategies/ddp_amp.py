@@ -29,3 +29,4 @@ OPTIONS = {
         "description": "amp is fp16 on CUDA and bf16 on CPU",
     },
 }
+SENDS = "ddp"

@@ -37,6 +37,7 @@ OPTIONS = {
         "description": "how the processes find each other: through a shared file (file://) or a TCP port (tcp://)",
     },
 }
+SENDS = "ddp"
 
 
 def process(local_rank: int, script: str, folder: str, address: str, first: int, world_size: int) -> None:

@@ -276,6 +276,63 @@ OPTIONS = {
         "description": "keep the optimizer's state in the CPU's memory",
     },
 }
+# Stages 0 to 2 reduce whole gradients, though 1 and 2 keep a share of them; stage 2 does so after each micro-batch.
+# Stage 3 gathers weights once for forward and backward, as long as there are fewer than 5e8 (max_reuse_distance). What
+# fits into one bucket of 5e8 numbers is sent in one piece. Nothing overlaps, unless a GPU prefetches at stage 3.
+SENDS = [
+    ({"sync_batchnorm": [True]}, None),
+    (
+        {"stage": [0], "native_precision": [False]},
+        [
+            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one"},
+        ],
+    ),
+    (
+        {"stage": [1], "native_precision": [False], "offload_optimizer": [False]},
+        [
+            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_gather", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
+        ],
+    ),
+    (
+        {"stage": [2], "native_precision": [False], "offload_optimizer": [False]},
+        [
+            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one", "per": "micro_batch"},
+            {"collective": "all_gather", "numbers": "weights", "bytes": 4, "pieces": "one"},
+            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
+        ],
+    ),
+    (
+        {"stage": [3], "native_precision": [False], "offload_optimizer": [False]},
+        [
+            {
+                "collective": "all_gather",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "layers",
+                "per": "micro_batch",
+                "during": "forward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "collective": "reduce_scatter",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "one",
+                "per": "micro_batch",
+                "during": "backward",
+                "hidden_on": ["cuda"],
+            },
+            {"collective": "all_reduce", "numbers": 1, "bytes": 4, "pieces": "one"},
+        ],
+    ),
+]
+SHARDS = [
+    ({"stage": [1]}, ["optimizer"]),
+    ({"stage": [2]}, ["optimizer", "gradients"]),
+    ({"stage": [3]}, ["optimizer", "gradients", "weights"]),
+]
 NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
 CONFIG_FILE = "deepspeed"

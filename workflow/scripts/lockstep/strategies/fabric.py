@@ -84,6 +84,7 @@ class Strategy(ddp.Strategy):
 
 INHERITS = ("launcher", "gradient_as_bucket_view", "bucket_mb", "find_unused_parameters", "sync_batchnorm")
 NEEDS = {"lightning-fabric": ("2.6.6", "make setup")}
+SENDS = "ddp"  # it wraps the model in DistributedDataParallel
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "on a CPU Fabric trains in bf16 instead; use precision: bf16"),
 ]

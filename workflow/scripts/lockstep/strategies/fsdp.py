@@ -173,6 +173,90 @@ OPTIONS = {
         "description": "bf16 by autocast, as in other rows, or by FSDP's policy, which also gathers parameters in bf16",
     },
 }
+# A layer's weights are gathered before it computes, and freed after it; with reshard_after_forward they are gathered
+# again for its backward pass. On a CPU all of this blocks. To clip, ranks sum norms, a number for each weight.
+SENDS = [
+    ({"sync_batchnorm": [True]}, None),
+    (
+        {"replicate": [1], "mixed_precision": ["policy"], "precision": ["bf16"]},
+        [
+            {
+                "collective": "all_gather",
+                "numbers": "weights",
+                "bytes": 2,
+                "pieces": "layers",
+                "per": "micro_batch",
+                "during": "forward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "where": {"reshard_after_forward": [True]},
+                "collective": "all_gather",
+                "numbers": "weights",
+                "bytes": 2,
+                "pieces": "layers",
+                "per": "micro_batch",
+                "during": "backward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "collective": "reduce_scatter",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "layers",
+                "during": "backward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "where": {"clip": {"exclusiveMinimum": 0}},
+                "collective": "all_reduce",
+                "numbers": 1,
+                "bytes": 4,
+                "pieces": "one",
+            },
+        ],
+    ),
+    (
+        {"replicate": [1]},
+        [
+            {
+                "collective": "all_gather",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "layers",
+                "per": "micro_batch",
+                "during": "forward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "where": {"reshard_after_forward": [True]},
+                "collective": "all_gather",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "layers",
+                "per": "micro_batch",
+                "during": "backward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "collective": "reduce_scatter",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "layers",
+                "during": "backward",
+                "hidden_on": ["cuda"],
+            },
+            {
+                "where": {"clip": {"exclusiveMinimum": 0}},
+                "collective": "all_reduce",
+                "numbers": 1,
+                "bytes": 4,
+                "pieces": "one",
+            },
+        ],
+    ),
+]
+SHARDS = [({}, ["optimizer", "gradients", "weights"])]
 LOSSY = [
     (
         {"mixed_precision": ["policy"], "precision": ["bf16"]},

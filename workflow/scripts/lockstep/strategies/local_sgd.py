@@ -129,6 +129,16 @@ DIVISION = "open"
 OTHER_MODEL = [
     ({}, "ranks take steps along gradients of their own"),
 ]
+# All weights at once, after every so many steps.
+SENDS = [
+    ({"sync_batchnorm": [True]}, None),
+    (
+        {"local_after": [0], "within": ["rank"]},
+        [
+            {"collective": "all_reduce", "numbers": "weights", "bytes": 4, "pieces": "one", "per": "every"},
+        ],
+    ),
+]
 LOSSY = [
     ({}, "weights are averaged every few steps, in place of gradients"),
 ]

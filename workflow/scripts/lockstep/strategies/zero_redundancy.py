@@ -25,6 +25,25 @@ class Strategy(ddp.Strategy):
         super().save_state(folder)
 
 
+# Each weight that a rank has updated is broadcast by itself, after the optimizer's step.
+SENDS = [
+    ({"sync_batchnorm": [True]}, None),
+    (
+        {"hook": ["none"]},
+        [
+            {
+                "collective": "all_reduce",
+                "numbers": "weights",
+                "bytes": 4,
+                "pieces": "bucket_mb",
+                "during": "backward",
+                "hidden_on": ["cpu", "cuda"],
+            },
+            {"collective": "broadcast", "numbers": "weights", "bytes": 4, "pieces": "parameters"},
+        ],
+    ),
+]
+SHARDS = [({}, ["optimizer"])]
 REFUSED = [
     (
         {"optimizer": ["muon"]},

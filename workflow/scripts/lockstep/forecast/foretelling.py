@@ -1,0 +1,169 @@
+"""How long a step of each row takes on a machine of one's own, before the row has run there with several ranks.
+
+A row's own code runs alone for some seconds (forecast/alone.py), the `network` rule has measured messages, and the
+strategy declares which it sends (forecast/ranks.py).
+"""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from lockstep import paths
+from lockstep.config import registry
+from lockstep.config.configuration import Config
+from lockstep.config.row import Row
+from lockstep.errors import BadInput, RunFailed
+from lockstep.files import read_object
+from lockstep.forecast import alone, ranks
+from lockstep.forecast.ranks import NOTHING, Alone, Interval, Links, Shapes
+from lockstep.run import seals
+
+OTHERS = 0.1  # cores, from which on what other programs took is told
+
+
+def foretell(config: Config, row: Row, results: Path, link: float | None) -> dict:
+    """A row's step: its seconds, their parts, how they are known, and why not if they are not.
+
+    link: bits/s of the network between the ranks, if it is another one than was measured.
+    """
+    hardware = row.hardware
+    found = {"row": row.name, "strategy": row.strategy, "devices": hardware.devices, "ranks": hardware.processes}
+    found |= {"global_batch": row.train.global_batch, "plan": row.plan_name, "settings": seals.settings_hash(row)}
+    found |= {"seconds": None, "parts": {}, "known": "not foretold", "why": [], "disturbed": []}
+    links = Links(hardware.processes, _measured(results, row), link)
+    if why := _not_foretold(row, links):
+        return found | {"why": [why]}
+    try:
+        shapes = weights(results)
+        # On GPUs ranks share nothing of that kind.
+        measured = alone.measure(config, row, results, hardware.processes_per_node if hardware.device == "cpu" else 1)
+    except (BadInput, RunFailed) as error:
+        return found | {"why": [f"it could not be measured alone: {error}"]}
+    options, settings = _options(row), _settings(row)
+    sends = registry.sends(row.strategy, settings) or []
+    messages = ranks.messages(sends, shapes, options, row.train.accumulation, measured, hardware.device)
+    shared = registry.first(row.strategy, "SHARDS", settings) or []
+    parts = ranks.step(measured, messages, links, shared, hardware.device)
+    beyond = _extrapolated(row, links)
+    found |= {"known": "extrapolated" if beyond else "foretold", "why": beyond, "alone": asdict(measured)}
+    sent = sum(message.times * sum(message.sizes) for message in messages) if hardware.processes > 1 else 0
+    found |= {"bytes": sent, "link": link, "disturbed": _disturbed(measured, links)}
+    return found | {
+        "seconds": _plain(sum(parts.values(), NOTHING), beyond),
+        "parts": {name: _plain(part, beyond) for name, part in parts.items()},
+    }
+
+
+def _plain(seconds: Interval, beyond: list[str]) -> dict:
+    """An interval as plain values. What is extrapolated has none."""
+    return asdict(seconds) | ({"low": None, "high": None} if beyond else {})
+
+
+def on(row: Row, number: int | None) -> Row:
+    """The row with so many ranks: on this machine if it has the devices, else on several like it.
+
+    A row that trains on one device whatever is asked for stays as it is. Raises BadInput where they are no whole number
+    of machines, or the row can't have so many.
+    """
+    if number is None or row.hardware.processes == 1:
+        return row
+    here = row.hardware.processes_per_node
+    nodes, rest = divmod(number, here)
+    if number <= here:
+        row = replace(row, asked=replace(row.asked, processes=number, nodes=1))
+    elif rest:
+        raise BadInput(
+            f"--gpus {number}: this machine has {here} devices by its configuration, and several like it would have a"
+            f" multiple of that. Name {here * nodes} or {here * (nodes + 1)}; or set hardware.processes."
+        )
+    else:
+        row = replace(row, asked=replace(row.asked, nodes=nodes))
+    if row.train.device_batch:
+        row = replace(
+            row, train=replace(row.train, global_batch=row.train.device_batch * row.replicas * row.train.accumulation)
+        )
+    row.refuse()
+    return row
+
+
+def weights(results: Path) -> Shapes:
+    """The shapes of the model's weights by their names, in the order of the file; tied ones once."""
+    from safetensors import safe_open
+
+    files = sorted((paths.data_folder(results) / paths.WEIGHTS).glob("*.safetensors"))
+    if not files:
+        raise BadInput(f"{paths.data_folder(results) / paths.WEIGHTS}: has no weights in safetensors")
+    shapes: Shapes = {}
+    for file in files:
+        with safe_open(file, "pt") as stored:
+            shapes |= {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _measured(results: Path, row: Row) -> list[dict]:
+    """What the network rule measured with a row's backend and device; empty if nothing was."""
+    file = paths.network_file(results)
+    measured = read_object(file, ("measured",))["measured"] if file.is_file() else []
+    return [
+        each for each in measured if (each["backend"], each["device"]) == (row.hardware.backend, row.hardware.device)
+    ]
+
+
+def _options(row: Row) -> dict:
+    """A row's options, and those that it does not inherit at their defaults, as in strategies/ddp.py."""
+    return {name: option.get("default") for name, option in registry.literals("ddp")["OPTIONS"].items()} | row.options
+
+
+def _settings(row: Row) -> dict:
+    return _options(row) | asdict(row.train) | {"precision": row.precision}
+
+
+def _not_foretold(row: Row, links: Links) -> str:
+    """Why no time is foretold for a row; empty if one is."""
+    if row.unavailable:
+        return row.unavailable
+    if row.division == "published":
+        return "it is somebody's published code"
+    if row.hardware.processes == 1 == row.hardware.devices:
+        return ""
+    if registry.sends(row.strategy, _settings(row)) is None:
+        return "its strategy does not declare what it sends with these options (SENDS)"
+    if row.train.lora:
+        return "how many weights LoRA trains is not counted here"
+    if row.hardware.nodes > 1 and not links.link:
+        return "what machines send to each other was not measured; name its speed: --network 25Gb"
+    if not links.link and not links.measured:
+        return "what messages cost was not measured; measure it: lockstep network"
+    return ""
+
+
+def _extrapolated(row: Row, links: Links) -> list[str]:
+    """In what a row is beyond what was held against runs; empty if in nothing."""
+    if row.hardware.processes == 1:
+        return []
+    beyond = links.extrapolated
+    if row.hardware.device != "cpu":
+        beyond = [*beyond, "no forecast was held against several GPUs yet"]
+    if row.hardware.nodes > 1 and row.hardware.processes_per_node > 1:
+        beyond = [*beyond, "ranks of one machine share its network"]
+    return beyond
+
+
+def _disturbed(measured: Alone, links: Links) -> list[str]:
+    """What else used the cores while that was measured from which a row is foretold."""
+    found = (
+        [f"other programs took {measured.others:.1f} cores from it while it ran alone"]
+        if measured.others > OTHERS
+        else []
+    )
+    if links.ranks > 1 and links.nearest and links.nearest.get("disturbed"):
+        found.append(f"while messages were measured: {links.nearest['disturbed'][0]}")
+    return found
+
+
+def speedup(found: dict, single: dict | None) -> float | None:
+    """How many times as fast as `single` a row is by what is foretold of both, by the samples of a step."""
+    if not single or not single["seconds"] or not found["seconds"]:
+        return None
+    ratio = single["seconds"]["value"] / found["seconds"]["value"]
+    return ratio * found["global_batch"] / single["global_batch"] if math.isfinite(ratio) else None

@@ -1,0 +1,281 @@
+"""How long a step takes on several ranks, from what one rank takes alone and what messages between ranks cost.
+
+A step is foretold as a sum of three parts, each with an interval:
+
+computing      what the row's own code takes alone, with one rank's share of each batch (forecast/alone.py)
+optimizer      the same, of which a rank does only its share where the optimizer's state is shared out (SHARDS)
+communication  the messages that the strategy declares (SENDS), at what the `network` rule measured of such messages,
+               less what the backward or forward pass hides of them
+
+The ends of the parts' intervals are added, as if all were wrong in the same direction.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from lockstep.rank.network import BUS
+
+# How far a rank's own time may be off in another run of the same work: the spread between launches of a program
+# (report/variance.py finds 1 to 4 %), and that an excerpt stands for all steps.
+COMPUTING = 0.08
+# How far a message's time may be off beside what its repetitions spread: in a step it is sent once, by ranks that have
+# just computed, and not by waiting ones in a row.
+MESSAGE = 0.25
+# What a TCP connection carries of an Ethernet link's rate: 1448 of 1538 bytes of a frame are data (MTU 1500).
+PAYLOAD = 1448 / 1538
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Seconds, and between which ends they are expected."""
+
+    value: float
+    low: float
+    high: float
+
+    def __add__(self, other: "Interval") -> "Interval":
+        return Interval(self.value + other.value, self.low + other.low, self.high + other.high)
+
+    def __mul__(self, factor: float) -> "Interval":
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
+    def widened(self, share: float) -> "Interval":
+        return Interval(self.value, self.low * (1 - share), self.high * (1 + share))
+
+
+NOTHING = Interval(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Seconds of a step of one rank alone, by what takes them. rest: batches are made, the host waits for something.
+
+    spread: how far copies differ, as a share of the step. others: cores that other programs took from them meanwhile.
+    """
+
+    forward: float
+    backward: float
+    optimizer: float
+    rest: float
+    spread: float = 0.0
+    others: float = 0.0
+
+    @property
+    def step(self) -> float:
+        return self.forward + self.backward + self.optimizer + self.rest
+
+
+@dataclass(frozen=True)
+class Message:
+    """One kind of message in a step. sizes: bytes of each piece, in the order in which they are sent.
+
+    times: how often all of them are sent in a step. window: seconds of computing that they may overlap with, each time.
+    """
+
+    collective: str
+    sizes: list[float]
+    times: float = 1.0
+    window: float = 0.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """What messages cost between `ranks` ranks. measured: a network.json's entries for their backend and device.
+
+    link: bits/s of a machine's network, if the messages pass through one that was not measured.
+    """
+
+    ranks: int
+    measured: list[dict]
+    link: float | None = None
+
+    @property
+    def nearest(self) -> dict | None:
+        """What was measured with as many ranks, or with the most similar number."""
+        far = [(abs(math.log(each["ranks"] / self.ranks)), each["ranks"], each) for each in self.measured]
+        return min(far, key=lambda each: each[:2])[2] if far else None
+
+    @property
+    def extrapolated(self) -> list[str]:
+        """In what these messages are beyond what was measured; empty if in nothing."""
+        if not self.nearest:
+            return ["a message's latency was not measured (lockstep network)"]
+        if self.nearest["ranks"] != self.ranks:
+            return [f"messages were measured between {self.nearest['ranks']} ranks"]
+        return []
+
+    def seconds(self, collective: str, size: float) -> Interval:
+        """A collective on so many bytes (rank/network.py says of which). At least a link or a measurement is needed.
+
+        Through a link it takes as long as the slower of the two, the ranks' own work or the link; at most, their sum.
+        """
+        own = self._own(collective, size)
+        if self.link is None:
+            return own
+        wire = size * BUS[collective](self.ranks) / (self.link / 8 * PAYLOAD)
+        return Interval(max(own.value, wire), max(own.low, wire), own.high + wire)
+
+    def _own(self, collective: str, size: float) -> Interval:
+        """What the ranks of one machine take for it; nothing if that was not measured."""
+        if not self.nearest:
+            return NOTHING
+        points = self.nearest["operations"][collective]["points"]
+        there = self.nearest["ranks"]
+        # With other ranks each hop's latency counts, and the load of the links.
+        hops = (self.ranks - 1) / (there - 1)
+        load = BUS[collective](self.ranks) / BUS[collective](there)
+        ends = [
+            hops * (first := _at(points, name, 0.0)) + load * (_at(points, name, size) - first)
+            for name in ("seconds", "low", "high")
+        ]
+        value, low, high = ends
+        return Interval(value, min(low, value), max(high, value)).widened(MESSAGE)
+
+
+def _at(points: list[dict], name: str, size: float) -> float:
+    """The seconds of so many bytes: between measured sizes on a straight line, beyond the largest in proportion."""
+    sizes = np.array([point["bytes"] for point in points], float)
+    seconds = np.maximum.accumulate([point[name] for point in points])  # more bytes never take less
+    if size > sizes[-1]:
+        return float(seconds[-1] * size / sizes[-1])
+    return float(np.interp(size, sizes, seconds))
+
+
+def step(alone: Alone, messages: list[Message], links: Links, shared: list[str], device: str) -> dict[str, Interval]:
+    """The parts of a step of links.ranks ranks. Their sum is the step.
+
+    alone: of a rank's share of the batch. shared: what the ranks hold only their share of (SHARDS).
+    """
+    computing = alone.forward + alone.backward + alone.rest
+    parts = {
+        "computing": _own_time(computing, alone.spread),
+        "optimizer": _own_time(alone.optimizer, alone.spread),
+        "communication": NOTHING,
+    }
+    if links.ranks == 1:
+        return parts
+    if "optimizer" in shared:  # what the host does for each step is not shared out, so it may be as long as alone
+        share = Interval(alone.optimizer / links.ranks, alone.optimizer / links.ranks, alone.optimizer)
+        parts["optimizer"] = share.widened(COMPUTING)
+    for message in messages:
+        parts["communication"] += communication(message, links, device) * message.times
+    return parts
+
+
+def _own_time(seconds: float, spread: float) -> Interval:
+    return Interval(seconds, seconds, seconds).widened(max(COMPUTING, spread))
+
+
+def communication(message: Message, links: Links, device: str) -> Interval:
+    """The seconds by which one sending of a message's pieces makes a step longer.
+
+    What is hidden costs nothing on a GPU. On a CPU the ranks' own part of sending takes the cores that compute: none of
+    it may be hidden or all, and half of it is taken to be.
+    """
+    each = [links.seconds(message.collective, size) for size in message.sizes]
+    whole = sum(each, NOTHING)
+    if not message.window:
+        return whole
+    exposed = [
+        _exposed(message.sizes, [getattr(piece, end) for piece in each], message.window)
+        for end in ("value", "low", "high")
+    ]
+    value, low, high = exposed
+    if device == "cuda":
+        return Interval(value, low, high)
+    own = Links(links.ranks, links.measured)
+    sending = sum((own.seconds(message.collective, size) for size in message.sizes), NOTHING)
+    hidden = whole.value - value
+    paid = min(sending.value, hidden)
+    return Interval(value + paid / 2, low, high + paid)
+
+
+def _exposed(sizes: list[float], seconds: list[float], window: float) -> float:
+    """How long after a pass of `window` seconds the last piece arrives, if each is sent when its share of it is done.
+
+    Pieces are sent one after the other. A piece is ready when as large a share of the pass is done as of all bytes.
+    """
+    ready = [window * done / max(sum(sizes), 1) for done in accumulate(sizes)]
+    end = 0.0
+    for at, taken in zip(ready, seconds, strict=True):
+        end = max(end, at) + taken
+    return max(0.0, end - window)
+
+
+# What is sent, in pieces: from the shapes of the weights, in the order of the model.
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def pieces(kind: str, numbers: int | str, shapes: Shapes, options: dict) -> list[int]:
+    """The numbers in each piece of a message, by its `pieces` and `numbers` in SENDS."""
+    if kind == "one":
+        found = [list(shapes.values())]
+    elif kind == "parameters":
+        found = [[shape] for shape in shapes.values()]
+    elif kind == "layers":
+        found = _layers(shapes)
+    else:
+        found = _buckets(shapes, options.get(kind, 25) * 2**20)
+    if isinstance(numbers, int):
+        return [numbers] * len(found)
+    if numbers == "powersgd":
+        return [size for piece in found for size in _powersgd(piece, options["powersgd_rank"])]
+    return [sum(map(math.prod, piece)) for piece in found]
+
+
+def _layers(shapes: Shapes) -> list[list[tuple[int, ...]]]:
+    """The shapes of each numbered layer, as in encoder.layer.0.attention, after those of all the rest together."""
+    found: dict[str, list] = {"": []}
+    for name, shape in shapes.items():
+        words = name.split(".")
+        number = next((at for at, word in enumerate(words) if word.isdigit()), None)
+        found.setdefault("" if number is None else ".".join(words[: number + 1]), []).append(shape)
+    return [piece for piece in found.values() if piece]
+
+
+def _buckets(shapes: Shapes, most: float) -> list[list[tuple[int, ...]]]:
+    """The shapes in each bucket of DistributedDataParallel, which backward fills from the last weight to the first.
+
+    most: bytes in fp32 after which a bucket is full.
+    """
+    found, filled = [[]], 0
+    for shape in reversed(shapes.values()):
+        if filled >= most:
+            found.append([])
+            filled = 0
+        found[-1].append(shape)
+        filled += 4 * math.prod(shape)
+    return found
+
+
+def _powersgd(piece: list[tuple[int, ...]], rank: int) -> list[int]:
+    """The numbers that PowerSGD sends for a bucket, one after the other: what it does not compress, and two factors.
+
+    It compresses a matrix of a by b that has more than twice as many numbers as (a + b) * rank (torch's powerSGD_hook).
+    """
+    matrices = [(shape[0], math.prod(shape[1:])) for shape in piece if len(shape) > 1]
+    ranks = [min(a, b, rank) for a, b in matrices]
+    compressed = [2 * (a + b) * r < a * b for (a, b), r in zip(matrices, ranks, strict=True)]
+    left = [math.prod(shape) for shape in piece if len(shape) < 2]
+    left += [a * b for (a, b), small in zip(matrices, compressed, strict=True) if not small]
+    chosen = [(a * r, b * r) for (a, b), r, small in zip(matrices, ranks, compressed, strict=True) if small]
+    sent = [sum(left), sum(first for first, _ in chosen), sum(second for _, second in chosen)]
+    return [numbers for numbers in sent if numbers]
+
+
+def messages(sends: list[dict], shapes: Shapes, options: dict, accumulation: int, alone: Alone, device: str):
+    """The messages of a step, of what a strategy declares of them (SENDS)."""
+    found = []
+    for declared in sends:
+        sizes = [declared["bytes"] * size for size in pieces(declared["pieces"], declared["numbers"], shapes, options)]
+        per = declared.get("per")
+        times = accumulation if per == "micro_batch" else 1 / options[per] if per else 1
+        window = 0.0
+        if device in declared.get("hidden_on", ()):
+            window = getattr(alone, declared["during"]) / accumulation
+        found.append(Message(declared["collective"], sizes, times, window))
+    return found
