@@ -39,7 +39,11 @@ def run(
     command = [sys.executable, script, *arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(_server()))
+            try:
+                connection.connect(str(_server()))
+            except ConnectionRefusedError:  # a test that ends all descendants of this process has ended it, too
+                _server.cache_clear()
+                connection.connect(str(_server()))
             asked = {"script": script, "arguments": arguments, "folder": str(folder), "variables": variables}
             socket.send_fds(connection, [json.dumps(asked).encode()], [out.fileno(), errors.fileno()])
             connection.settimeout(timeout)

@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from tests import fork_server
 from tests.conftest import copy_project
 
 
@@ -46,3 +47,13 @@ def test_a_fork_whose_time_is_over_is_ended(place):
             return
         time.sleep(0.1)
     raise AssertionError(f"process {pid} is still there")
+
+
+def test_a_server_that_a_test_has_ended_is_started_again(place):
+    assert place.script("imports").returncode == 0
+    before = fork_server._server()
+    (server,) = [each for each in psutil.Process().children() if "fork_server.py" in " ".join(each.cmdline())]
+    server.kill()
+    server.wait()
+    assert place.script("imports").returncode == 0
+    assert fork_server._server() != before
