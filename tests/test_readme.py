@@ -177,6 +177,8 @@ def run(place: Workplace, words: list[str]) -> None:
             assert ("Build it with make sif" if installed else "Apptainer is not installed") in finished.stderr
         else:
             check(finished)
+    elif "benchmarks.foretold" in rest:  # it takes an hour
+        check(place.run(*words, "--help"))
     elif program in ("snakemake", "python"):
         if "--resume" in rest:
             leave_a_state(place)
@@ -199,6 +201,12 @@ def run(place: Workplace, words: list[str]) -> None:
         check(place.script("command", *rest, *(["--rows", "ddp"] if rest[1:] else ["--help"])))
     elif words == ["lockstep", "which"]:  # likewise
         check(place.script("command", "which", "--help"))
+    elif words == ["lockstep", "which", "--seal"]:  # nothing can be foretold of rows that have run here
+        finished = place.script("command", *rest)
+        check(finished, 2)
+        assert "have run in results already" in finished.stderr
+    elif words[:2] == ["lockstep", "which"] and "--model" not in rest:  # one row tells as much as all
+        check(place.script("command", *rest, "--rows", "ddp"))
     elif words == ["lockstep", "network"]:  # smaller messages are as slow to a reader, and quicker
         check(place.script("command", "network", "--largest=1"))
     elif program == "lockstep":
@@ -259,7 +267,7 @@ def trains_again(command: str) -> bool:
 
 def judges(command: str) -> bool:
     """Whether it judges finished results, with an exit code that says how."""
-    return re.search(r"scripts/(check|compare)\.py|lockstep (compare|record) ", command) is not None
+    return re.search(r"scripts/(check|compare)\.py|lockstep (compare |record |check\b)", command) is not None
 
 
 @pytest.mark.parametrize("command", list(filter(judges, all_commands())))

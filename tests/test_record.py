@@ -306,7 +306,7 @@ def test_arrays_and_a_configuration_that_take_a_machine_s_memory_or_hours_are_re
     name = next(name for name in members(record) if name.endswith("rep3/ledger.npz"))
     with pytest.raises(BadInput, match="its arrays unpack to more than 12 MB"):
         checking.check(repacked(record, **{name: packed.getvalue()}))
-    long = b"seed: 1\n" + 200_000 * b"# none\n"
+    long = members(record)["config.yaml"] + 200_000 * b"# none\n"
     with pytest.raises(BadInput, match="its configuration is longer"):
         checking.check(repacked(record, **{"config.yaml": long}))
     assert any("ledger" in what for _, what in checking.check(repacked(record, **{name: b"PK\3\4"})).breaches)
