@@ -9,14 +9,12 @@ newest ones into docs/catalogue.md. --add takes those of `lockstep accept` elsew
 
 import argparse
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmarks.common import PROJECT, SCRIPTS, between_marks
+from benchmarks.common import PROJECT, between_marks
+from catalogue.proving import prove
 from catalogue.table import FIELDS, MODELS, PAGE, lines_of, markdown, merged
 from lockstep import cli
-from lockstep.paths import ACCEPT
 from lockstep.proof.verdicts import WRONG
 
 DATABASE = PROJECT / "docs" / "catalogue.csv"
@@ -39,24 +37,14 @@ def main() -> int:
     if arguments.write and lines:
         write(lines)
     for model in () if arguments.add else arguments.what or MODELS:
-        proven = lines_of(prove(arguments.results / model, model, arguments.minutes))
+        configs = [PROJECT / "config" / name for name in MODELS[model].configs]
+        proven = lines_of(prove(arguments.results / model, model, arguments.minutes, configs))
         if arguments.write:  # at once, as the next model takes an hour
             write(proven)
         lines += proven
     wrong = [line for line in lines if line["verdict"] in WRONG]
     print(f"{len(lines)} verdicts, {len(wrong)} of them wrong" + "".join(f"\n  {line}" for line in wrong))
     return bool(wrong)
-
-
-def prove(folder: Path, model: str, minutes: float) -> Path:
-    """Prove every row for a kind of model; returns its accept.json. Ends the program if `lockstep accept` refuses."""
-    program = [sys.executable, str(SCRIPTS / "accept.py"), "--results", str(folder), "--no-times"]
-    configs = [f"--config={PROJECT / 'config' / name}" for name in MODELS[model].configs]
-    print(f"{model}:", flush=True)
-    finished = subprocess.run([*program, f"--minutes={minutes}", *configs], cwd=PROJECT, check=False)
-    if finished.returncode not in (0, 1):  # 1: a verdict is wrong, which the table says
-        sys.exit(finished.returncode)
-    return folder / ACCEPT
 
 
 def write(new: list[dict[str, str]]) -> None:

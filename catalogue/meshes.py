@@ -8,16 +8,15 @@ weights, which AdamW hides. The models are small and made by shape. --write puts
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
-from benchmarks.common import PROJECT, SCRIPTS, between_marks, markdown
+from benchmarks.common import between_marks, markdown
+from catalogue import proving
 from catalogue.table import PAGE
 from catalogue.table import ROWS as OF_ACCEPT
-from lockstep import cli, paths
+from lockstep import cli
 from lockstep.files import read_json
 from lockstep.proof.verdicts import WRONG
 
@@ -93,12 +92,7 @@ def prove(folder: Path, kind: str, minutes: float) -> dict[str, dict]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
     file.write_text(json.dumps(asked(kind)), encoding="utf-8")  # JSON is valid YAML
-    program = [sys.executable, str(SCRIPTS / "accept.py"), "--results", str(folder), "--no-times", f"--config={file}"]
-    print(f"{kind}:", flush=True)
-    finished = subprocess.run([*program, f"--minutes={minutes:g}"], cwd=PROJECT, check=False)
-    if finished.returncode not in (0, 1):  # 1: a verdict is wrong, which the table says
-        sys.exit(finished.returncode)
-    return read_json(folder / paths.ACCEPT)["proofs"]
+    return read_json(proving.prove(folder, kind, minutes, [file]))["proofs"]
 
 
 def table(proven: dict[str, dict[str, dict]]) -> str:

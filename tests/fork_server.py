@@ -69,15 +69,17 @@ def _server() -> Path:
     # What lockstep/cli.py sets before libraries are imported.
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     quiet |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "DATASETS_VERBOSITY": "error", "PYTHONWARNINGS": ""}
-    variables = os.environ | quiet | {"OMP_NUM_THREADS": "1", "LOCKSTEP_FORKS": str(address)}
-    process = subprocess.Popen([sys.executable, __file__], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    variables = os.environ | quiet | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(address)]
+    process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     atexit.register(folder.cleanup)
     return address
 
 
 def serve(address: str) -> None:
-    """Fork a process for each connection, until the process that started this one closes this one's input."""
+    """Fork a process for each connection, until the process that started this one has ended."""
+    starter = os.getppid()
     for name in PRELOADED:
         with contextlib.suppress(ImportError):  # images have what their rows need
             importlib.import_module(name)
@@ -87,9 +89,8 @@ def serve(address: str) -> None:
         listening.bind(address)
         listening.listen()
         print("ready", flush=True)
-        os.set_blocking(0, False)
         listening.settimeout(1)
-        while os.getppid() == STARTED_BY:
+        while os.getppid() == starter:
             with contextlib.suppress(TimeoutError):
                 connection, _ = listening.accept()
                 with connection:
@@ -128,8 +129,6 @@ def _call(asked: dict, files: list[int]) -> None:
     try:
         for number, file in enumerate(files, 1):
             os.dup2(file, number)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.chdir(asked["folder"])
         os.environ.clear()
         os.environ.update(asked["variables"])
@@ -154,5 +153,4 @@ def _call(asked: dict, files: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    STARTED_BY = os.getppid()
-    serve(os.environ["LOCKSTEP_FORKS"])
+    serve(sys.argv[1])
