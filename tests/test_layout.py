@@ -291,7 +291,7 @@ def test_a_trial_has_whole_replicas(rows, copies, processes, trial):
     proven = checked.trial(row)
     proven.refuse()
     assert proven.hardware.processes == trial
-    assert proven.variations.keys() == {"fp64", "dropout"}
+    assert proven.variations.keys() == {"fp64", "one_step", "dropout"}
 
 
 def test_what_is_no_whole_replica_is_refused(rows):

@@ -120,6 +120,19 @@ def test_an_excerpt_stands_for_the_whole_plan(batches, count, seed):
     )
 
 
+@given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 99))
+def test_the_first_steps_of_a_plan_are_its_own(batches, epochs, seed):
+    whole = plan.make(np.arange(1, 4 * batches + 2), global_batch=4, epochs=epochs, seed=seed, batching="bucketed")
+    for steps in {1, whole.steps // 2 or 1, whole.steps}:
+        part = whole.first(steps)
+        assert part.steps == steps
+        assert np.array_equal(np.concatenate([part.step_ids(step) for step in range(steps)]), part.ids)
+        for step in range(steps):
+            assert np.array_equal(part.step_ids(step), whole.step_ids(step))
+            assert (part.widths[step], part.epochs[step]) == (whole.widths[step], whole.epochs[step])
+    assert whole.first(whole.steps).hash == whole.hash
+
+
 @pytest.mark.parametrize("size", [0, 1, 300])
 def test_a_plan_that_was_cut_off_is_one_message(tmp_path, size):
     file = tmp_path / "plan.npz"

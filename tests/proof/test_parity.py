@@ -90,9 +90,17 @@ class Strategy(ddp.Strategy):
             for group in self.optimizer.param_groups:
                 group["lr"] *= 1.1
 """,
+    "one_weight": """
+from lockstep.strategies import ddp
+class Strategy(ddp.Strategy):
+    def prepare(self, model, make_optimizer):
+        super().prepare(model, make_optimizer)
+        weights = dict(self.module.named_parameters())
+        weights["bert.encoder.layer.0.intermediate.dense.weight"].register_hook(lambda gradient: 2 * gradient)
+""",
 }
 # How each mistake is caught: by the ledger, by the distances, or before the first step.
-IN_CI = ("padded", "summed", "other_weights", "other_learning_rate")
+IN_CI = ("padded", "summed", "other_weights", "other_learning_rate", "one_weight")
 HONEST = {
     "fsdp_accumulation": "{strategy: fsdp, accumulation: 2}",
     "fsdp_bf16": "{strategy: fsdp, precision: bf16, mixed_precision: policy}",
@@ -172,6 +180,7 @@ def test_every_row_of_the_table_is_proven(benchmark):
         assert bool(verdict["fp64"]) == exact, row
         if exact:
             assert max(verdict["fp64"].values()) < 1e-11, row
+            assert verdict["first_gradients"]["differing"] == 0 < verdict["first_gradients"]["weights"], row
         else:
             assert verdict["no_fp64"]
         assert verdict["above_floor"] < (30 if verdict["kind"] == "fp32" else 3), row
@@ -215,6 +224,12 @@ def test_every_mistake_is_caught(prove, mistake):
     assert ("the ledger differs from the plan in step 1" in verdict["reason"]) == by_ledger
     if mistake == "summed":
         assert verdict["distances"]["norm"] == pytest.approx(1, abs=1e-3)
+    if mistake in ("summed", "one_weight"):  # one step of plain SGD says in which weights the gradient is another
+        first = verdict["first_gradients"]
+        wrong = "bert.encoder.layer.0.intermediate.dense.weight" if mistake == "one_weight" else "classifier.bias"
+        assert first["differing"] == (1 if mistake == "one_weight" else first["weights"])
+        assert (first["nearest"], first["times"]) == (wrong, pytest.approx(2))
+        assert f"{wrong}, whose gradient is 2 times as large" in verdict["reason"]
     if not by_ledger:
         # Far beyond the distances of honest rows, in float64 and in the row's own precision.
         assert max(verdict["fp64"].values()) > 1e-4

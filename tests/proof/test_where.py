@@ -1,11 +1,11 @@
-"""Where a trial differs from its reference: the first step, and the weights."""
+"""Where a trial differs from its reference: the first step, the weights, and the first step's gradients."""
 
 import math
 
 import pytest
 import torch
 
-from lockstep.proof.parity import FP64, Trained
+from lockstep.proof.parity import FP64, Trained, first_gradients
 
 NAMES = ("embeddings.weight", "layer.0.weight", "layer.0.attention.key.bias", "classifier.weight")
 START = {name: torch.zeros(4, dtype=torch.float64) for name in NAMES}
@@ -19,29 +19,60 @@ def trained(losses=(1.0, 0.9, 0.8), **changed) -> Trained:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("losses", "said"),
     [
-        (trained(), "its losses agree, and its weights agree"),
-        (trained((1.0, 0.9, 0.7)), "its loss differs from step 3 on, and its weights agree"),
-        (trained((1.5, 0.9, 0.8)), "its loss differs from step 1 on, and its weights agree"),
-        (trained((math.nan, 0.9, 0.8)), "its loss differs from step 1 on, and its weights agree"),
-        (trained(classifier=0.5), "its losses agree, and 1 of 3 weights differ, classifier.weight most"),
-        (trained(layer=0.5, classifier=1e-3), "its losses agree, and 2 of 3 weights differ, layer.0.weight most"),
-        (
-            trained(layer=0.5, embeddings=math.nan),
-            "its losses agree, and 2 of 3 weights differ, embeddings.weight most",
-        ),
-        (trained(classifier=1e-12), "its losses agree, and its weights agree"),
+        ((1.0, 0.9, 0.8), "its losses agree"),
+        ((1.0, 0.9, 0.7), "its loss differs from step 3 on"),
+        ((1.5, 0.9, 0.8), "its loss differs from step 1 on"),
+        ((math.nan, 0.9, 0.8), "its loss differs from step 1 on"),
     ],
 )
-def test_the_first_step_and_the_farthest_weight_are_named(other, said):
-    assert REFERENCE.where(other, START, FP64) == said
+def test_the_first_step_whose_loss_differs_is_named(losses, said):
+    assert REFERENCE.where_losses(trained(losses), FP64) == said
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (trained(), "its weights agree"),
+        (trained(classifier=0.5), "1 of 3 weights differ, classifier.weight most"),
+        (trained(layer=0.5, classifier=1e-3), "2 of 3 weights differ, layer.0.weight most"),
+        (trained(layer=0.5, embeddings=math.nan), "2 of 3 weights differ, embeddings.weight most"),
+        (trained(classifier=1e-12), "its weights agree"),
+    ],
+)
+def test_the_farthest_weight_is_named(other, said):
+    assert REFERENCE.where_weights(other, START, FP64) == said
 
 
 def test_a_weight_that_only_the_other_has_moved_is_the_farthest():
     still = Trained([1.0], 2.0, REFERENCE.weights | {"classifier.weight": START["classifier.weight"]})
     other = Trained([1.0], 2.0, {name: weight + 0.5 for name, weight in still.weights.items()})
-    assert still.where(other, START, FP64).endswith("3 of 3 weights differ, classifier.weight most")
+    assert still.where_weights(other, START, FP64) == "3 of 3 weights differ, classifier.weight most"
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        ({}, (0, None, None)),
+        ({"layer": 1.0}, (1, "layer.0.weight", 2.0)),
+        ({"layer": -2.0}, (1, "layer.0.weight", 1.0)),  # as large, and in the other direction
+        ({"embeddings": 0.5, "layer": -0.5}, (2, "layer.0.weight", 0.5)),
+        ({"classifier": 1e-12}, (0, None, None)),
+        ({"embeddings": math.nan}, (1, "embeddings.weight", math.nan)),
+    ],
+)
+def test_of_gradients_that_differ_the_nearest_to_the_loss_is_named(changed, first):
+    found = first_gradients(REFERENCE, trained(**changed), START)
+    assert found["weights"] == 3, "the key's bias has no gradient"
+    assert (found["differing"], found["nearest"]) == first[:2]
+    assert found["times"] == (first[2] if first[2] is None else pytest.approx(first[2], nan_ok=True))
+
+
+def test_files_have_another_order_than_the_model():
+    other = trained(embeddings=0.5, layer=0.5)
+    turned = Trained(other.losses, other.norm, dict(reversed(other.weights.items())))
+    assert first_gradients(turned, REFERENCE, START)["nearest"] == "layer.0.weight"
 
 
 def test_the_distances_are_those_of_all_weights_together():

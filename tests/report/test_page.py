@@ -262,6 +262,15 @@ def test_a_whole_script_is_copied_by_a_button(visit, report):
     assert copied == (PROJECT / "docs" / "scripts" / "ddp.py").read_text(encoding="utf-8")
 
 
+def test_a_link_leads_to_the_command_that_repeats_the_benchmark(visit, report):
+    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
+    page.locator("nav").get_by_text("Repeat it").click()
+    entry = page.locator("dt#again + dd")
+    assert entry.locator("code").is_visible(), "the folded part around it is opened"
+    entry.get_by_role("button", name="Copy").click()
+    assert page.evaluate("navigator.clipboard.readText()") == entry.locator("code").inner_text() != ""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("language", ["", "#zh"])
 def test_axe_finds_no_serious_fault(visit, report, scheme, language):
@@ -326,7 +335,7 @@ def test_with_the_keyboard_alone(visit, report):
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
     for _section in page.locator("nav a").all():
         page.keyboard.press("Tab")
-        assert page.evaluate("document.querySelector(document.activeElement.hash).tagName") == "H2"
+        assert page.evaluate("document.querySelector(document.activeElement.hash).tagName") in ("H2", "DT")
     for _to_the_end_of_the_table in range(40):
         if page.evaluate("document.activeElement.id") == "filter":
             break

@@ -205,6 +205,7 @@ def test_the_time_left_follows_from_jobs_of_the_same_kind(handler, monkeypatch):
     stats = {"prove_single": 1, "prove_ddp": 1, "train_ddp_1": 1, "train_ddp_2": 1, "evaluate": 2, "total": 6}
     handler.emit(record(LogEvent.RUN_INFO, stats=stats))
     assert handler.seconds_left() is None
+    assert handler.how_far() == "0 of 6 jobs"
     rules = {1: "prove_single", 2: "prove_ddp", 3: "train_ddp_1"}
     for number in (1, 2):  # beside each other, in 10 s
         handler.emit(record(LogEvent.JOB_INFO, jobid=number, rule_name=rules[number], rule_msg="", log=[]))

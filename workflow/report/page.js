@@ -62,7 +62,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
 for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = !navigator.clipboard;
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(button.closest("p").nextElementSibling.textContent);
+    const copied = button.parentElement.querySelector("code") ?? button.closest("p").nextElementSibling; // beside it, or below
+    await navigator.clipboard.writeText(copied.textContent);
     button.classList.add("done"); // shows a mark after the word
   });
 }

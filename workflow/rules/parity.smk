@@ -34,6 +34,8 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
             settings=trial.deciding(),
         message:
             f"{trial.name}: does it train the same model?"
+            if trial.name in ROWS
+            else f"{trial.name}: what rows are held against in the proof"
         shell:
             command("parity") + " --exit-zero --row {params.row:q} > {log:q} 2>&1"
 

@@ -40,6 +40,11 @@ MISTAKES = {
     "learning rate 5 % higher": {"train": {"learning_rate": 1.05 * TRIAL_RATE}},
 }
 DROPPED = "dropout"  # the variation of a trial with dropout
+# The variation of a trial that takes one step of plain SGD in float64. Its update is the gradient, weight by weight:
+# AdamW hides a factor, and after several steps all weights differ, wherever the mistake is.
+ONE_STEP = "one_step"
+OF_SGD = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": 0.0}
+BY_SGD = {ONE_STEP: {"precision": "fp64", "train": OF_SGD, "steps": 1}}
 # For `repeats: auto`: the number of blocks with every row, the largest number of blocks, and the width of an interval
 # (upper end / lower end - 1) at which blocks end (lockstep/run/blocks.py).
 FIRST_BLOCKS, MOST_BLOCKS, PRECISE = 2, 20, 0.05
@@ -126,7 +131,7 @@ class Config(Asked):
                 name += f"_lora{train.lora}_{hash_text(asked)[:6]}" if train.lora else "_all_weights"
         row = Row(name, "single", {}, train, self.hardware, self.shared)
         # The reference has no warm-up, so that the proof finds a warm-up that changes a row's model.
-        variations = {} if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
+        variations = BY_SGD if precision == "fp64" else IN_PARTS | REORDERED | MISTAKES
         return replace(self._trial(row, own), variations=variations, warm=False)
 
     def trial(self, row: Row) -> Row:
@@ -138,7 +143,7 @@ class Config(Asked):
         batch to the table's, since that was one of the flaws. If several ranks hold a replica, a variation with dropout
         shows whether they drop the same units.
         """
-        variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
+        variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}} | ({} if row.own_optimizer else BY_SGD)
         if row.ranks_per_replica > 1:
             variations[DROPPED] = {"dropout": 0.1}
         return replace(self._trial(row, self._own_of_trial(row)), variations=variations)

@@ -23,6 +23,7 @@ so without importing torch or its framework:
     OWN_BATCHES    such pairs for rows whose batches a framework's own loader makes
     OWN_SCHEDULE   such pairs for rows whose learning rate a framework steps. If a row with either of these two trains
                    another model by design, its runs report how they depart from the plan, and do not fail
+    OWN_OPTIMIZER  such pairs for rows to which the proof can't give another optimizer
     RANKS_PER_REPLICA  options whose product is the number of ranks that hold one replica of the model together, and
                    see the same samples; by default each rank has a replica of its own
     DIVIDES_RANKS  options whose product must divide the number of ranks
@@ -64,7 +65,7 @@ from lockstep.paths import PROJECT, STRATEGIES, TASKS
 
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
-PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE")
+PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER")
 # Literals that are lists of pairs of which the first that applies counts. A strategy does not inherit them: one that
 # extends another may send something else.
 FIRSTS = ("SENDS", "SHARDS")

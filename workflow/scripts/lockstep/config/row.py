@@ -330,6 +330,11 @@ class Row:
             return f"it trains in {self.precision}"
         return registry.literals(self.strategy)["NO_FP64"]
 
+    @property
+    def own_optimizer(self) -> str:
+        """Why the proof can't give it another optimizer; empty if it can."""
+        return next((reason for _, reason in self._matches("OWN_OPTIMIZER")), "")
+
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """The pairs in a literal of its strategy that apply to this row: the settings, and the reason."""
         settings = self.options | asdict(self.train) | asdict(self.hardware)

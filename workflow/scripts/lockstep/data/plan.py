@@ -60,6 +60,16 @@ class Plan:
         """The share of tokens that are not padding, 0 to 1."""
         return float(lengths[self.ids].sum() / (np.diff(self.starts) * self.widths).sum())
 
+    def first(self, steps: int) -> "Plan":
+        """The plan of the first `steps` steps only."""
+        return Plan(
+            ids=self.ids[: self.starts[steps]],
+            starts=self.starts[: steps + 1],
+            widths=self.widths[:steps],
+            epochs=self.epochs[:steps],
+            dropped=self.dropped,
+        )
+
     def excerpt(self, warmup: int, count: int) -> "Plan":
         """The first `warmup` steps, then the same `count` steps twice, whose widths represent those of all steps.
 

@@ -349,6 +349,8 @@ def contradictions(verdict: dict) -> Iterator[str]:
         yield f"its verdict has no tolerance of {', '.join(sorted(missing))}"
     over = [name for name, most in verdict["tolerance"].items() if not distances[name] <= most]
     over += [f"{name} in fp64" for name, distance in exact.items() if not distance <= configuration.FP64_TOLERANCE]
+    if (verdict.get("first_gradients") or {}).get("differing"):
+        over.append("first gradients in fp64")
     if over:
         yield f"its verdict is {verdict['proof']}, but its {' and '.join(over)} say otherwise"
 

@@ -8,6 +8,8 @@ It answers two questions separately, because rounding would hide the answer to t
 
 semantics  Does the row compute the same function? Its trial is also trained in float64, where rounding is below 1e-12,
            so any larger difference is a mistake, and one tolerance fits every model. Some frameworks can't do this.
+           AdamW hides a wrong factor of a gradient, so one step of plain SGD follows, whose update is the gradient. It
+           also shows in which weights a mistake begins.
 rounding   Does it compute it in the precision that it is timed in? How far rounding alone moves a model in a few steps
            depends on the model and on the machine. So it is measured: the reference is trained again with reordered
            sums and a scaled loss, which is the rounding that ranks cause. This distance is the floor, and a row may be
@@ -28,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from lockstep import paths
 from lockstep.config import precisions
-from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, REORDERED, Config
+from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, ONE_STEP, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, OtherWork, RunFailed
@@ -84,10 +86,11 @@ def prove_reference(config: Config, reference: Row, results: Path, in_forks: boo
 def _prove_reference(config: Config, trial: Row, results: Path) -> dict:
     folder, precision = _run(config, trial, results), trial.train.precision
     own, start = Trained.of(folder), _start(results, trial)
-    distances = {name: own.distances(Trained.of(folder / name), start) for name in trial.variations}
+    compared = [name for name in trial.variations if name != ONE_STEP]
+    distances = {name: own.distances(Trained.of(folder / name), start) for name in compared}
     honest = REORDERED if _has_batch_statistics(results) else IN_PARTS | REORDERED
     floors, mistakes = ({name: distances[name] for name in names if name in distances} for names in (honest, MISTAKES))
-    for name in trial.variations:
+    for name in compared:  # rows are held against its step of plain SGD, too
         shutil.rmtree(folder / name)
     verdict = {"row": trial.name, "world_size": 1, "proof": "equal", "reason": "", "precision": precision}
     if floors:
@@ -170,6 +173,7 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         ),
         "fp64": None,
         "no_fp64": row.no_fp64,
+        "first_gradients": None,
     }
     if "fp64" in references:
         exact_reference, exactly = Trained.of(references["fp64"]), Trained.of(folder / "fp64")
@@ -180,10 +184,50 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         ]
         if exact.beyond(FP64):  # rounding hides nothing there, so that it tells more
             reference, ours, tolerance = exact_reference, exactly, FP64
+        if (folder / ONE_STEP).is_dir():
+            first = first_gradients(Trained.of(references["fp64"] / ONE_STEP), Trained.of(folder / ONE_STEP), start)
+            verdict["first_gradients"] = first
+            if first["differing"]:
+                reasons.append(_said_of_gradients(first))
     if reasons:
-        reasons.append(reference.where(ours, start, tolerance))
+        reasons.append(reference.where_losses(ours, tolerance))
+        if not (verdict["first_gradients"] or {}).get("differing"):  # after several steps all weights may differ
+            reasons.append(reference.where_weights(ours, start, tolerance))
     best = "within-tolerance" if row.lossy else declared.proof
     return verdict | {"proof": "unequal" if reasons else best, "reason": "; ".join(reasons)}
+
+
+def first_gradients(reference: "Trained", ours: "Trained", start: dict[str, torch.Tensor]) -> dict:
+    """The weights whose gradient differs in the first step, after one step of plain SGD in float64 from `start`.
+
+    Backward goes from the loss to the inputs, and a wrong gradient of a layer's output reaches all layers before it.
+    So the place to look is the differing weight that is nearest to the loss, the last in the model's order.
+
+    Returns `differing` of `weights`; of the nearest one also its name (`nearest`), and `times`, the norm of its
+    gradient divided by that in the reference, None where that is zero. Raises OtherWork as `Trained.distances` does.
+    """
+    reference.require_same_tensors(ours)
+    weights = list(reference.by_weight(ours, start))
+    least = FP64_TOLERANCE**2 * sum(weight.movement for weight in weights)
+    differing = [weight for weight in weights if not weight.difference <= least]  # NaN differs
+    first = {"differing": len(differing), "weights": len(weights), "nearest": None, "times": None}
+    if differing:
+        nearest = differing[-1]
+        times = (nearest.other_movement / nearest.movement) ** 0.5 if nearest.movement else None
+        first |= {"nearest": nearest.name, "times": times}
+    return first
+
+
+def _said_of_gradients(first: dict) -> str:
+    if first["times"] is None:
+        how = "whose gradient is zero in the reference"
+    elif abs(first["times"] - 1) < 5e-4:
+        how = "whose gradient has another direction"
+    else:
+        how = f"whose gradient is {first['times']:.4g} times as large"
+    differing = first["differing"]
+    weights = f"{differing} of {first['weights']} weights" + (", the nearest to the loss is" if differing > 1 else ":")
+    return f"in fp64 the first step's gradient differs in {weights} {first['nearest']}, {how}"
 
 
 def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:
@@ -221,14 +265,15 @@ def _below_mildest(distances: Distances, measured: dict) -> float:
 class OneWeight:
     """How far one weight is from the reference's.
 
-    most: the largest difference of a number; difference: the sum of squared differences; movement: the sum of squares
-    of the reference's update.
+    most: the largest difference of a number; difference: the sum of squared differences; movement and other_movement:
+    the sums of squares of the reference's update and of the other's.
     """
 
     name: str
     most: float
     difference: float
     movement: float
+    other_movement: float
 
     @property
     def update(self) -> float:
@@ -255,13 +300,10 @@ class Trained:
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
         """The distances of `other` from this result, the reference; both started from the weights `start`.
 
-        Raises OtherWork if its tensors differ in name or shape, as LoRA updates of another rank do.
+        Raises OtherWork if its tensors differ in name or shape.
         """
-        shapes, theirs = ({name: weight.shape for name, weight in each.weights.items()} for each in (self, other))
-        if differing := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
-            pair = [list(each[differing[0]]) if differing[0] in each else "missing" for each in (theirs, shapes)]
-            raise OtherWork(f"it trained other tensors: {differing[0]} is {pair[0]}, but {pair[1]} in the reference")
-        weights = list(self._by_weight(other, start))
+        self.require_same_tensors(other)
+        weights = list(self.by_weight(other, start))
         return Distances(
             losses=max(self._of_losses(other)),
             norm=abs(self.norm - other.norm) / self.norm,
@@ -269,29 +311,42 @@ class Trained:
             update=(sum(weight.difference for weight in weights) / sum(weight.movement for weight in weights)) ** 0.5,
         )
 
-    def where(self, other: "Trained", start: dict[str, torch.Tensor], tolerance: dict[str, float]) -> str:
-        """Where `other` differs: the first step whose loss does, the weights whose update does, and the farthest."""
+    def require_same_tensors(self, other: "Trained") -> None:
+        """Raises OtherWork if `other` has tensors of other names or shapes, as LoRA updates of another rank are."""
+        shapes, theirs = ({name: weight.shape for name, weight in each.weights.items()} for each in (self, other))
+        if differing := sorted(name for name in shapes.keys() | theirs.keys() if shapes.get(name) != theirs.get(name)):
+            pair = [list(each[differing[0]]) if differing[0] in each else "missing" for each in (theirs, shapes)]
+            raise OtherWork(f"it trained other tensors: {differing[0]} is {pair[0]}, but {pair[1]} in the reference")
+
+    def where_losses(self, other: "Trained", tolerance: dict[str, float]) -> str:
+        """The first step whose loss differs."""
         losses = self._of_losses(other)
         first = next((step for step, distance in enumerate(losses, 1) if not distance <= tolerance["losses"]), None)
-        updates = {weight.name: weight.update for weight in self._by_weight(other, start)}
+        return f"its loss differs from step {first} on" if first else "its losses agree"
+
+    def where_weights(self, other: "Trained", start: dict[str, torch.Tensor], tolerance: dict[str, float]) -> str:
+        """How many weights have another update, and which one's is the farthest away."""
+        updates = {weight.name: weight.update for weight in self.by_weight(other, start)}
         differing = [name for name, update in updates.items() if not update <= tolerance["update"]]
-        said = f"its loss differs from step {first} on" if first else "its losses agree"
         if not differing:
-            return f"{said}, and its weights agree"
+            return "its weights agree"
         farthest = max(differing, key=lambda name: (math.isnan(updates[name]), updates[name]))
-        return f"{said}, and {len(differing)} of {len(updates)} weights differ, {farthest} most"
+        return f"{len(differing)} of {len(updates)} weights differ, {farthest} most"
 
     def _of_losses(self, other: "Trained") -> list[float]:
         return [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
 
-    def _by_weight(self, other: "Trained", start: dict[str, torch.Tensor]) -> Iterator[OneWeight]:
-        for name, weight in self.weights.items():  # one by one, as copies of a large model may not fit into memory
-            if not weight.is_floating_point() or name.endswith(WITHOUT_GRADIENT):
+    def by_weight(self, other: "Trained", start: dict[str, torch.Tensor]) -> Iterator[OneWeight]:
+        """How far each weight of `other` is from this one's, in the model's order, if it has a gradient at all."""
+        for name in start:  # files have another order
+            weight = self.weights.get(name)
+            if weight is None or not weight.is_floating_point() or name.endswith(WITHOUT_GRADIENT):
                 continue
-            reference = weight.double()
-            distance = (other.weights[name].double() - reference).abs()
-            movement = (start[name].double() - reference).square().sum()
-            yield OneWeight(name, float(distance.max()), float(distance.square().sum()), float(movement))
+            # One by one, as copies of a large model may not fit into memory.
+            reference, theirs, initial = weight.double(), other.weights[name].double(), start[name].double()
+            distance = (theirs - reference).abs()
+            movements = [float((each - initial).square().sum()) for each in (reference, theirs)]
+            yield OneWeight(name, float(distance.max()), float(distance.square().sum()), *movements)
 
 
 def _run(config: Config, trial: Row, results: Path) -> Path:
@@ -311,8 +366,9 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
     finally:
         shutil.rmtree(folder / paths.CHECKPOINT, ignore_errors=True)
     plan = Plan.load(paths.plan_file(results, trial.plan_name))
-    for name in () if trial.may_depart else trial.variations:
-        check_ledger(gather_ledger(folder / name, trial.hardware.processes), plan)
+    for name, changes in {} if trial.may_depart else trial.variations.items():
+        its_plan = plan.first(changes["steps"]) if "steps" in changes else plan
+        check_ledger(gather_ledger(folder / name, trial.hardware.processes), its_plan)
     return folder
 
 
@@ -323,7 +379,8 @@ def _start(results: Path, trial: Row) -> dict[str, torch.Tensor]:
 def _folder_of(reference: Row, results: Path) -> Path:
     """The folder of a trained reference. Raises BadInput if it was not trained yet."""
     folder = results / reference.folder(1)
-    for name in (paths.VERDICT, paths.FINAL_WEIGHTS):
+    by_sgd = [f"{ONE_STEP}/{paths.FINAL_WEIGHTS}"] if ONE_STEP in reference.variations else []
+    for name in (paths.VERDICT, paths.FINAL_WEIGHTS, *by_sgd):
         if not (folder / name).is_file():
             raise BadInput(
                 f"{folder / name} does not exist: the reference must be trained first."

@@ -95,6 +95,7 @@ class Session:
             folder, varied = self.folder / name, settings.varied(changes)
             strategy = copy.copy(started)
             strategy.precision, strategy.accumulation = varied.precision, varied.train.accumulation
+            strategy.clip = varied.train.clip
             (folder / paths.RANKS).mkdir(parents=True, exist_ok=True)
             yield Variation(set_up(strategy, varied, folder, progress, workers=self.workers))
 
@@ -164,7 +165,8 @@ class Run:
         """The plan, the training split and the dev split."""
         data, load = Path(self.training.settings.data), self.training.task.load
         splits = [load(paths.split_folder(data, name)) for name in ("train", "dev")]
-        return Plan.load(Path(self.training.settings.plan_file)), *splits
+        plan, steps = Plan.load(Path(self.training.settings.plan_file)), self.training.settings.steps
+        return plan.first(steps) if steps else plan, *splits
 
     def begin(self) -> Replay:
         """The plan, ready to be trained; call when the strategy has its model and optimizer."""

@@ -82,6 +82,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 UNCOUNTED = [({}, "the script is your own")]
+OWN_OPTIMIZER = [({}, "the script makes it")]
 OPTIONS = {
     "script": {
         "type": "string",

@@ -219,10 +219,10 @@ class Follower(LogHandlerBase):
         return list(self.jobs.values())
 
     def how_far(self) -> str:
-        """The number of finished jobs, and an estimate of the time left."""
+        """The number of finished jobs, and an estimate of the time left where there is one."""
         seconds = self.seconds_left()
-        left = "time left unknown" if seconds is None else f"about {format_duration(seconds)} left"
-        return f"{self.done} of {self.total} jobs, {left}"
+        left = "" if seconds is None else f", about {format_duration(seconds)} left"
+        return f"{self.done} of {self.total} jobs{left}"
 
     def seconds_left(self) -> float | None:
         ended = {name: each.cost for name, each in list(self.kinds.items()) if each.cost is not None}
