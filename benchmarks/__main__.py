@@ -12,6 +12,7 @@ ddp       `ddp` with two processes against `single`, as real runs in turns; and 
           the same work without talking to each other, which is as much as this machine has to give
 memory    what `single` takes against the bare loop, as real runs in turns
 start     from launch to first step, each row against importing PyTorch and BERT, likewise
+recorder  what `lockstep prove` costs the script that it records: time of a step, and memory
 growth    speed, memory and planning at 10,000, 100,000 and 1,000,000 rows
 gpu       on one GPU: a bare loop and rows in turns, in fp32, tf32 and bf16, compiled, packed, as CUDA graphs, and MFU
           beside that of the matrix products alone; only by itself, with --minutes and --out FOLDER (gpu.csv)
@@ -30,12 +31,13 @@ from pathlib import Path
 from benchmarks.common import PROJECT, between_marks, markdown, refuse
 from benchmarks.growth import growth
 from benchmarks.processes import ddp, memory, start
+from benchmarks.recorder import recorder
 from benchmarks.turns import harness, images, language, libraries, padding, tuned
 from benchmarks.workflow import workflow
 from lockstep.rank import environment
 from lockstep.terminal import print_table
 
-ALL = (padding, libraries, harness, images, language, tuned, ddp, memory, start, growth, workflow)
+ALL = (padding, libraries, harness, images, language, tuned, ddp, memory, start, recorder, growth, workflow)
 REAL_DATA = PROJECT.parent / "shared" / "data" / "emotion" / "emotion-10k.json"
 PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make benchmark: begin -->", "<!-- make benchmark: end -->")

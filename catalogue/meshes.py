@@ -2,8 +2,8 @@
 
     python -m catalogue.meshes [--minutes N] [--write] [KIND ...]
 
-KIND: bert_adamw, bert_sgd, llama_adamw, llama_sgd; all without any. SGD shows a gradient of a wrong scale in the
-weights, which AdamW hides. The models are small and made by shape. --write puts the table into docs/catalogue.md.
+KIND: bert, llama; both without any. The models are small and made by shape. --write puts the table into
+docs/catalogue.md.
 """
 
 import argparse
@@ -31,6 +31,7 @@ ROWS = {
     "tp_sequence": ({"strategy": "tp", "sequence": True}, ("tensor",), 2),
     "tp_vocabulary": ({"strategy": "tp", "vocabulary": True}, ("tensor",), 2),
     "tp_fsdp": ({"strategy": "tp", "tensor": 2, "shard": True}, (), 4),
+    "tp_hsdp": ({"strategy": "tp", "tensor": 2, "shard": True, "replicate": 2}, (), 4),
     "pp": ({"strategy": "pp", "accumulation": 3}, ("stages",), 2),
     "pp_pairs": ({"strategy": "pp", "stages": 2, "accumulation": 3}, (), 4),
     "pp_1f1b": ({"strategy": "pp", "accumulation": 8, "pipeline": "1f1b"}, ("stages",), 2),
@@ -46,12 +47,7 @@ COMMON = {
     "train": {"global_batch": 48},  # which all numbers of replicas and micro-batches here divide
     "trial_processes": 8,
 }
-KINDS = {
-    "bert_adamw": ("BERT, AdamW", {}),
-    "bert_sgd": ("BERT, SGD", {"optimizer": "sgd"}),
-    "llama_adamw": ("Llama, AdamW", {"best": "perplexity"}),
-    "llama_sgd": ("Llama, SGD", {"best": "perplexity", "optimizer": "sgd"}),
-}
+KINDS = {"bert": ("BERT", {}), "llama": ("Llama", {"best": "perplexity"})}
 MARKS = ("<!-- meshes: begin -->", "<!-- meshes: end -->")
 
 

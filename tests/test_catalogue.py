@@ -116,7 +116,7 @@ def test_rows_that_share_out_a_model_are_proven_with_all_their_processes(kind):
 def test_their_table_has_the_distance_in_float64_and_names_what_is_wrong():
     equal = {"proof": "equal", "fp64": {"losses": 1e-16, "weights": 3e-14}}
     proven = {"tp_2": equal, "tp_4": EQUAL | {"fp64": None, "above_floor": 0.31}, "tp_8": WRONG}
-    lines = meshes.table({"llama_sgd": proven}).splitlines()
-    assert lines[0] == "| row | Llama, SGD |"
+    lines = meshes.table({"llama": proven}).splitlines()
+    assert lines[0] == "| row | Llama |"
     assert "| `tp, tensor: n` | 3e-14, fp32: 0.3, **unequal** |" in lines
     assert "| `cp, context: 2, replicate: 2` | –, –, – |" in lines

@@ -132,6 +132,14 @@ def test_what_may_be_meant_or_costs_time_only_is_said_too(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
+    """41 samples on two ranks: the sampler repeats one."""
+    verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "64")
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert "1 of 41 samples are handed out to two ranks within an evaluation" in verdict["kinds"]["repeated"]["says"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_is_proven_by_its_weights(stage, tmp_path):
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "2", "with_deepspeed.py", "--stage", str(stage))

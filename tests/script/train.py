@@ -79,6 +79,9 @@ def train(rank, world, arguments):
         sampler = Own(len(data), rank, world)
     if "validation" in having and rank == 0:
         validation = DataLoader(Points(40, seed=2), batch_size=20, shuffle=True)
+    if "shared_validation" in having:
+        held = Points(41, seed=2)
+        validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held, shuffle=False))
     workers = 2 if "workers" in having else 0
     size = 4 if rank and mistake == "uneven" else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
@@ -133,7 +136,7 @@ def train(rank, world, arguments):
                 optimizer.zero_grad()
             if mistake == "crash" and number == 3:
                 raise SystemExit("no more")
-        if "validation" in having and rank == 0:
+        if "shared_validation" in having or ("validation" in having and rank == 0):
             with torch.no_grad():
                 print(sum(loss_of(model.eval()(points), labels) for points, labels in validation))
             model.train()

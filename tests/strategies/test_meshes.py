@@ -49,6 +49,7 @@ rows:
   four: {strategy: tp, tensor: 4, processes: 4}
   pairs: {strategy: tp, processes: 4, accumulation: 2}
   sharded: {strategy: tp, processes: 4, accumulation: 2, shard: true}
+  sharded_groups: {strategy: tp, processes: 8, accumulation: 2, shard: true, replicate: 2}
   sequence: {strategy: tp, sequence: true}
   sequence_pairs: {strategy: tp, sequence: true, processes: 4, accumulation: 2}
   sequence_sharded: {strategy: tp, sequence: true, processes: 4, accumulation: 2, shard: true}
@@ -345,6 +346,7 @@ def launch(place, row: str, *asked: str, results: str = "results") -> dict:
         "four",
         "pairs",
         "sharded",
+        "sharded_groups",
         "hybrid",
         *SEQUENCE,
         "vocabulary_4",
@@ -594,6 +596,11 @@ def test_which_heads_can_be_shared(heads, says):
         ),
         ({"strategy": "pp", "stages": 3, "precision": "fp16"}, "precision: fp16: the loss is scaled on the last stage"),
         ({"strategy": "tp", "tensor": 3, "precision": "fp16"}, "precision: fp16"),
+        ({"strategy": "tp", "tensor": 3, "replicate": 2}, "shard: False, replicate: 2: without shard each replica is"),
+        (
+            {"strategy": "tp", "tensor": 3, "shard": True, "replicate": 2},
+            "replicate: 2, tensor: 3: 6 groups are to share the ranks evenly, but there are 3 ranks.",
+        ),
     ],
 )
 def test_what_can_t_be_is_refused(row, says):

@@ -46,6 +46,7 @@ class State:
         self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold only parts of the parameters
         self.models = []  # the outermost modules that were trained, in the order of their first call
         self.loaders = []  # the batches of each DataLoader of this process
+        self.loader = None  # that gave the last batch
         self.steps = []
         self.step = _empty_step()
         self.notes = {}  # observations that explain a difference, by name
@@ -451,7 +452,11 @@ def _change_modules(torch):
         seen_already = frame is not None and frame is state.frame
         state.frame = frame
         inputs = (args, kwargs) if frame is None else arguments_of(frame)
-        if not seen_already and module.training and torch.is_grad_enabled():
+        trains = module.training and torch.is_grad_enabled()
+        if state.loader is not None:
+            state.loader["trains"] |= trains
+            state.loader["evaluates"] |= not trains
+        if not seen_already and trains:
             before_training_call(model, inputs)
         state.depth += 1
         try:
@@ -612,7 +617,7 @@ def _change_loaders(torch):
         except TypeError:
             size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
-        about = {"size": size, "ordinal": ordinal, "batches": [], "length": None}
+        about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
@@ -638,7 +643,7 @@ def _change_loaders(torch):
         reset_again(self, loader, first_iter)
 
     def noted_index(self):
-        about = self._lockstep
+        about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)
         epoch = about["batches"][-1]

@@ -387,7 +387,9 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             continue
         together = _flat(of_each)
         if again := len(together) - len(set(together)):
-            says = f"{again} of {first['size']} samples are handed out to two ranks within an epoch"
+            evaluates = first["evaluates"] and not first["trains"]
+            within = "an evaluation, so that a metric over all ranks counts them twice" if evaluates else "an epoch"
+            says = f"{again} of {first['size']} samples are handed out to two ranks within {within}"
             padded = again < recorded.world
             do = (
                 "a sampler repeats some so that all ranks have the same number; drop_last=True leaves them out instead."

@@ -5,7 +5,8 @@ needs one all-reduce of its outputs in the forward pass, and one of its inputs' 
 et al. 2019, arXiv:1909.08053); PyTorch's DTensor and `parallelize_module` do this. Embeddings, norms and the head are
 whole on each rank; with `vocabulary: true` each rank has the tokens' embeddings, and a language model's logits, of a
 part of the vocabulary. The ranks of a replica see the same samples. Where there are several replicas, they average
-their gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2.
+their gradients after the backward pass, or, with `shard: true`, shard weights, gradients and optimizer state by FSDP2;
+with `replicate: n` besides, they do so within n groups, which average their gradients. The mesh then has three axes.
 With `sequence: true` the ranks divide the tokens wherever they would all compute the same within the layers: in norms,
 dropout and residual sums (Korthikanti et al. 2022, arXiv:2205.05198). An all-reduce then becomes a reduce-scatter and
 an all-gather, which send as much, and these activations are divided, too.
@@ -71,8 +72,10 @@ class Strategy(fsdp.Strategy):
         return self.world
 
     def wrap(self):
-        shape = (self.world.replicas, self.options["tensor"])
-        self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "tensor"))
+        replicas = self.world.replicas
+        groups = self.options["replicate"] if self.options["shard"] else replicas
+        shape = (groups, replicas // groups, self.options["tensor"])
+        self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor"))
         every, body = plan_of(self.model), self.model.base_model
         self.of_own_heads = modules_at(body, [path for path, style in every.items() if style == SUMMED])
         plan = {path: style for path, style in every.items() if style in STYLES}
@@ -89,8 +92,9 @@ class Strategy(fsdp.Strategy):
         if self.options["tensor"] > 1 and any(models.dropouts(self.model)):
             draw_differently(body, plan, self.world.rank % self.options["tensor"], self.options["sequence"])
         if self.options["shard"]:
+            mesh = self.mesh["replicate", "shard"] if groups > 1 else self.mesh["shard"]
             for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
-                fully_shard(module, mesh=self.mesh["replicate"])
+                fully_shard(module, mesh=mesh)
 
     def prepare(self, model, make_optimizer):
         super().prepare(model, lambda wrapped: parted(make_optimizer(wrapped)))
@@ -160,7 +164,8 @@ class Strategy(fsdp.Strategy):
             "backend": self.world.backend,
             "tensor": min(divided),
             "divided_tensors": len(divided),
-            "shard": any("replicate" in mesh.mesh_dim_names for mesh in meshes),
+            "shard": any("shard" in mesh.mesh_dim_names for mesh in meshes),
+            "replicate": max(mesh["replicate"].size() if "replicate" in mesh.mesh_dim_names else 1 for mesh in meshes),
             "sequence": any(map(is_divided, others)),
             "vocabulary": is_divided(self.model.get_input_embeddings()),
         }
@@ -179,6 +184,13 @@ OPTIONS = {
         "default": False,
         "description": "replicas also shard weights, gradients and optimizer state (FSDP2 over tp)",
     },
+    "replicate": {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "with shard, number of groups of replicas, each of which shards the whole model; 1: all replicas"
+        " are one group",
+    },
     "sequence": {
         "type": "boolean",
         "default": False,
@@ -194,11 +206,16 @@ OPTIONS = {
 }
 INHERITS = ("launcher",)
 RANKS_PER_REPLICA = ("tensor",)
+DIVIDES_RANKS = ("replicate", "tensor")
 DIVIDES_HEADS = ("tensor",)
 REFUSED = [
     (
         {"vocabulary": [True], "label_smoothing": {"exclusiveMinimum": 0}},
         "PyTorch's loss over a divided vocabulary has no label smoothing; set one of the two otherwise",
+    ),
+    (
+        {"shard": [False], "replicate": {"minimum": 2}},
+        "without shard each replica is a group of its own; set shard: true, or leave replicate out",
     ),
     ({"lora": {"minimum": 1}}, "it divides layers, but would not divide peft's updates of them; use fsdp or ddp"),
 ]
