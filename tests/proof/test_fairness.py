@@ -183,6 +183,10 @@ def change_hash(folder, name):
             lambda folder: change_verdict(folder, fp64={"weights": 1e-6}),
             "its verdict is equal, but its weights in fp64",
         ),
+        (
+            lambda folder: change_verdict(folder, first_gradients={"differing": 2, "weights": 9}),
+            "its verdict is equal, but its first gradients in fp64 say otherwise",
+        ),
         (prove_by_another_torch, "ddp: it was proven with torch 1.0, but timed with "),
         (lambda folder: shutil.rmtree(folder.parents[1]), "ddp: it was asked for, but no run of it has a record"),
         (
