@@ -43,7 +43,8 @@ DROPPED = "dropout"  # the variation of a trial with dropout
 # The variation of a trial that takes one step of plain SGD in float64. Its update is the gradient, weight by weight:
 # AdamW hides a factor, and after several steps all weights differ, wherever the mistake is.
 ONE_STEP = "one_step"
-OF_SGD = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": 0.0}
+OF_SGD = {"optimizer": "sgd", "learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
+OF_SGD |= {"weight_decay": 0.0, "clip": 0.0}
 BY_SGD = {ONE_STEP: {"precision": "fp64", "train": OF_SGD, "steps": 1}}
 # For `repeats: auto`: the number of blocks with every row, the largest number of blocks, and the width of an interval
 # (upper end / lower end - 1) at which blocks end (lockstep/run/blocks.py).
