@@ -45,13 +45,13 @@ def sizes(name: str) -> list[int]:
     """The numbers of processes that hold whole replicas of the model, by a strategy's defaults.
 
     There are none for a strategy that does not train single's model, or not here: published scripts
-    (tests/test_published_rows.py), local steps (test_averaging.py), cp (test_meshes.py), a user's script.
+    (tests/studies/test_published_rows.py), local steps (test_averaging.py), cp (test_meshes.py), a user's script.
     """
     if name not in NAMES:
         return list(SIZES)
     about = registry.literals(name)
     another = any(not values for values, _ in about["OTHER_MODEL"])  # whatever its options
-    if about["DIVISION"] == "published" or another or name in ("cp", "script"):
+    if registry.study(name) or another or name in ("cp", "script"):
         return []
     known = about["OPTIONS"].items()
     together = registry.ranks_per_replica(name, {key: option.get("default") for key, option in known})

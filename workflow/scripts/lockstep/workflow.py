@@ -282,7 +282,7 @@ def data_files(checked: Config) -> list[str]:
 def templates() -> list[str]:
     """The files that the report is made with; editing one makes it again."""
     own = (file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
-    of_studies = (file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())
+    of_studies = (file for file in paths.STUDIES.glob("*/*.*") if file.is_file())
     return _of_project([*own, *of_studies, *registry.own_scripts().values()])
 
 
@@ -328,12 +328,16 @@ def _of_project(files: Iterable[Path | str]) -> list[str]:
 @cache
 def _imports(file: Path) -> list[Path]:
     """The files of Lockstep that `file` imports, anywhere in it."""
-    files = []
+    modules = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
-            package = paths.SCRIPTS.joinpath(*node.module.split("."))
-            candidates = [package / "__init__.py", package.with_suffix(".py")]
-            candidates += [package / f"{alias.name}.py" for alias in node.names]
-            candidates += [package / alias.name / "__init__.py" for alias in node.names]
-            files += [candidate for candidate in candidates if candidate.is_file()]
-    return files
+            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [file for module in modules for file in _module_files(module)]
+
+
+def _module_files(name: str) -> list[Path]:
+    """The file of a module, or the `__init__.py` of a package, by its dotted name; empty if neither has this name."""
+    place = paths.SCRIPTS.joinpath(*name.split("."))
+    folders = registry.folders() if place.parent == paths.STRATEGIES else [place.parent]
+    files = [folder / file for folder in folders for file in (f"{place.name}.py", f"{place.name}/__init__.py")]
+    return [file for file in files if file.is_file()]

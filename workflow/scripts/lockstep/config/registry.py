@@ -1,5 +1,7 @@
 """The registry: a strategy is a file in lockstep/strategies, and a task a file in lockstep/tasks, found by its name.
 
+A study (report/studies.py) may have strategies of its own, in `strategies` in its folder.
+
 A strategy file defines a class `Strategy`. It may define these literals, which are read without importing the file, and
 so without importing torch or its framework:
 
@@ -11,8 +13,8 @@ so without importing torch or its framework:
     ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has a process
     NEEDS          package -> (version, command that installs it); rows are unavailable without the package. An
                    optional third element, option -> values, restricts this to rows with one of the values for each key
-    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; published if it
-                   reproduces somebody's published code with its flaws; by default closed
+    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; by default
+                   closed, and for a strategy of a study the study's name
     REFUSED        (values, reason) pairs: a row is refused if each key has one of its values; ({}, reason) applies to
                    every row. Instead of a list of values there may be a JSON schema, such as {"minimum": 2}
     LOSSY          such pairs for rows that can't train exactly the same model by design
@@ -60,8 +62,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lockstep.paths import PROJECT, STRATEGIES, TASKS
+from lockstep.paths import PROJECT, STRATEGIES, STUDIES, TASKS
 
+DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any other one is a study's name
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
 PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE")
@@ -97,17 +100,34 @@ def version(package: str) -> str | None:
         return None
 
 
+def folders() -> list[Path]:
+    """The folders that strategies are in: the first is Lockstep's own, each of the others a study's."""
+    return [STRATEGIES, *sorted(STUDIES.glob("*/strategies"))]
+
+
+def studies() -> list[str]:
+    return sorted(file.parent.name for file in STUDIES.glob("*/study.py"))
+
+
 def names() -> list[str]:
-    return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
+    return sorted(file.stem for folder in folders() for file in folder.glob("[a-z]*.py"))
 
 
 def ours() -> list[str]:
-    """The strategies without those that reproduce somebody's published code."""
-    return [name for name in names() if literals(name)["DIVISION"] != "published"]
+    """The strategies without those of studies."""
+    return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
 
 
 def path(name: str) -> Path:
-    return STRATEGIES / f"{name}.py"
+    """A strategy's file, which need not exist."""
+    files = [folder / f"{name}.py" for folder in folders()]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def study(name: str) -> str:
+    """The study in whose folder a strategy is; empty for Lockstep's own."""
+    folder = path(name).parent
+    return "" if folder == STRATEGIES else folder.parent.name
 
 
 @cache
@@ -115,7 +135,7 @@ def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {name: [] for name in PAIRS + FIRSTS + OF_OPTIONS}
-    values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
+    values |= {"DIVISION": study(name), "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:

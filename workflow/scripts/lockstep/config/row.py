@@ -136,7 +136,7 @@ class Row:
     @property
     def uncounted(self) -> str:
         """Why the row's memory can't be counted without its devices; empty if it can."""
-        if self.division == "published":
+        if self.study:
             return "it is somebody's published code, which prepares its own data"
         return next((reason for _, reason in self._matches("UNCOUNTED")), "")
 
@@ -150,11 +150,17 @@ class Row:
     def division(self) -> str:
         """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms).
 
-        published: somebody's published code, reproduced with its flaws, which is never ranked.
+        In both rows are compared with each other. A row of a study (report/studies.py) is in a division of the study's
+        name, which is never ranked.
         """
-        of_strategy = registry.literals(self.strategy)["DIVISION"]
         same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in names(Train, MODEL))
-        return of_strategy if same or of_strategy == "published" else "open"
+        return self.study or (registry.literals(self.strategy)["DIVISION"] if same else "open")
+
+    @property
+    def study(self) -> str:
+        """The study that the row is of, since its strategy reproduces what was published; empty if it is of none."""
+        division = registry.literals(self.strategy)["DIVISION"]
+        return "" if division in registry.DIVISIONS else division
 
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{paths.run_name(self.name, self.hardware.devices, repeat)}"
@@ -252,7 +258,7 @@ class Row:
         if not self.train.lora:
             return
         where = f"rows.{self.name}: lora: {self.train.lora}"
-        if self.division == "published":
+        if self.study:
             raise BadInput(f"{where}: the published code trained all weights. Set lora to 0 in this row.")
         if why := optimizers.OPTIMIZERS[self.train.optimizer].not_with_lora:
             raise BadInput(f"{where}, optimizer: {self.train.optimizer}: use one of them; {why}.")
@@ -306,7 +312,7 @@ class Row:
         """Why the row trains another model than `single` by design rather than by mistake; empty if it does not."""
         reasons = [reason for _, reason in self._matches("OTHER_MODEL")]
         batch, table = self.train.global_batch, self.shared.train.global_batch
-        if self.division == "published" and batch != table:
+        if self.study and batch != table:
             reasons.append(f"it trains {batch} samples a step, where the others train {table}")
         return "; ".join(reasons)
 

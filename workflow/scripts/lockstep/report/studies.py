@@ -10,6 +10,9 @@ A study is a folder in workflow/studies, whose name appears nowhere else:
                      its section of the page and of report.md, in which `study` has `answer`, `lines` and `name`
     words.yaml       its texts, as in workflow/report/words.yaml; the folder's name is the key of its heading
     config.yaml      its rows
+    strategies/      strategies that make again what was published, flaws and all (config/registry.py). Their rows are
+                     in a division of the study's name: they are not compared with the others, keep a batch of their own
+                     in the proof, and have no LoRA, no forecast and no `world_sizes` but their own.
 """
 
 import importlib.util
@@ -19,7 +22,8 @@ from functools import cache
 from types import ModuleType
 
 from lockstep.config.configuration import Config
-from lockstep.report.words import STUDIES, Text
+from lockstep.paths import STUDIES
+from lockstep.report.words import Text
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ OPTIONS = {
         "description": "make the model anew on its device, with new weights in place of the initial ones",
     },
 }
-DIVISION = "published"
 OTHER_MODEL = [
     ({"init_module": [True]}, "the model is made anew, with other weights than those with which all rows begin"),
 ]

@@ -89,7 +89,6 @@ OPTIONS = {
         "description": "gradients are never cleared, so each step adds to the gradients of all earlier steps",
     },
 }
-DIVISION = "published"
 OTHER_MODEL = [
     ({"keep_gradients": [True]}, "gradients are never cleared"),
 ]
