@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
+from lockstep.config import registry
 from lockstep.files import read_json
+from lockstep.paths import PACKAGE, STUDIES
 from tests.conftest import SMALL, copy_project
 
 STUDY = {
@@ -73,3 +75,13 @@ def test_of_a_study_that_is_not_there_nothing_is_left(place):
     refused = place.script("launch", *CONFIGS, "--set=rows.x={strategy: published_ddp}", "--row=x")
     assert refused.returncode == 2
     assert "rows.x.strategy: 'published_ddp' is not one of accelerate, cp, dataparallel, ddp, " in refused.stderr
+
+
+@pytest.mark.parametrize("study", sorted(file.parent.name for file in STUDIES.glob("*/study.py")))
+def test_nothing_but_a_study_names_its_strategies_or_its_division(study):
+    names = [name for name in registry.names() if registry.study(name) == study]
+    assert names
+    assert all(name.startswith(f"{study}_") for name in names), "so that two studies have no file of the same name"
+    told = [f'"{study}"', f"'{study}'", *names]
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.parent.glob("*.py")]
+    assert not [(str(file), name) for file in files for name in told if name in file.read_text(encoding="utf-8")]
