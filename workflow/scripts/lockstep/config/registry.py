@@ -32,7 +32,8 @@ so without importing torch or its framework:
     NUMBERS_DEVICE options that number one of the row's devices, from 0; a row without that device is refused
     PLAIN_ON       the device types on which it runs the same program as single; there the report takes the ratio of
                    their times, which should be 1, as a control
-    CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
+    FILES          options that name a file of the user's, whose content then belongs to the row's settings
+    CHECKED        option -> a file in lockstep/config, whose `refuse` raises BadInput if the option contradicts the row
     UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
     SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
                    the name of a strategy that sends the same; without any that applies, or if it has None, no time is
@@ -58,6 +59,7 @@ import ast
 import importlib
 import importlib.metadata
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,7 +76,7 @@ FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 # All literals that are lists of options.
-OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE")
+OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE", "FILES")
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {name: [] for name in PAIRS + FIRSTS + OF_OPTIONS}
-    values |= {"DIVISION": study(name), "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
+    values |= {"DIVISION": study(name), "NO_FP64": "", "CHECKED": {}, "PLAIN_ON": ()}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:
@@ -151,9 +153,9 @@ def _inherit(values: dict, parent: dict) -> None:
     """Add to a strategy's literals those that it inherits from a strategy that its class extends."""
     kept = parent["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
     values["OPTIONS"] = {key: parent["OPTIONS"][key] for key in kept if key in parent["OPTIONS"]} | values["OPTIONS"]
-    values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
+    values |= {name: parent[name] | values[name] for name in ("NEEDS", "CHECKED")}
     values |= {name: parent[name] + values[name] for name in PAIRS}
-    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
+    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64")}
     for name in OF_OPTIONS:
         within = dict.fromkeys([*parent[name], *values[name]])
         values[name] = [key for key in within if key in values["OPTIONS"]]
@@ -215,6 +217,12 @@ def needs(name: str) -> list[Need]:
         Need(package, version, command, only[0] if only else {})
         for package, (version, command, *only) in literals(name)["NEEDS"].items()
     ]
+
+
+def checks(name: str) -> dict[str, Callable]:
+    """By option: the function that raises BadInput where the option's value contradicts the row."""
+    checked = literals(name)["CHECKED"].items()
+    return {option: importlib.import_module(f"lockstep.config.{file}").refuse for option, file in checked}
 
 
 def load(name: str) -> type:

@@ -7,17 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import (
-    deepspeed_file,
-    launchers,
-    optimizers,
-    own_files,
-    precisions,
-    registry,
-    schema,
-    tracking,
-    trainer_arguments,
-)
+from lockstep.config import launchers, optimizers, own_files, precisions, registry, schema, tracking
 from lockstep.config.fixed import LAST_RATE, factors
 from lockstep.config.hardware import Hardware
 from lockstep.config.keys import MODEL, keys, names
@@ -216,16 +206,22 @@ class Row:
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
-        if "script" in self.options and not self.options["script_sha256"]:
-            raise BadInput(
-                f"rows.{self.name}.script: {self.options['script']} does not exist. Name an existing file; a container"
-                " sees only this folder's."
-            )
-        if self.options.get("config_file") and self.kind.measured:  # a trial overrides the file's settings
-            self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
-        if self.options.get("arguments") and self.kind.measured:
-            where = f"rows.{self.name}.arguments"
-            trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
+        self._refuse_files()
+
+    def _refuse_files(self) -> None:
+        """Raise BadInput if a file that an option names is not there, or what an option says contradicts the row."""
+        for key in registry.literals(self.strategy)["FILES"]:
+            file = self.options.get(key)
+            if file and not self.options[f"{key}_sha256"]:
+                raise BadInput(
+                    f"rows.{self.name}.{key}: {file} does not exist. Name an existing file; a container sees only this"
+                    " folder's."
+                )
+        if self.kind.measured:  # in a trial the row's settings take the place of the file's
+            train = replace(self.train, precision=self.precision)
+            for key, check in registry.checks(self.strategy).items():
+                if said := self.options.get(key):
+                    check(said, self.options, train, self.hardware, f"rows.{self.name}.{key}")
 
     def _refuse_batch(self) -> None:
         """Raise BadInput if the ranks can't be divided into replicas, or the batch can't be divided among those."""
@@ -262,15 +258,6 @@ class Row:
             raise BadInput(f"{where}: the published code trained all weights. Set lora to 0 in this row.")
         if why := optimizers.OPTIMIZERS[self.train.optimizer].not_with_lora:
             raise BadInput(f"{where}, optimizer: {self.train.optimizer}: use one of them; {why}.")
-
-    def _refuse_own_file(self, file: str, where: str) -> None:
-        """Raise BadInput if the user's configuration file contradicts the row."""
-        if registry.literals(self.strategy)["CONFIG_FILE"] == "deepspeed":
-            deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
-        elif self.options["launcher"] != "accelerate":
-            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
-        else:
-            self.launcher.refuse_file(file, self.hardware, self.precision, where)
 
     @property
     def launcher(self) -> launchers.Launcher:
@@ -384,7 +371,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     refuse_of_other_tasks(train, shared.task, where)
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
-    for key in ("config_file", "script"):
+    for key in registry.literals(strategy)["FILES"]:
         if options.get(key):  # by the hash, a run with another content of the file does not belong to this row
             options[key] = os.path.expanduser(options[key])
             options[f"{key}_sha256"] = own_files.digest(options[key])

@@ -335,7 +335,8 @@ SHARDS = [
 ]
 NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
-CONFIG_FILE = "deepspeed"
+FILES = ("config_file",)
+CHECKED = {"config_file": "deepspeed_file"}
 UNCOUNTED = [({"offload_optimizer": [True]}, "the optimizer computes in the host's memory")]
 LOSSY = [
     (
