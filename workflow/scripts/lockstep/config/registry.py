@@ -64,6 +64,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lockstep.errors import BadInput
 from lockstep.paths import PROJECT, STRATEGIES, STUDIES, TASKS
 
 DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any other one is a study's name
@@ -226,8 +227,11 @@ def checks(name: str) -> dict[str, Callable]:
 
 
 def load(name: str) -> type:
-    """The strategy's class; imports its framework."""
-    return importlib.import_module(f"lockstep.strategies.{name}").Strategy
+    """The strategy's class; imports its framework. Raises BadInput if it has a method by its earlier name."""
+    strategy = importlib.import_module(f"lockstep.strategies.{name}").Strategy
+    if hasattr(strategy, "prepare"):
+        raise BadInput(f"{path(name)}: the method `prepare` is called `set_up` now, and would not be used. Rename it.")
+    return strategy
 
 
 def tasks() -> list[str]:

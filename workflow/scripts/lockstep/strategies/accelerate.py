@@ -88,7 +88,7 @@ class Strategy(ddp.Strategy):
                 source = self.options["config_file"] or "the environment"
                 raise RunFailed(f"{key}: the row needs {value}, but Accelerate has {live[key]}, set by {source}")
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.module = model.to(self.world.device)
         self.accelerator.ddp_handler.broadcast_buffers = models.has_changing_buffers(model)
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))

@@ -72,7 +72,7 @@ class Strategy(ddp.Strategy):
                 " instructions for it, which this CPU has not; set native_precision to false, or precision to bf16"
             )
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.module = model.to(self.world.device)
         self.scaler = torch.amp.GradScaler(enabled=False)  # the engine has its own
         zero = {"stage": self.options["stage"]}

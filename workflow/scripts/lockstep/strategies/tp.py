@@ -92,8 +92,8 @@ class Strategy(fsdp.Strategy):
             for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
                 fully_shard(module, mesh=self.mesh["replicate"])
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, lambda wrapped: parted(make_optimizer(wrapped)))
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, lambda wrapped: parted(make_optimizer(wrapped)))
 
     def autocast(self):
         return super(fsdp.Strategy, self).autocast()

@@ -20,8 +20,8 @@ class Strategy(single.Strategy):
         super().__init__(settings)
         self.data = Path(settings.data)
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         if self.options["keep_gradients"]:
             self.optimizer.zero_grad = lambda *_, **__: None  # as if it were never called
 

@@ -14,11 +14,11 @@ from lockstep.strategies import fabric
 
 
 class Strategy(fabric.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         if self.options["init_module"]:
             with self.fabric.init_module(empty_init=False), torch.random.fork_rng(devices=[]):
                 model = type(model)(model.config).to(next(model.parameters()).dtype).train()
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 
 
 OPTIONS = {
