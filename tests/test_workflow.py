@@ -119,11 +119,13 @@ def test_only_what_decides_a_result_makes_a_row_train_again(monkeypatch):
     decisive |= {"config/launchers.py", "run/node.py", "data/prepare.py", "workflow/scripts/train.py"}
     decisive |= {"rank/energy.py", "rank/memory.py", "rank/warming.py", "rank/resumption.py", "run/summing.py"}
     decisive |= {"data/readers.py", "data/tables.py", "model/metrics.py", "config/registry.py", "files.py", "nvml.py"}
+    decisive |= {"config/qualities.py"}  # which weights are the best, and are kept
     assert decisive <= ddp
     assert {"config/deepspeed_file.py", "strategies/_deepspeed.py"} <= deepspeed
     assert not ddp & {"config/deepspeed_file.py", "strategies/deepspeed.py", "tasks/image_segmentation.py"}
     telling = {"run/trackers.py", "run/watcher.py", "rank/drawing.py", "run/coordination.py", "report/page.py"}
     telling |= {"cli.py", "config/row.py", "view/live.py", "errors.py", "paths.py", "data/hub.py", "__init__.py"}
+    telling |= {"rank/losses.py"}
     assert not (ddp | proven | profiled) & telling
     assert proven - ddp == {"config/configuration.py", "proof/conversion.py", "proof/parity.py"}
     assert profiled - ddp == {"rank/profiling.py"}

@@ -33,12 +33,11 @@ LITTLE = 2**20  # bytes of free space that are too few for a model or a page
 # parameter), or name, fetch, watch, report or end something.
 TELLING = (
     *("caches.py", "cli.py", "errors.py", "paths.py", "provenance.py", "data/hub.py"),
-    *("config/configuration.py", "config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py"),
-    *("config/reading.py", "config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py"),
-    *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py", "rank/profiling.py"),
-    *("rank/ray_cluster.py", "rank/ray_worker.py"),
-    *("run/hand.py", "run/journal.py", "run/lifetime.py", "run/refusals.py", "run/trackers.py"),
-    *("run/training_log.py", "run/watcher.py"),
+    *("config/configuration.py", "config/containers.py", "config/keys.py", "config/nested.py", "config/reading.py"),
+    *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py", "rank/by_hand.py"),
+    *("rank/drawing.py", "rank/environment.py", "rank/losses.py", "rank/profiling.py", "rank/ray_cluster.py"),
+    *("rank/ray_worker.py", "run/hand.py", "run/journal.py", "run/lifetime.py", "run/refusals.py"),
+    *("run/trackers.py", "run/training_log.py", "run/watcher.py"),
 )
 # Files that decide the result from outside the ranks: how they are started, with which environment, and how their files
 # become a record. Below, files that decide the verdict of a trial, or a profile.
