@@ -609,7 +609,7 @@ def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_pa
     accelerate_row(file).refuse()
     assert before != accelerate_row(file).deciding()
     for launcher in registry.literals("accelerate")["OPTIONS"]["launcher"]["enum"][1:]:
-        with pytest.raises(BadInput, match="config_file is read by `accelerate launch` only; set launcher to accelerate"):
+        with pytest.raises(BadInput, match="config_file is read by `accelerate launch` only; set launcher to"):
             accelerate_row(file, launcher=launcher).refuse()
     for text, reason in (("[1]", "holds no keys and values"), ("{", "is not valid YAML")):
         file.write_text(text)

@@ -135,7 +135,7 @@ class Config(Asked):
         The trial keeps the row's precision, accumulation and LoRA settings. All other settings of `train` are the same
         for all rows, since it is the strategy that is proven, with the table's optimizer unless the row's optimizer is
         one that only its strategy has. There is no dropout. A row of a study also keeps the ratio of its batch to the
-        table's, since published code may differ in that. If several ranks hold a replica, a variation with dropout shows
+        table's, as published code may differ in that. If several ranks hold a replica, a variation with dropout shows
         whether they drop the same units.
         """
         variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}}
