@@ -164,7 +164,7 @@ class Ours:
         self.strategy = registry.load(row.strategy)(self.settings)
         self.device = self.strategy.start().device
         models.keep_masks()
-        self.strategy.prepare(models.load(weights).train(), lambda model: make_optimizer(model, row.train))
+        self.strategy.set_up(models.load(weights).train(), lambda model: make_optimizer(model, row.train))
         self.progress = Progress(folder, ranks=1)
         self.progress.begin(0)
         self.cold, self.attention = 0.0, []

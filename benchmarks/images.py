@@ -78,7 +78,7 @@ class TrainerImages(TrainerLoop):
 
     row = ROW
 
-    def prepare(self):
+    def set_up(self):
         split = Images.load(paths.split_folder(paths.data_folder(self.results), "train"))
         arrays = split.batch(np.arange(len(split)), 1)
         pixels, labels = torch.from_numpy(arrays["pixel_values"]), torch.from_numpy(arrays["labels"])

@@ -56,7 +56,7 @@ class TrainerSequences(TrainerLoop):
 
     row = ROW
 
-    def prepare(self):
+    def set_up(self):
         split = Sequences.load(paths.split_folder(paths.data_folder(self.results), "train"))
         length = int(split.lengths.max())
         whole = torch.from_numpy(split.input_ids[: len(split.input_ids) // length * length].astype("int64"))

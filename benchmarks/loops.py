@@ -56,17 +56,17 @@ class Loop:
         self.results, self.settings = results, on_one_core(self.row)
         models.keep_masks()
         self.model = models.load(paths.data_folder(results) / paths.WEIGHTS).train()
-        self.prepare()
+        self.set_up()
 
-    def prepare(self) -> None:
+    def set_up(self) -> None:
         self.optimizer = make_optimizer(self.model, self.settings.train)
 
 
 class PaddedLoop(Loop):
     """Shuffles, pads every text to 128 tokens, tokenises it anew in collate, and prints the loss at every step."""
 
-    def prepare(self):
-        super().prepare()
+    def set_up(self):
+        super().set_up()
         columns = table(paths.split_folder(paths.data_folder(self.results), "train"))
         rows = list(zip(columns["text"].to_pylist(), columns["label"].to_pylist(), strict=True))
         self.tokenizer = AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
@@ -98,7 +98,7 @@ class PaddedLoop(Loop):
 class TrainerLoop(Loop):
     """transformers.Trainer as its documentation starts it: texts tokenised before, each batch padded to its longest."""
 
-    def prepare(self):
+    def set_up(self):
         self.dataset = tokenised(self.results)
         self.tokenizer = AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
 
@@ -132,19 +132,19 @@ class TrainerLoop(Loop):
 class AccelerateLoop(Loop):
     """The loop of accelerate's documentation, over a DataLoader that pads each batch to its longest text."""
 
-    def prepare(self):
+    def set_up(self):
         from accelerate import Accelerator
         from transformers import DataCollatorWithPadding
 
-        super().prepare()
+        super().set_up()
         collator = DataCollatorWithPadding(
             AutoTokenizer.from_pretrained(paths.data_folder(self.results) / paths.TOKENIZER)
         )
         loader = DataLoader(tokenised(self.results), BATCH, shuffle=True, collate_fn=collator)
         schedule = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1)
         self.accelerator = Accelerator(cpu=True)
-        prepared = self.accelerator.prepare(self.model, self.optimizer, loader, schedule)
-        self.model, self.optimizer, self.loader, self.schedule = prepared
+        wrapped = self.accelerator.prepare(self.model, self.optimizer, loader, schedule)
+        self.model, self.optimizer, self.loader, self.schedule = wrapped
 
     def train(self, first: int, steps: int) -> float:
         began = time.perf_counter()
@@ -171,8 +171,8 @@ def tokenised(results: Path):
 class Planned(Loop):
     """Loops over parts of the plan."""
 
-    def prepare(self):
-        super().prepare()
+    def set_up(self):
+        super().set_up()
         self.whole = Plan.load(paths.plan_file(self.results, self.row.plan_name))
         self.samples = self.load(paths.split_folder(paths.data_folder(self.results), "train"))
 
@@ -208,11 +208,11 @@ class PlannedLoop(Planned):
 
     strategy_class = single.Strategy
 
-    def prepare(self):
-        super().prepare()
+    def set_up(self):
+        super().set_up()
         self.strategy = self.strategy_class(self.settings)
         self.strategy.start()
-        self.strategy.prepare(self.model, lambda prepared: make_optimizer(prepared, self.settings.train))
+        self.strategy.set_up(self.model, lambda wrapped: make_optimizer(wrapped, self.settings.train))
         self.progress = Progress(self.results, ranks=1)
         self.progress.begin(0)
 

@@ -18,10 +18,10 @@ INTRODUCTION = """# The strategies
 
 <!-- Written by `make docs` from the strategies' files. A test fails while it is not what they say. -->
 
-Each strategy is one file in [`workflow/scripts/lockstep/strategies`](../workflow/scripts/lockstep/strategies). All of
-them train the same plan, and this page shows everything in which they differ. The diffs show the methods that a file
-changes: lines with `-` are those of `single`, lines with `+` those of the strategy. `single.py` says what each method
-is for.
+Each strategy is one file in [`workflow/scripts/lockstep/strategies`](../workflow/scripts/lockstep/strategies), and
+those of a study are in its folder in [`workflow/studies`](../workflow/studies). All of them train the same plan, and
+this page shows everything in which they differ. The diffs show the methods that a file changes: lines with `-` are
+those of `single`, lines with `+` those of the strategy. `single.py` says what each method is for.
 
 [adding-a-strategy.md](adding-a-strategy.md) tells how to add one. Besides the options below, a row may set the keys in
 [config/README.md](../config/README.md).
@@ -31,7 +31,7 @@ ROW = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscrib
 
 
 def page() -> str:
-    names = sorted(registry.names(), key=lambda name: (name.startswith("published_"), name != "single", name))
+    names = sorted(registry.names(), key=lambda name: (registry.study(name), name != "single", name))
     return "\n".join([INTRODUCTION, *map(section, names)])
 
 

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 
-from lockstep.paths import SCRIPTS
+from lockstep.paths import SCRIPTS, STUDIES
 
 # What is used, each tried with PyTorch 2.11, 2.12 and 2.13. What has no second way in the code fails here, by its name.
 USED = {
@@ -40,7 +40,8 @@ def part_of(shorter: str, longer: str) -> bool:
 
 
 def test_private_names_of_pytorch_are_few_and_known():
-    used = set().union(*(private_names(file.read_text(encoding="utf-8")) for file in SCRIPTS.rglob("*.py")))
+    files = [*SCRIPTS.rglob("*.py"), *STUDIES.rglob("*.py")]
+    used = set().union(*(private_names(file.read_text(encoding="utf-8")) for file in files))
     # `torch._dynamo` is a part of `torch._dynamo.config`, and that of the key that is set in it.
     assert not {name for name in used if not any(part_of(known, name) or part_of(name, known) for known in USED)}
     assert not {known for known in USED if not any(part_of(known, name) for name in used)}

@@ -52,6 +52,8 @@ def test_it_has_the_whole_package_and_neither_weights_nor_compiled_files(wheel):
         str(file.relative_to(PROJECT / "workflow/scripts"))
         for file in PROJECT.glob("workflow/scripts/lockstep/**/*.py")
     }
+    studies = [file for file in PROJECT.glob("workflow/studies/**/*.*") if file.suffix != ".pyc"]
+    package |= {f"lockstep/_project/{file.relative_to(PROJECT)}" for file in studies}
     assert package <= names
     assert not [name for name in names if name.endswith((".pyc", ".safetensors", ".pt"))]
     assert wheel.stat().st_size < 1_000_000

@@ -1,5 +1,7 @@
 """The Snakefile and the commands: light to start, safe to quote, documented by --help."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import yaml
 
 from lockstep import workflow
 from lockstep.config import reading
+from lockstep.config.kinds import Kind
 from tests.conftest import PROJECT
 
 RULES = [PROJECT / "Snakefile", *sorted((PROJECT / "workflow" / "rules").glob("*.smk"))]
@@ -105,22 +108,58 @@ def test_only_what_decides_a_result_makes_a_row_train_again(monkeypatch):
     monkeypatch.chdir(PROJECT)
     library = "workflow/scripts/lockstep"
 
-    def files(strategy: str, proof: bool = False) -> set[str]:
-        found = workflow.training_files(strategy, "text-classification", proof)
+    def files(strategy: str, kind: Kind = Kind.TIMED) -> set[str]:
+        found = workflow.training_files(strategy, "text-classification", kind)
         return {file.removeprefix(f"{library}/") for file in found}
 
-    ddp, deepspeed, proven = files("ddp"), files("deepspeed"), files("ddp", proof=True)
+    ddp, deepspeed = files("ddp"), files("deepspeed")
+    proven, profiled = files("ddp", Kind.TRIAL), files("ddp", Kind.PROFILE)
     decisive = {"rank/replay.py", "rank/clock.py", "model/optimizer.py", "config/fixed.py", "data/plan.py"}
     decisive |= {"strategies/ddp.py", "strategies/single.py", "tasks/text_classification.py", "run/ledger.py"}
     decisive |= {"config/launchers.py", "run/node.py", "data/prepare.py", "workflow/scripts/train.py"}
+    decisive |= {"rank/energy.py", "rank/memory.py", "rank/warming.py", "rank/resumption.py", "run/summing.py"}
+    decisive |= {"data/readers.py", "data/tables.py", "model/metrics.py", "config/registry.py", "files.py", "nvml.py"}
+    decisive |= {"config/qualities.py"}  # which weights are the best, and are kept
     assert decisive <= ddp
     assert {"config/deepspeed_file.py", "strategies/_deepspeed.py"} <= deepspeed
     assert not ddp & {"config/deepspeed_file.py", "strategies/deepspeed.py", "tasks/image_segmentation.py"}
     telling = {"run/trackers.py", "run/watcher.py", "rank/drawing.py", "run/coordination.py", "report/page.py"}
-    assert not (ddp | proven) & {*telling, "cli.py", "config/row.py", "view/live.py"}
+    telling |= {"cli.py", "config/row.py", "view/live.py", "errors.py", "paths.py", "data/hub.py", "__init__.py"}
+    telling |= {"rank/losses.py"}
+    assert not (ddp | proven | profiled) & telling
     assert proven - ddp == {"config/configuration.py", "proof/conversion.py", "proof/parity.py"}
-    named = (*workflow.TELLING, *workflow.AROUND, *workflow.OF_A_PROOF)
+    assert profiled - ddp == {"rank/profiling.py"}
+    named = (*workflow.TELLING, *workflow.AROUND, *workflow.OF_A_KIND[Kind.TRIAL], *workflow.OF_A_KIND[Kind.PROFILE])
     assert [name for name in named if not (PROJECT / library / name).is_file()] == []
+
+
+LOADED = """
+import json, pathlib, sys
+from lockstep.config import registry
+from lockstep.rank import main, profiling
+from lockstep.data import plan, prepare
+registry.load(sys.argv[1])
+registry.load_task("text-classification")
+files = [module.__file__ for name, module in sys.modules.items() if name.startswith("lockstep")]
+print(json.dumps([str(pathlib.Path(file).relative_to(pathlib.Path.cwd())) for file in files]))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["published_trainer", "deepspeed"])
+def test_what_a_rank_has_loaded_makes_it_train_again_unless_it_only_tells(monkeypatch, strategy):
+    """Whatever way it was imported in: the list is found in source code, and this is what Python has really read."""
+    monkeypatch.chdir(PROJECT)
+    finished = subprocess.run(
+        [sys.executable, "-c", LOADED, strategy],
+        env=os.environ | {"PYTHONPATH": "workflow/scripts"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {file for file in json.loads(finished.stdout.splitlines()[-1]) if not file.endswith("/__init__.py")}
+    decides = set(workflow.training_files(strategy, "text-classification"))
+    assert {f"workflow/scripts/lockstep/{name}" for name in ("rank/clock.py", "data/prepare.py")} <= loaded & decides
+    assert loaded - decides <= {f"workflow/scripts/lockstep/{name}" for name in workflow.TELLING}
 
 
 def test_files_are_read_over_the_default_configuration_as_in_snakemake(run_script, tmp_path):

@@ -502,7 +502,7 @@ def test_every_strategy_has_lora_but_those_of_others_scripts_and_those_that_divi
         with pytest.raises(BadInput, match=f"lora: 8: {divided[strategy]}"):
             row.refuse()
         return
-    if strategy.startswith("published_"):
+    if registry.study(strategy):
         with pytest.raises(BadInput, match=r"lora: 8: the published code trained all weights\. Set lora to 0"):
             row.refuse()
         return
@@ -608,8 +608,9 @@ def test_an_accelerate_file_that_agrees_is_taken_and_known_by_its_content(tmp_pa
     file.write_text(yaml.safe_dump(ACCELERATE | {"debug": True, "tpu_env": [], "tpu_use_cluster": False}))
     accelerate_row(file).refuse()
     assert before != accelerate_row(file).deciding()
-    with pytest.raises(BadInput, match=r"it is read by `accelerate launch` only\. Set launcher to accelerate"):
-        accelerate_row(file, launcher="torchrun").refuse()
+    for launcher in registry.literals("accelerate")["OPTIONS"]["launcher"]["enum"][1:]:
+        with pytest.raises(BadInput, match="config_file is read by `accelerate launch` only; set launcher to"):
+            accelerate_row(file, launcher=launcher).refuse()
     for text, reason in (("[1]", "holds no keys and values"), ("{", "is not valid YAML")):
         file.write_text(text)
         with pytest.raises(BadInput, match=reason):
@@ -702,6 +703,16 @@ def test_arguments_of_trainer_that_agree_are_taken():
     reading.parse(CPU | {"train": {"epochs": 2}, "rows": {"x": {"strategy": "trainer", "arguments": given}}}).rows[
         "x"
     ].refuse()
+
+
+def test_a_script_takes_arguments_of_its_own_which_are_not_trainers(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("")
+    row = {"strategy": "script", "script": str(file), "arguments": ["--bucket", "25"]}
+    reading.parse(CPU | {"rows": {"x": row}}).rows["x"].refuse()
+    file.unlink()
+    with pytest.raises(BadInput, match=r"rows\.x\.script: .*mine\.py does not exist\. Name an existing file"):
+        reading.parse(CPU | {"rows": {"x": row}}).rows["x"].refuse()
 
 
 def test_horovod_without_mpi_can_not_meet_by_it(monkeypatch):

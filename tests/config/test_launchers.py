@@ -44,11 +44,3 @@ def test_horovodrun_needs_what_horovod_is_built_with(monkeypatch, built, gpus, c
     said = launchers.LAUNCHERS["horovodrun"].unavailable({"controller": controller}, on_gpus)
     assert why in said
     assert bool(said) == bool(why)
-
-
-def test_only_accelerate_launch_reads_a_configuration_file(tmp_path):
-    hardware = row(strategy="accelerate").hardware
-    for name, launcher in launchers.LAUNCHERS.items():
-        why = "does not exist|No such file" if name == "accelerate" else "read by `accelerate launch` only"
-        with pytest.raises(BadInput, match=why):
-            launcher.refuse_file(str(tmp_path / "none.yaml"), hardware, "fp32", "rows.x.config_file")

@@ -41,12 +41,12 @@ WRONG = {
 import torch
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         torch.manual_seed(self.world.rank + 1)
         for name, weight in model.named_parameters():
             if ".lora_A." in name:
                 torch.nn.init.kaiming_uniform_(weight, a=5**0.5)
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 """,
     # The updates are scaled by two after the settings were read back.
     "other_scale": """
@@ -62,9 +62,9 @@ class Strategy(ddp.Strategy):
     "frozen_head": """
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         model.classifier.requires_grad_(False)
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 """,
 }
 WRONG["other_start_fsdp"] = WRONG["other_start"].replace("ddp", "fsdp")

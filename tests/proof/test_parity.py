@@ -64,8 +64,8 @@ class Strategy(ddp.Strategy):
 import torch
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
@@ -75,17 +75,17 @@ class Strategy(ddp.Strategy):
 import torch
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.001)
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 """,
     "other_learning_rate": """
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         if self.world.rank == 1:
             for group in self.optimizer.param_groups:
                 group["lr"] *= 1.1
@@ -93,8 +93,8 @@ class Strategy(ddp.Strategy):
     "one_weight": """
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         weights = dict(self.module.named_parameters())
         weights["bert.encoder.layer.0.intermediate.dense.weight"].register_hook(lambda gradient: 2 * gradient)
 """,
@@ -240,8 +240,8 @@ FORGOTTEN = """
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from lockstep.strategies import ddp
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         groups = [{name: group[name] for name in ("params", "weight_decay")} for group in self.optimizer.param_groups]
         kind, rate = type(self.optimizer), self.optimizer.defaults["lr"]
         self.optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=rate)

@@ -28,9 +28,9 @@ from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         model.gradient_checkpointing_disable()
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 '''
 MORE = """
 rows:

@@ -27,7 +27,7 @@ def prepared():
     strategy.start()
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=2, **size))
-    strategy.prepare(model, lambda prepared: make_optimizer(prepared, asked.train))
+    strategy.set_up(model, lambda wrapped: make_optimizer(wrapped, asked.train))
     make_schedule(strategy.optimizer, asked.train, 10)
     return strategy, asked
 

@@ -433,7 +433,7 @@ def test_the_loss_scale_is_carried_on_with(tmp_path):
     def prepared():
         strategy = registry.load("single")(settings)
         strategy.start()
-        strategy.prepare(torch.nn.Linear(2, 2), lambda model: make_optimizer(model, settings.train))
+        strategy.set_up(torch.nn.Linear(2, 2), lambda model: make_optimizer(model, settings.train))
         strategy.scaler.scale(torch.ones(1))
         return strategy
 

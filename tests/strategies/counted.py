@@ -134,7 +134,7 @@ def main(strategy: str, options: dict) -> None:
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
     inputs = {"input_ids": torch.ones(2, 8, dtype=torch.long), "attention_mask": torch.ones(2, 8, dtype=torch.long)}
     trained.sample = {name: tensor.numpy() for name, tensor in inputs.items()}
-    trained.prepare(model, lambda prepared: make_optimizer(prepared, row.train))
+    trained.set_up(model, lambda wrapped: make_optimizer(wrapped, row.train))
     trained.replay = SimpleNamespace(done=0, steps=10**6)
     trained.replay.training = SimpleNamespace(settings=SimpleNamespace(kind=SimpleNamespace(profiled=True)))
     trained.replay.dev_split = SimpleNamespace(due=lambda done: False)

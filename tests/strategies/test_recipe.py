@@ -44,7 +44,7 @@ def model() -> BertForSequenceClassification:
 
 def prepared(**options) -> recipe.Strategy:
     made, train = strategy(**options), row(**options).settings().train
-    made.prepare(lora.put_into(model(), train), lambda prepared: make_optimizer(prepared, train))
+    made.set_up(lora.put_into(model(), train), lambda wrapped: make_optimizer(wrapped, train))
     return made
 
 

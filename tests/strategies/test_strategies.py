@@ -4,8 +4,10 @@ import ast
 import inspect
 import json
 import re
+import sys
 from dataclasses import fields
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from lockstep.config.hardware import World
 from lockstep.config.sections import AskedHardware, Train
 from lockstep.data.plan import Plan
 from lockstep.data.tokens import Tokens
-from lockstep.errors import RunFailed
+from lockstep.errors import BadInput, RunFailed
 from lockstep.proof import fairness
 from lockstep.rank import dev_split
 from lockstep.rank.training import Training
@@ -45,13 +47,13 @@ def sizes(name: str) -> list[int]:
     """The numbers of processes that hold whole replicas of the model, by a strategy's defaults.
 
     There are none for a strategy that does not train single's model, or not here: published scripts
-    (tests/test_published_rows.py), local steps (test_averaging.py), cp (test_meshes.py), a user's script.
+    (tests/studies/test_published_rows.py), local steps (test_averaging.py), cp (test_meshes.py), a user's script.
     """
     if name not in NAMES:
         return list(SIZES)
     about = registry.literals(name)
     another = any(not values for values, _ in about["OTHER_MODEL"])  # whatever its options
-    if about["DIVISION"] == "published" or another or name in ("cp", "script"):
+    if registry.study(name) or another or name in ("cp", "script"):
         return []
     known = about["OPTIONS"].items()
     together = registry.ranks_per_replica(name, {key: option.get("default") for key, option in known})
@@ -75,8 +77,8 @@ replicate = importlib.import_module("torch.nn.parallel.replicate")
 
 
 class Strategy(dataparallel.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         self.model = Shares(self.model.module)
         self.model.device_ids = list(range(self.hardware.devices))
         self.model.output_device = 0
@@ -143,6 +145,18 @@ def test_methods_take_what_single_s_take(name):
         assert list(inspect.signature(ours).parameters)[: len(inspect.signature(theirs).parameters)] == list(
             inspect.signature(theirs).parameters
         ), method
+
+
+def test_a_method_by_its_earlier_name_is_not_passed_over(monkeypatch):
+    """Another strategy would be trained, and the proof could call it equal."""
+
+    class Strategy(single.Strategy):
+        def prepare(self, model, make_optimizer):
+            super().set_up(model, make_optimizer)
+
+    monkeypatch.setitem(sys.modules, "lockstep.strategies.earlier", SimpleNamespace(Strategy=Strategy))
+    with pytest.raises(BadInput, match=r"earlier\.py: the method `prepare` is called `set_up` now, and would not be"):
+        registry.load("earlier")
 
 
 def test_the_page_of_strategies_is_what_the_files_say():

@@ -296,15 +296,19 @@ def test_a_job_that_begins_is_drawn(handler):
     assert "prepare: the texts" in handler.console.file.getvalue()
 
 
-def test_a_terminal_that_became_narrower_is_erased_whole(handler, monkeypatch):
+def test_a_terminal_that_became_narrower_is_erased_whole(handler):
     """What was drawn at 80 columns is folded at 30, and takes more lines than were written."""
-    handler.live = SimpleNamespace(_live_render=SimpleNamespace(_shape=None), stop=lambda: None)
-    handler.draw()
-    wide = handler.drawn[1]
+    handler.console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
+    handler.emit(record(LogEvent.JOB_INFO, jobid=1, rule_name="prepare", rule_msg="prepare: the texts", log=[]))
+    handler.live.refresh()
+    wide, before = handler.drawn[1], len(handler.console.file.getvalue())
+    handler.live.refresh()
+    usual = handler.console.file.getvalue()[before:]
     handler.console.width = 30
-    handler.draw()
-    assert handler.live._live_render._shape == (30, sum(max(1, math.ceil(width / 30)) for width in wide))
-    assert handler.live._live_render._shape[1] > len(wide)
+    handler.live.refresh()
+    narrower = handler.console.file.getvalue()[before + len(usual) :]
+    assert usual.count("\x1b[1A") == len(wide) - 1
+    assert narrower.count("\x1b[1A") == sum(max(1, math.ceil(width / 30)) for width in wide) - 1 > len(wide) - 1
 
 
 def test_a_job_that_failed_shows_the_end_of_its_log_and_its_name(handler, tmp_path, monkeypatch):

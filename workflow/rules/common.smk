@@ -53,10 +53,10 @@ def training_input(row):
     return [ancient(file) for file in (READY, plan, about)]
 
 
-def training_code(row, proof=False):
-    """The code and data whose change makes a row's result or verdict out of date, including those of `prepare`."""
+def training_code(run):
+    """The code and data whose change makes a run's result or verdict out of date, including those of `prepare`."""
     return lockstep.training_files(
-        row.strategy, CONFIG.task, proof
+        run.strategy, CONFIG.task, run.kind
     ) + lockstep.data_files(CONFIG)
 
 

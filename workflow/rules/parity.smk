@@ -19,7 +19,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
             [verdict(each) for each in CONFIG.references(ROWS[trial.name]).values()]
             if trial.name in ROWS
             else [],
-            code=training_code(trial, proof=True),
+            code=training_code(trial),
         output:
             verdict(trial),
         log:

@@ -8,7 +8,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
             f"profile_{row.name}"
         input:
             training_input(profiled),
-            code=training_code(row),
+            code=training_code(profiled),
         output:
             RESULTS / profiled.folder(1) / paths.PROFILE,
         log:

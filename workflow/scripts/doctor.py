@@ -53,7 +53,7 @@ def this_machine() -> list[list[str]]:
 
 
 def strategies() -> list[list[str]]:
-    """The strategies that can be trained here, and what the others lack; those of published rows are left out."""
+    """The strategies that can be trained here, and what the others lack; those of studies are left out."""
     lines = []
     for name in registry.ours():
         needs = [need for need in registry.needs(name) if not need.only]

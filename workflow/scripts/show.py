@@ -11,7 +11,7 @@ from lockstep.config import launchers, registry
 from lockstep.config.differences import difference, inherited, without_folders
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.paths import PROJECT, STRATEGIES, TRAIN
+from lockstep.paths import PROJECT, TRAIN
 from lockstep.run import node
 from lockstep.run.addresses import Rendezvous
 
@@ -39,7 +39,7 @@ def main() -> None:
             print(f"note: {note}", file=sys.stderr)
         return
     file = registry.path(row.strategy)
-    print(f"# {row.name}: {row.strategy}, in {file.relative_to(STRATEGIES.parents[3])}")
+    print(f"# {row.name}: {row.strategy}, in {file.relative_to(PROJECT)}")
     if row.strategy == "single":
         print(file.read_text(encoding="utf-8"))
     else:

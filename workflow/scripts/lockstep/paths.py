@@ -16,6 +16,7 @@ SCRIPTS = WORKFLOW / "scripts"
 TRAIN = SCRIPTS / "train.py"  # one process of a run
 STRATEGIES = PACKAGE / "strategies"
 TASKS = PACKAGE / "tasks"
+STUDIES = WORKFLOW / "studies"  # what somebody has published, each a folder (report/studies.py)
 IMAGES = PROJECT / "docker" / "images.yaml"  # the container images and their contents
 
 

@@ -21,6 +21,7 @@ import yaml
 from lockstep import paths, provenance
 from lockstep.config import containers, reading, registry, schema
 from lockstep.config.configuration import FIRST_BLOCKS, PRECISE, Config
+from lockstep.config.kinds import Kind
 from lockstep.config.row import Row
 from lockstep.errors import MAKE_ROOM, BadInput, exit_on_bad_input
 from lockstep.files import lacking, read_json, write_json, write_text
@@ -29,26 +30,22 @@ from lockstep.run import decision, journal, lifetime, staleness
 _before: dict[Path, str] = {}  # the previous content of the files that write_manifest overwrites
 LITTLE = 2**20  # bytes of free space that are too few for a model or a page
 # Files that do not decide the result of a training: they read the configuration (a rule has the resolved settings as a
-# parameter), or name, watch, report or end a run.
+# parameter), or name, fetch, watch, report or end something.
 TELLING = (
-    *("caches.py", "cli.py", "provenance.py", "config/accelerate_file.py", "config/configuration.py"),
-    *("config/containers.py", "config/keys.py", "config/nested.py", "config/qualities.py", "config/reading.py"),
-    *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py"),
-    *("rank/by_hand.py", "rank/drawing.py", "rank/environment.py", "rank/ray_cluster.py", "rank/ray_worker.py"),
-    *(
-        "run/hand.py",
-        "run/journal.py",
-        "run/lifetime.py",
-        "run/refusals.py",
-        "run/trackers.py",
-        "run/training_log.py",
-        "run/watcher.py",
-    ),
+    *("caches.py", "cli.py", "errors.py", "paths.py", "provenance.py", "data/hub.py"),
+    *("config/configuration.py", "config/containers.py", "config/keys.py", "config/nested.py", "config/reading.py"),
+    *("config/row.py", "config/schema.py", "config/sections.py", "config/tracking.py", "rank/by_hand.py"),
+    *("rank/drawing.py", "rank/environment.py", "rank/losses.py", "rank/profiling.py", "rank/ray_cluster.py"),
+    *("rank/ray_worker.py", "run/hand.py", "run/journal.py", "run/lifetime.py", "run/refusals.py"),
+    *("run/trackers.py", "run/training_log.py", "run/watcher.py"),
 )
 # Files that decide the result from outside the ranks: how they are started, with which environment, and how their files
-# become a record. Below, files that decide a verdict.
+# become a record. Below, files that decide the verdict of a trial, or a profile.
 AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py", "run/summing.py")
-OF_A_PROOF = ("config/configuration.py", "proof/conversion.py", "proof/parity.py")
+OF_A_KIND = {
+    Kind.TRIAL: ("config/configuration.py", "proof/conversion.py", "proof/parity.py"),
+    Kind.PROFILE: ("rank/profiling.py",),
+}
 
 
 def stamps(results: Path) -> list[Path]:
@@ -282,7 +279,7 @@ def data_files(checked: Config) -> list[str]:
 def templates() -> list[str]:
     """The files that the report is made with; editing one makes it again."""
     own = (file for file in (paths.WORKFLOW / "report").iterdir() if file.is_file())
-    of_studies = (file for file in (paths.WORKFLOW / "studies").glob("*/*.*") if file.is_file())
+    of_studies = (file for file in paths.STUDIES.glob("*/*.*") if file.is_file())
     return _of_project([*own, *of_studies, *registry.own_scripts().values()])
 
 
@@ -296,15 +293,16 @@ def code_files(name: str, strategy: str | None = None, task: str | None = None) 
     return _files(tuple(roots), (), (), Path.cwd())
 
 
-def training_files(strategy: str, task: str, proof: bool = False) -> list[str]:
-    """The files of Lockstep that, beside its settings, decide the result of a training, or with `proof` its verdict.
+def training_files(strategy: str, task: str, kind: Kind = Kind.TIMED) -> list[str]:
+    """The files of Lockstep that, beside its settings, decide the result of a run of a kind.
 
-    These are the files that each rank imports, those that make data and plan, and AROUND, without TELLING.
+    These are the files that each rank imports, those that make data and plan, and AROUND, without TELLING, and without
+    the files of packages, which hold no code (tests/test_rooms.py).
     """
     roots = (paths.TRAIN, registry.path(strategy), registry.task_path(task))
     before = tuple(paths.SCRIPTS / f"{name}.py" for name in ("prepare", "plan"))
-    around = (*AROUND, *(OF_A_PROOF if proof else ()))
-    return _files((*roots, *before), TELLING, around, Path.cwd())
+    files = _files((*roots, *before), TELLING, (*AROUND, *OF_A_KIND.get(kind, ())), Path.cwd())
+    return [file for file in files if Path(file).name != "__init__.py"]
 
 
 @cache  # hundreds of rules share a few dozen such lists
@@ -328,12 +326,16 @@ def _of_project(files: Iterable[Path | str]) -> list[str]:
 @cache
 def _imports(file: Path) -> list[Path]:
     """The files of Lockstep that `file` imports, anywhere in it."""
-    files = []
+    modules = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lockstep":
-            package = paths.SCRIPTS.joinpath(*node.module.split("."))
-            candidates = [package / "__init__.py", package.with_suffix(".py")]
-            candidates += [package / f"{alias.name}.py" for alias in node.names]
-            candidates += [package / alias.name / "__init__.py" for alias in node.names]
-            files += [candidate for candidate in candidates if candidate.is_file()]
-    return files
+            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [file for module in modules for file in _module_files(module)]
+
+
+def _module_files(name: str) -> list[Path]:
+    """The file of a module, or the `__init__.py` of a package, by its dotted name; empty if neither has this name."""
+    place = paths.SCRIPTS.joinpath(*name.split("."))
+    folders = registry.folders() if place.parent == paths.STRATEGIES else [place.parent]
+    files = [folder / file for folder in folders for file in (f"{place.name}.py", f"{place.name}/__init__.py")]
+    return [file for file in files if file.is_file()]

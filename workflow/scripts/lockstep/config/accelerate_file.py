@@ -6,6 +6,7 @@ is refused before anything starts. strategies/accelerate.py checks how the ranks
 
 from lockstep.config import own_files, precisions
 from lockstep.config.hardware import Hardware
+from lockstep.config.sections import Train
 from lockstep.errors import BadInput
 
 # Keys with any value. Accelerate takes every other key for one of its own arguments, even for the script.
@@ -13,10 +14,10 @@ FREE = ("debug", "use_cpu", "rdzv_backend", "same_network", "main_process_ip", "
 FREE += ("machine_rank", "main_training_function", "enable_cpu_affinity", "dynamo_config", "dynamo_backend")
 
 
-def refuse(file: str, hardware: Hardware, precision: str, where: str) -> None:
+def refuse(file: str, options: dict, train: Train, hardware: Hardware, where: str) -> None:
     """Raise BadInput if the file does not exist or contradicts the row `where`."""
     said = own_files.read(file, where)
-    held = _wanted(hardware, precision)
+    held = _wanted(hardware, train.precision)
     own_files.refuse_foreign(said, (*FREE, *held), file, where)
     for key, (wanted, why) in held.items():
         if said.get(key) not in (None, wanted):

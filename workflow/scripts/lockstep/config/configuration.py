@@ -140,9 +140,9 @@ class Config(Asked):
 
         The trial keeps the row's precision, accumulation and LoRA settings. All other settings of `train` are the same
         for all rows, since it is the strategy that is proven, with the table's optimizer unless the row's optimizer is
-        one that only its strategy has. There is no dropout. A row of the published division also keeps the ratio of its
-        batch to the table's, since that was one of the flaws. If several ranks hold a replica, a variation with dropout
-        shows whether they drop the same units.
+        one that only its strategy has. There is no dropout. A row of a study also keeps the ratio of its batch to the
+        table's, as published code may differ in that. If several ranks hold a replica, a variation with dropout shows
+        whether they drop the same units.
         """
         variations = {} if row.no_fp64 else {"fp64": {"precision": "fp64"}} | ({} if row.own_optimizer else BY_SGD)
         if row.ranks_per_replica > 1:
@@ -178,7 +178,7 @@ class Config(Asked):
 
     def _trial(self, row: Row, own: dict) -> Row:
         most = self._processes_of_trial(row)
-        times = row.train.global_batch / self.train.global_batch if row.division == "published" else 1
+        times = row.train.global_batch / self.train.global_batch if row.study else 1
         shared = schema.of_configuration()["properties"]["train"]["properties"]["optimizer"]["enum"]
         train = replace(
             self.train,

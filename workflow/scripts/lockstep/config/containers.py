@@ -105,7 +105,7 @@ def arguments(config: Config, images: dict[str, tuple[str, str]]) -> str:
     handed |= {caches.VARIABLE: cache, "HF_HOME": cache / "huggingface", "TORCH_HOME": cache / "torch"}
     os.environ.update({f"APPTAINERENV_{name}": str(value) for name, value in handed.items()})
     named = [config.data.path, config.predict.file, config.model.name]
-    named += [row.options.get(key) for key in ("config_file", "script") for row in config.rows.values()]
+    named += [row.options.get(key) for row in config.rows.values() for key in registry.literals(row.strategy)["FILES"]]
     files = [Path(name) for name in named if name]
     binds = {str(file.resolve().parent) for file in files if file.exists() and not _inside(file)}
     if not _inside(PROJECT):  # another workflow uses Lockstep as a module

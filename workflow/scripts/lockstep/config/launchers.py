@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lockstep import provenance
-from lockstep.config import accelerate_file, precisions, registry
+from lockstep.config import precisions, registry
 from lockstep.config.hardware import Hardware, shares_gpus, training_gpus
 from lockstep.config.settings import Settings
 from lockstep.errors import BadInput
@@ -38,10 +38,6 @@ class Launcher:
 
     def refuse(self, options: dict, hardware: Hardware, where: str) -> None:
         """Raise BadInput if a row with these options on this hardware contradicts the launcher."""
-
-    def refuse_file(self, file: str, hardware: Hardware, precision: str, where: str) -> None:
-        """Raise BadInput if the launcher reads no configuration file, or if the file contradicts the row."""
-        raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
 
     def unavailable(self, options: dict, hardware: Hardware) -> str:
         """Why this launcher can't start such a row on this machine, and what would help; empty if it can."""
@@ -139,9 +135,6 @@ class Accelerate(Launcher):
         }
         write_text(file, yaml.safe_dump(about))
         return [*program, "--config_file", str(file), str(script), str(folder)]
-
-    def refuse_file(self, file, hardware, precision, where):
-        accelerate_file.refuse(file, hardware, precision, where)
 
 
 class DeepSpeed(Launcher):

@@ -1,5 +1,7 @@
 """The registry: a strategy is a file in lockstep/strategies, and a task a file in lockstep/tasks, found by its name.
 
+A study (report/studies.py) may have strategies of its own, in `strategies` in its folder.
+
 A strategy file defines a class `Strategy`. It may define these literals, which are read without importing the file, and
 so without importing torch or its framework:
 
@@ -11,8 +13,8 @@ so without importing torch or its framework:
     ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has a process
     NEEDS          package -> (version, command that installs it); rows are unavailable without the package. An
                    optional third element, option -> values, restricts this to rows with one of the values for each key
-    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; published if it
-                   reproduces somebody's published code with its flaws; by default closed
+    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; by default
+                   closed, and for a strategy of a study the study's name
     REFUSED        (values, reason) pairs: a row is refused if each key has one of its values; ({}, reason) applies to
                    every row. Instead of a list of values there may be a JSON schema, such as {"minimum": 2}
     LOSSY          such pairs for rows that can't train exactly the same model by design
@@ -31,7 +33,8 @@ so without importing torch or its framework:
     NUMBERS_DEVICE options that number one of the row's devices, from 0; a row without that device is refused
     PLAIN_ON       the device types on which it runs the same program as single; there the report takes the ratio of
                    their times, which should be 1, as a control
-    CONFIG_FILE    deepspeed if its option config_file names a file for that engine; by default it is the launcher's
+    FILES          options that name a file of the user's, whose content then belongs to the row's settings
+    CHECKED        option -> a file in lockstep/config, whose `refuse` raises BadInput if the option contradicts the row
     UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
     SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
                    the name of a strategy that sends the same; without any that applies, or if it has None, no time is
@@ -57,12 +60,15 @@ import ast
 import importlib
 import importlib.metadata
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lockstep.paths import PROJECT, STRATEGIES, TASKS
+from lockstep.errors import BadInput
+from lockstep.paths import PROJECT, STRATEGIES, STUDIES, TASKS
 
+DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any other one is a study's name
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
 PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER")
@@ -72,7 +78,7 @@ FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 # All literals that are lists of options.
-OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE")
+OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE", "FILES")
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,34 @@ def version(package: str) -> str | None:
         return None
 
 
+def folders() -> list[Path]:
+    """The folders that strategies are in: the first is Lockstep's own, each of the others a study's."""
+    return [STRATEGIES, *sorted(STUDIES.glob("*/strategies"))]
+
+
+def studies() -> list[str]:
+    return sorted(file.parent.name for file in STUDIES.glob("*/study.py"))
+
+
 def names() -> list[str]:
-    return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
+    return sorted(file.stem for folder in folders() for file in folder.glob("[a-z]*.py"))
 
 
 def ours() -> list[str]:
-    """The strategies without those that reproduce somebody's published code."""
-    return [name for name in names() if literals(name)["DIVISION"] != "published"]
+    """The strategies without those of studies."""
+    return sorted(file.stem for file in STRATEGIES.glob("[a-z]*.py"))
 
 
 def path(name: str) -> Path:
-    return STRATEGIES / f"{name}.py"
+    """A strategy's file, which need not exist."""
+    files = [folder / f"{name}.py" for folder in folders()]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def study(name: str) -> str:
+    """The study in whose folder a strategy is; empty for Lockstep's own."""
+    folder = path(name).parent
+    return "" if folder == STRATEGIES else folder.parent.name
 
 
 @cache
@@ -116,7 +139,7 @@ def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {name: [] for name in PAIRS + FIRSTS + OF_OPTIONS}
-    values |= {"DIVISION": "", "NO_FP64": "", "CONFIG_FILE": "", "PLAIN_ON": ()}
+    values |= {"DIVISION": study(name), "NO_FP64": "", "CHECKED": {}, "PLAIN_ON": ()}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:
@@ -132,9 +155,9 @@ def _inherit(values: dict, parent: dict) -> None:
     """Add to a strategy's literals those that it inherits from a strategy that its class extends."""
     kept = parent["OPTIONS"] if values["INHERITS"] is None else values["INHERITS"]
     values["OPTIONS"] = {key: parent["OPTIONS"][key] for key in kept if key in parent["OPTIONS"]} | values["OPTIONS"]
-    values["NEEDS"] = parent["NEEDS"] | values["NEEDS"]
+    values |= {name: parent[name] | values[name] for name in ("NEEDS", "CHECKED")}
     values |= {name: parent[name] + values[name] for name in PAIRS}
-    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64", "CONFIG_FILE")}
+    values |= {name: values[name] or parent[name] for name in ("DIVISION", "NO_FP64")}
     for name in OF_OPTIONS:
         within = dict.fromkeys([*parent[name], *values[name]])
         values[name] = [key for key in within if key in values["OPTIONS"]]
@@ -198,9 +221,18 @@ def needs(name: str) -> list[Need]:
     ]
 
 
+def checks(name: str) -> dict[str, Callable]:
+    """By option: the function that raises BadInput where the option's value contradicts the row."""
+    checked = literals(name)["CHECKED"].items()
+    return {option: importlib.import_module(f"lockstep.config.{file}").refuse for option, file in checked}
+
+
 def load(name: str) -> type:
-    """The strategy's class; imports its framework."""
-    return importlib.import_module(f"lockstep.strategies.{name}").Strategy
+    """The strategy's class; imports its framework. Raises BadInput if it has a method by its earlier name."""
+    strategy = importlib.import_module(f"lockstep.strategies.{name}").Strategy
+    if hasattr(strategy, "prepare"):
+        raise BadInput(f"{path(name)}: the method `prepare` is called `set_up` now, and would not be used. Rename it.")
+    return strategy
 
 
 def tasks() -> list[str]:

@@ -7,17 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 from lockstep import paths, provenance
-from lockstep.config import (
-    deepspeed_file,
-    launchers,
-    optimizers,
-    own_files,
-    precisions,
-    registry,
-    schema,
-    tracking,
-    trainer_arguments,
-)
+from lockstep.config import launchers, optimizers, own_files, precisions, registry, schema, tracking
 from lockstep.config.fixed import LAST_RATE, factors
 from lockstep.config.hardware import Hardware
 from lockstep.config.keys import MODEL, keys, names
@@ -136,7 +126,7 @@ class Row:
     @property
     def uncounted(self) -> str:
         """Why the row's memory can't be counted without its devices; empty if it can."""
-        if self.division == "published":
+        if self.study:
             return "it is somebody's published code, which prepares its own data"
         return next((reason for _, reason in self._matches("UNCOUNTED")), "")
 
@@ -150,11 +140,17 @@ class Row:
     def division(self) -> str:
         """closed: the same work as the table's default, to compare strategies. open: any recipe (MLPerf's terms).
 
-        published: somebody's published code, reproduced with its flaws, which is never ranked.
+        In both rows are compared with each other. A row of a study (report/studies.py) is in a division of the study's
+        name, which is never ranked.
         """
-        of_strategy = registry.literals(self.strategy)["DIVISION"]
         same = all(getattr(self.train, key) == getattr(self.shared.train, key) for key in names(Train, MODEL))
-        return of_strategy if same or of_strategy == "published" else "open"
+        return self.study or (registry.literals(self.strategy)["DIVISION"] if same else "open")
+
+    @property
+    def study(self) -> str:
+        """The study that the row is of, since its strategy reproduces what was published; empty if it is of none."""
+        division = registry.literals(self.strategy)["DIVISION"]
+        return "" if division in registry.DIVISIONS else division
 
     def folder(self, repeat: int) -> str:
         return f"{self.kind}/{paths.run_name(self.name, self.hardware.devices, repeat)}"
@@ -210,16 +206,22 @@ class Row:
                 f"rows.{self.name}.log_to: nothing is logged while log_every is 0. Set log_every, for example to 20."
             )
         tracking.refuse(self.train.log_to, f"rows.{self.name}.log_to")
-        if "script" in self.options and not self.options["script_sha256"]:
-            raise BadInput(
-                f"rows.{self.name}.script: {self.options['script']} does not exist. Name an existing file; a container"
-                " sees only this folder's."
-            )
-        if self.options.get("config_file") and self.kind.measured:  # a trial overrides the file's settings
-            self._refuse_own_file(self.options["config_file"], f"rows.{self.name}.config_file")
-        if self.options.get("arguments") and self.kind.measured:
-            where = f"rows.{self.name}.arguments"
-            trainer_arguments.refuse(self.options["arguments"], self.options, self.train, self.hardware, where)
+        self._refuse_files()
+
+    def _refuse_files(self) -> None:
+        """Raise BadInput if a file that an option names is not there, or what an option says contradicts the row."""
+        for key in registry.literals(self.strategy)["FILES"]:
+            file = self.options.get(key)
+            if file and not self.options[f"{key}_sha256"]:
+                raise BadInput(
+                    f"rows.{self.name}.{key}: {file} does not exist. Name an existing file; a container sees only this"
+                    " folder's."
+                )
+        if self.kind.measured:  # in a trial the row's settings take the place of the file's
+            train = replace(self.train, precision=self.precision)
+            for key, check in registry.checks(self.strategy).items():
+                if said := self.options.get(key):
+                    check(said, self.options, train, self.hardware, f"rows.{self.name}.{key}")
 
     def _refuse_batch(self) -> None:
         """Raise BadInput if the ranks can't be divided into replicas, or the batch can't be divided among those."""
@@ -252,19 +254,10 @@ class Row:
         if not self.train.lora:
             return
         where = f"rows.{self.name}: lora: {self.train.lora}"
-        if self.division == "published":
+        if self.study:
             raise BadInput(f"{where}: the published code trained all weights. Set lora to 0 in this row.")
         if why := optimizers.OPTIMIZERS[self.train.optimizer].not_with_lora:
             raise BadInput(f"{where}, optimizer: {self.train.optimizer}: use one of them; {why}.")
-
-    def _refuse_own_file(self, file: str, where: str) -> None:
-        """Raise BadInput if the user's configuration file contradicts the row."""
-        if registry.literals(self.strategy)["CONFIG_FILE"] == "deepspeed":
-            deepspeed_file.refuse(file, self.options, self.train, self.hardware, where)
-        elif self.options["launcher"] != "accelerate":
-            raise BadInput(f"{where}: it is read by `accelerate launch` only. Set launcher to accelerate.")
-        else:
-            self.launcher.refuse_file(file, self.hardware, self.precision, where)
 
     @property
     def launcher(self) -> launchers.Launcher:
@@ -306,7 +299,7 @@ class Row:
         """Why the row trains another model than `single` by design rather than by mistake; empty if it does not."""
         reasons = [reason for _, reason in self._matches("OTHER_MODEL")]
         batch, table = self.train.global_batch, self.shared.train.global_batch
-        if self.division == "published" and batch != table:
+        if self.study and batch != table:
             reasons.append(f"it trains {batch} samples a step, where the others train {table}")
         return "; ".join(reasons)
 
@@ -383,7 +376,7 @@ def read_row(name: str, raw: dict, shared: Shared, where: str) -> Row:
     refuse_of_other_tasks(train, shared.task, where)
     inherited = {field.name for section in (Train, AskedHardware) for field in fields(section)}
     options = {key: value for key, value in own.items() if key not in inherited | {"strategy"}}
-    for key in ("config_file", "script"):
+    for key in registry.literals(strategy)["FILES"]:
         if options.get(key):  # by the hash, a run with another content of the file does not belong to this row
             options[key] = os.path.expanduser(options[key])
             options[f"{key}_sha256"] = own_files.digest(options[key])

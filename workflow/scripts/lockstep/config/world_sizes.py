@@ -18,7 +18,7 @@ def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str
 
     A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
     are set for all rows leave out rows that always train on one device or name their number (`processes`), rows of
-    published code, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
+    studies, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
     size itself.
     """
     expanded = dict(rows)
@@ -51,7 +51,7 @@ def _sizes(row: Row, raw: dict, where: str) -> list[int]:
         if alone:
             raise BadInput(f"{where}: {row.strategy} trains on one device, however many there are. Leave it out.")
         return sizes
-    if alone or "processes" in raw or literals["DIVISION"] == "published":
+    if alone or "processes" in raw or row.study:
         return []
     return [size for size in sizes if size % row.ranks_in_multiples_of == 0]
 

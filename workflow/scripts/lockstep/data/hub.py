@@ -4,6 +4,7 @@ The hub's library fetches files, resumes interrupted downloads and compares size
 bytes would stay in its cache forever, so it is removed here.
 """
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ from huggingface_hub import (
     HfFileSystem,
     constants,
     errors,
+    get_session,
     get_token,
     hf_hub_download,
     set_client_factory,
     snapshot_download,
 )
 from huggingface_hub.utils import httpx
-from huggingface_hub.utils._http import default_client_factory
 
 from lockstep.config import containers
 from lockstep.errors import BadInput, brief, no_room
@@ -92,6 +93,7 @@ def check(file: Path) -> None:
     )
 
 
+@functools.cache  # the library keeps what it is told here
 def resume_after_reset() -> None:
     """Make the hub's library resume a download whose connection was reset, as it does if a connection was closed.
 
@@ -114,10 +116,11 @@ def resume_after_reset() -> None:
     def replace_stream(response) -> None:
         response.stream = Ended(response.stream)
 
+    usual = get_session()  # the client that the library makes by itself
+    hooks = usual.event_hooks | {"response": [*usual.event_hooks["response"], replace_stream]}
+
     def client():
-        hooked = default_client_factory()
-        hooked.event_hooks["response"].append(replace_stream)
-        return hooked
+        return httpx.Client(event_hooks=hooks, follow_redirects=usual.follow_redirects, timeout=usual.timeout)
 
     set_client_factory(client)
 

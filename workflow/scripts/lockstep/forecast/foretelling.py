@@ -122,7 +122,7 @@ def _not_foretold(row: Row, links: Links) -> str:
     """Why no time is foretold for a row; empty if one is."""
     if row.unavailable:
         return row.unavailable
-    if row.division == "published":
+    if row.study:
         return "it is somebody's published code"
     if row.hardware.processes == 1 == row.hardware.devices:
         return ""

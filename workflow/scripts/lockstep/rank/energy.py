@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import torch
+
 from lockstep import nvml
-from lockstep.rank.environment import gpu_handles
 
 POWERCAP = Path("/sys/class/powercap")  # Linux's powercap interface: Intel's and AMD's RAPL counters
 
@@ -51,3 +52,10 @@ class Meter:
             ] or None
         except OSError:  # on most systems only root can read it
             return None
+
+
+def gpu_handles() -> list:
+    """NVML's handles of the GPUs that this process sees; empty if NVML does not know one of them."""
+    uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
+    handles = [nvml.gpu_of(uuid) for uuid in uuids]
+    return [] if None in handles else handles

@@ -12,6 +12,7 @@ from lockstep import nvml
 from lockstep.config import containers
 from lockstep.config.machine import VARIABLES, cpu_cores, cpu_info, cpu_name, governor, virtual_machine
 from lockstep.provenance import PROJECT, output
+from lockstep.rank.energy import gpu_handles
 
 # Instruction sets that determine how fast matrices are multiplied.
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "bf16", "sve")
@@ -70,13 +71,6 @@ def _elsewhere(file: str) -> str | None:
     """The folder that a module comes from, if it is outside this Python environment, as with TORCH=here."""
     folder = Path(file).resolve().parents[1]
     return None if folder.is_relative_to(Path(sys.prefix).resolve()) else str(folder)
-
-
-def gpu_handles() -> list:
-    """NVML's handles of the GPUs that this process sees; empty if NVML does not know one of them."""
-    uuids = [torch.cuda.get_device_properties(number).uuid for number in range(torch.cuda.device_count())]
-    handles = [nvml.gpu_of(uuid) for uuid in uuids]
-    return [] if None in handles else handles
 
 
 def _version(package: str) -> str | None:

@@ -21,7 +21,7 @@ SETTINGS = ("betas", "eps", "momentum", "nesterov", "dampening", "ns_steps", "ad
 
 
 def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> dict:
-    """The live settings of a prepared strategy. Raises RunFailed if they differ from those asked for.
+    """The live settings of a strategy that is set up. Raises RunFailed if they differ from those asked for.
 
     Only a forward pass shows the precision. So this registers a hook, which raises in the first one. In a compiled
     model a hook would break the graph permanently; there, a batch's `inputs` go through one pass that is not compiled.

@@ -186,7 +186,7 @@ class Run:
         return models.keep_float64() if wide else contextlib.nullcontext()
 
     def _watch(self) -> None:
-        """Prepare what is measured besides the steps."""
+        """Set up what is measured besides the steps."""
         training, strategy = self.training, self.training.strategy
         if strategy.world.rank == 0:
             self.about = environment.describe() | {"config_hash": training.settings.config_hash} | provenance.commit()

@@ -38,7 +38,7 @@ class Training:
 
     def wrap(self, model: Module) -> None:
         """Have the strategy wrap `model` and make its optimizer."""
-        self.strategy.prepare(model, lambda prepared: make_optimizer(prepared, self.train))
+        self.strategy.set_up(model, lambda wrapped: make_optimizer(wrapped, self.train))
 
 
 def set_up(

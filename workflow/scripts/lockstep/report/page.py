@@ -284,7 +284,8 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "settings": settings(tested),
         "own_settings": own_settings(tested),
         "settings_rows": [name for name, _ in tested],
-        "reproduced": _reproduced(everything),
+        "by_time": by_time,
+        "cells_of": table,
         "studies": studies.sections(everything),
         "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
@@ -294,12 +295,6 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
     }
     write_text(folder / paths.MARKDOWN, rendering.markdown("report.md.j2", context))
     write_text(folder / paths.PAGE, rendering.page("report.html.j2", say("title"), context))
-
-
-def _reproduced(summary: Summary) -> dict | None:
-    """The rows that reproduce published results, and their cells in the table; None without such rows."""
-    rows = by_time([row for row in summary.rows if row["division"] == "published"])
-    return {"cells": table(rows), "rows": rows} if rows else None
 
 
 def _caption(summary: Summary) -> Text:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from lockstep import paths
 from lockstep.proof.verdicts import multiple
-from lockstep.report.words import STUDIES, Text, note, say, three
+from lockstep.report.words import Text, note, say, three
 
 FOLDER = paths.WORKFLOW / "report"
 
@@ -31,7 +31,7 @@ def markdown(template: str, context: dict) -> str:
 
 def _environment(escape: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([FOLDER, STUDIES]),
+        loader=jinja2.FileSystemLoader([FOLDER, paths.STUDIES]),
         autoescape=escape,  # the texts of a dataset can't be trusted
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

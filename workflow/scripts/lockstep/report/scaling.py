@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from lockstep.config import registry
 from lockstep.config.hardware import device_count
 from lockstep.config.nested import without
 from lockstep.config.settings import deciding
@@ -55,7 +56,7 @@ def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -
     done = [
         row
         for row in rows
-        if row["train_seconds"] is not None and row["proof"] not in WRONG and row["division"] != "published"
+        if row["train_seconds"] is not None and row["proof"] not in WRONG and row["division"] in registry.DIVISIONS
     ]
     groups: dict[str, list[dict]] = {}
     for row in done:

@@ -7,9 +7,13 @@ A study is a folder in workflow/studies, whose name appears nowhere else:
                      rows, as in the table. drawings(answered): (name, function) of its pictures, as in
                      report/charts.py. lines(answered): its lines for the terminal.
     section.html.j2, section.md.j2
-                     its section of the page and of report.md, in which `study` has `answer`, `lines` and `name`
+                     its section of the page and of report.md, in which `study` has `answer`, `lines`, `name`
+                     and `rows`, those of its strategies
     words.yaml       its texts, as in workflow/report/words.yaml; the folder's name is the key of its heading
     config.yaml      its rows
+    strategies/      strategies that make again what was published, flaws and all (config/registry.py). Their rows are
+                     in a division of the study's name: they are not compared with the others, keep a batch of their own
+                     in the proof, and have no LoRA, no forecast and no `world_sizes` but their own.
 """
 
 import importlib.util
@@ -19,7 +23,8 @@ from functools import cache
 from types import ModuleType
 
 from lockstep.config.configuration import Config
-from lockstep.report.words import STUDIES, Text
+from lockstep.paths import STUDIES
+from lockstep.report.words import Text
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Section:
     name: str
     answer: dict
     lines: list[Text]
+    rows: list[dict]  # of its strategies, from the table
 
 
 @cache
@@ -55,7 +61,10 @@ def answers(
 
 def sections(summary) -> list[Section]:
     """The sections of all studies, for the page."""
-    return [Section(name, answer, found()[name].lines(answer)) for name, answer in summary.studies.items()]
+    return [
+        Section(name, answer, found()[name].lines(answer), [row for row in summary.rows if row["division"] == name])
+        for name, answer in summary.studies.items()
+    ]
 
 
 def drawings(summary) -> Iterator[tuple[str, Callable]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep import columns, paths
+from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.files import read_json, read_object
@@ -67,11 +68,11 @@ class Summary:
 
     @property
     def compared(self) -> "Summary":
-        """The summary without the rows that reproduce published results, which have a section of their own.
+        """The summary without the rows of studies, which have sections of their own.
 
-        If all rows reproduce published results, or none do, it is the whole summary.
+        If all rows are of studies, or none are, it is the whole summary.
         """
-        names = {row["row"] for row in self.rows if row["division"] != "published"}
+        names = {row["row"] for row in self.rows if row["division"] in registry.DIVISIONS}
         if len(names) in (0, len(self.rows)):
             return self
 

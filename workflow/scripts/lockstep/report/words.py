@@ -9,10 +9,9 @@ import yaml
 
 from lockstep import columns
 from lockstep.config.qualities import QUALITIES
-from lockstep.paths import WORKFLOW
+from lockstep.paths import STUDIES, WORKFLOW
 
 FILE = WORKFLOW / "report" / "words.yaml"
-STUDIES = WORKFLOW / "studies"
 LANGUAGES = ("en", "zh")
 LISTED, MANY = 4, 12  # the most names in a sentence, and in a long list
 # Templates have blanks around values that may be Latin; they are removed around values in Chinese.

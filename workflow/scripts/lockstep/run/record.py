@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from jsonschema import Draft202012Validator
 
+from lockstep.config import registry
 from lockstep.config.precisions import PRECISIONS
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json, write_text
@@ -77,6 +78,7 @@ def read_run(folder: Path) -> dict | None:
 def _validator() -> Draft202012Validator:
     schema = yaml.safe_load(SCHEMA_FILE.read_text(encoding="utf-8"))
     schema["properties"]["precision"]["enum"] = list(PRECISIONS)
+    schema["properties"]["division"]["enum"] = [*registry.DIVISIONS, *registry.studies()]
     return Draft202012Validator(schema)
 
 

@@ -29,7 +29,7 @@ class InOrder(Sampler):
         return self.bounds[self.epoch + 1] - self.bounds[self.epoch]
 
 
-def prepared(accelerator, samples, ids: np.ndarray, widths: np.ndarray, sampler: Sampler, size: int, drop_last: bool):
+def divided(accelerator, samples, ids: np.ndarray, widths: np.ndarray, sampler: Sampler, size: int, drop_last: bool):
     """A loader of `samples` (tasks/_task.py) in the order `ids`, divided among ranks by Accelerate.
 
     Args:
@@ -56,7 +56,7 @@ class Training:
         self.accelerator, self.size, self.drop_last = accelerator, int(plan.starts[1]), drop_last
         ids, widths, ends = self._order(plan, samples)
         self.sampler = InOrder(ends)
-        self.loader = prepared(accelerator, samples, ids, widths, self.sampler, self.size, drop_last)
+        self.loader = divided(accelerator, samples, ids, widths, self.sampler, self.size, drop_last)
         self.batches: Iterator[dict] | None = None
 
     def _order(self, plan: Plan, samples) -> tuple[np.ndarray, np.ndarray, list[int]]:
@@ -109,7 +109,7 @@ def evaluation(accelerator, samples, size: int) -> Iterator[tuple[np.ndarray, di
     batches = samples.batches(size)
     ids = np.concatenate(batches)
     widths = np.concatenate([np.full(len(batch), samples.lengths[batch].max()) for batch in batches])
-    loader = prepared(accelerator, samples, ids, widths, InOrder([len(ids)]), size, drop_last=False)
+    loader = divided(accelerator, samples, ids, widths, InOrder([len(ids)]), size, drop_last=False)
     yield from map(_ids_and_inputs, _quietly(loader))
 
 

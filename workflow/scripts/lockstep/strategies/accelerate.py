@@ -88,7 +88,7 @@ class Strategy(ddp.Strategy):
                 source = self.options["config_file"] or "the environment"
                 raise RunFailed(f"{key}: the row needs {value}, but Accelerate has {live[key]}, set by {source}")
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.module = model.to(self.world.device)
         self.accelerator.ddp_handler.broadcast_buffers = models.has_changing_buffers(model)
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
@@ -213,9 +213,15 @@ OPTIONS = {
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
+FILES = ("config_file",)
+CHECKED = {"config_file": "accelerate_file"}
 SENDS = "ddp"  # it wraps the model in DistributedDataParallel
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "Accelerate has no fp16 on a CPU; use precision: bf16"),
+    (
+        {"launcher": ["torchrun", "launch", "hand"], "config_file": {"type": "string"}},
+        "config_file is read by `accelerate launch` only; set launcher to accelerate",
+    ),
     (
         {"dispatch_batches": [True], "own_loaders": [False]},
         "this is a setting of Accelerate's loaders; set own_loaders: true",

@@ -35,9 +35,9 @@ class Strategy(fsdp.Strategy):
         self.world = replace(world, loss_parts=self.options["context"])
         return self.world
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         require_attention_alone(model)
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 
     def wrap(self):
         super().wrap()

@@ -21,7 +21,7 @@ PREFIX = "module.model."  # of the names of the weights that it saves
 class Strategy(single.Strategy):
     def __init__(self, settings):
         super().__init__(settings)
-        self.output = self.options.get("output_device", 0)  # published_dataparallel does not inherit the option
+        self.output = self.options.get("output_device", 0)  # a strategy that extends it may lack the option
 
     def wrap(self):
         on_gpus = self.world.device.type == "cuda"

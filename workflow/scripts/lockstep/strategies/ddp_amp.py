@@ -17,8 +17,8 @@ from lockstep.strategies import ddp_spawn
 
 
 class Strategy(ddp_spawn.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         self.scaler = torch.amp.GradScaler(self.world.device.type)
 
 

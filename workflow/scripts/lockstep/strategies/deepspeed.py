@@ -72,7 +72,7 @@ class Strategy(ddp.Strategy):
                 " instructions for it, which this CPU has not; set native_precision to false, or precision to bf16"
             )
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.module = model.to(self.world.device)
         self.scaler = torch.amp.GradScaler(enabled=False)  # the engine has its own
         zero = {"stage": self.options["stage"]}
@@ -335,7 +335,8 @@ SHARDS = [
 ]
 NO_FP64 = "ZeRO keeps the weights that it trains in fp32"
 NEEDS = {"deepspeed": ("0.19.8", "make setup")}
-CONFIG_FILE = "deepspeed"
+FILES = ("config_file",)
+CHECKED = {"config_file": "deepspeed_file"}
 UNCOUNTED = [({"offload_optimizer": [True]}, "the optimizer computes in the host's memory")]
 LOSSY = [
     (

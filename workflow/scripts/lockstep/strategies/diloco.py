@@ -19,8 +19,8 @@ from lockstep.strategies import local_sgd
 
 
 class Strategy(local_sgd.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         self.begun = [parameter.detach().clone() for parameter in self.module.parameters()]  # equal on all ranks
         rate, momentum = self.options["outer_rate"], self.options["outer_momentum"]
         self.outer = torch.optim.SGD(self.begun, lr=rate, momentum=momentum, nesterov=momentum > 0)

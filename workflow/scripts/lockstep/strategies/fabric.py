@@ -45,7 +45,7 @@ class Strategy(ddp.Strategy):
         self.world = World(fabric.global_rank, fabric.local_rank, fabric.world_size, fabric.device, backend)
         return self.world
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.module = model
         self.fabric.strategy._ddp_kwargs["broadcast_buffers"] = models.has_changing_buffers(model)
         self.model, self.optimizer = self.fabric.setup(model, make_optimizer(model))

@@ -51,8 +51,8 @@ class Strategy(ddp.Strategy):
         shape = (groups, self.world.size // groups)  # neighbouring ranks form a group
         return init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         if isinstance(self.optimizer, torch.optim.SGD):  # PyTorch 2.13 has no fused SGD for sharded tensors
             for group in self.optimizer.param_groups:
                 group |= {"fused": False, "foreach": True}

@@ -38,8 +38,8 @@ class Strategy(single.Strategy):
         # Not Horovod's SyncBatchNorm: it trains on GPUs only, and counts in fp32, which the kernels refuse beside fp64.
         return batch_norm.synchronised(model, batch_norm.shared(sum_over_ranks))
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         # Parameters only. Sending the state of a fresh AdamW would make it take a step on gradients of zero first.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         own = self.optimizer

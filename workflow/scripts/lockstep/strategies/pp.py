@@ -57,12 +57,12 @@ class Strategy(ddp.Strategy):
         self.pipelines = {}
         torch.manual_seed(torch.initial_seed() + self.stage)  # so that stages do not drop the same units
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         self.names = list(model.state_dict())  # of all stages, in the model's order
         require_plain_ends(model)
         # Taken before the model goes to the device, which may be too small for the whole of it.
         self.parts = divided(model, self.stage, self.options["stages"], self.chunks, self.autocast)
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 
     @property
     def chunks(self):

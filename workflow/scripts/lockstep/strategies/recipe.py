@@ -44,10 +44,10 @@ class Strategy(ddp.Strategy):
     def joins_group(self):
         return self.processes > 1  # DDP would copy the gradients of one process for nothing
 
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         if self.options["tf32"]:
             torch.set_float32_matmul_precision("high")
-        super().prepare(model, lambda _: make_optimizer(self.trained))
+        super().set_up(model, lambda _: make_optimizer(self.trained))
         if self.weights_in_bf16:
             self.optimizer = MasterWeights(self.optimizer, self.trained, self.module, self.clip)
 

@@ -81,6 +81,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu().full_tensor().to(tensor.device)  # gloo can't gather a GPU's tensors
 
 
+FILES = ("script",)
 UNCOUNTED = [({}, "the script is your own")]
 OWN_OPTIMIZER = [({}, "the script makes it")]
 OPTIONS = {

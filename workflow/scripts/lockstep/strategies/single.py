@@ -53,10 +53,10 @@ class Strategy:
         return self.world
 
     def synchronised(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with batch normalisation over all ranks where that is asked for. Called before `prepare`."""
+        """The model with batch normalisation over all ranks where that is asked for. Called before `set_up`."""
         return model
 
-    def prepare(self, model: torch.nn.Module, make_optimizer) -> None:
+    def set_up(self, model: torch.nn.Module, make_optimizer) -> None:
         """Move the model to its device, wrap it, and only then make the optimizer by `make_optimizer(model)`.
 
         The model's parameters are final only after it is wrapped. The proof calls this more than once in a process,
@@ -196,7 +196,7 @@ class Strategy:
         return self.scaler.get_scale()
 
     def start_loss_scale(self, scale: float) -> None:
-        """Set the initial loss scale of fp16 to `scale`. Called after `prepare`, before the first step."""
+        """Set the initial loss scale of fp16 to `scale`. Called after `set_up`, before the first step."""
         self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale})
 
     def step(self) -> None:
@@ -252,7 +252,7 @@ class Strategy:
             torch.save(state | {"scaler": self.scaler.state_dict()}, self.state_file(folder))
 
     def load_state(self, folder: Path) -> None:
-        """Load what `save_state` wrote. Called on every rank, after `prepare` and before the timed window."""
+        """Load what `save_state` wrote. Called on every rank, after `set_up` and before the timed window."""
         state = torch.load(self.state_file(folder), map_location="cpu", weights_only=True)
         self.trained_module().load_state_dict(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])

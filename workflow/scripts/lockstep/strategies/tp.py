@@ -96,8 +96,8 @@ class Strategy(fsdp.Strategy):
             for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
                 fully_shard(module, mesh=mesh)
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, lambda wrapped: parted(make_optimizer(wrapped)))
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, lambda wrapped: parted(make_optimizer(wrapped)))
 
     def autocast(self):
         return super(fsdp.Strategy, self).autocast()

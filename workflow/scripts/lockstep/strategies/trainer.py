@@ -125,6 +125,7 @@ OPTIONS = {
     },
 }
 NEEDS = {"accelerate": ("1.15.0", "make setup")}
+CHECKED = {"arguments": "trainer_arguments"}
 SENDS = "ddp"  # it wraps the model in DistributedDataParallel
 REFUSED = [
     ({"precision": ["fp16"], "device": ["cpu"]}, "on a CPU Trainer silently trains in fp32; use precision: bf16"),

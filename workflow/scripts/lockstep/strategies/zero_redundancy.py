@@ -16,8 +16,8 @@ from lockstep.strategies import ddp
 
 
 class Strategy(ddp.Strategy):
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         self.optimizer = wrap_optimizer(self.optimizer, ZeroRedundancyOptimizer)
 
     def save_state(self, folder):

@@ -11,9 +11,10 @@ import time
 from collections import Counter
 
 from rich.console import Console, Group
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -128,14 +129,15 @@ class LogHandler(Follower):
         return drawing
 
     def _follow_resizing(self, drawing: Group) -> None:
-        """Tell rich how many lines the last drawing takes if the terminal has become narrower since.
+        """Erase the lines that the last drawing takes in addition if the terminal has become narrower since.
 
         Most terminals wrap lines that no longer fit, but rich erases only as many lines as it wrote.
         """
         width = self.console.width
         if self.drawn and self.live and self.drawn[0] != width:
-            folded = sum(max(1, math.ceil(length / width)) for length in self.drawn[1])
-            self.live._live_render._shape = (width, folded)
+            added = sum(max(1, math.ceil(length / width)) - 1 for length in self.drawn[1])
+            erase = (ControlType.ERASE_IN_LINE, 2)
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, *(erase, (ControlType.CURSOR_UP, 1)) * added))
         lines = self.console.render_lines(drawing, pad=False)
         self.drawn = width, [Segment.get_line_length(line) for line in lines]
 

@@ -3,7 +3,7 @@
 Gradients are also clipped while they are still multiplied by the loss scale. That makes them so small that AdamW's
 epsilon (1e-8) counts beside them, and another model is trained. The loss scale hides that gradients are never cleared:
 before each update the scaler divides what is left of all earlier steps once more, and a remainder 65,536 times smaller
-does not show. Without a scaler the same mistake trains another model (tests/test_published_rows.py).
+does not show. Without a scaler the same mistake trains another model (tests/studies/test_published_rows.py).
 
 Advantages: none; it shows what a missing line does.
 Limits: without a loss scale it trains another model.

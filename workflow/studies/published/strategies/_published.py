@@ -20,8 +20,8 @@ class Strategy(single.Strategy):
         super().__init__(settings)
         self.data = Path(settings.data)
 
-    def prepare(self, model, make_optimizer):
-        super().prepare(model, make_optimizer)
+    def set_up(self, model, make_optimizer):
+        super().set_up(model, make_optimizer)
         if self.options["keep_gradients"]:
             self.optimizer.zero_grad = lambda *_, **__: None  # as if it were never called
 
@@ -89,7 +89,6 @@ OPTIONS = {
         "description": "gradients are never cleared, so each step adds to the gradients of all earlier steps",
     },
 }
-DIVISION = "published"
 OTHER_MODEL = [
     ({"keep_gradients": [True]}, "gradients are never cleared"),
 ]

@@ -51,4 +51,3 @@ OPTIONS = {
         "description": "amp is fp16 on CUDA and bf16 on CPU",
     },
 }
-DIVISION = "published"

@@ -14,11 +14,11 @@ from lockstep.strategies import fabric
 
 
 class Strategy(fabric.Strategy):
-    def prepare(self, model, make_optimizer):
+    def set_up(self, model, make_optimizer):
         if self.options["init_module"]:
             with self.fabric.init_module(empty_init=False), torch.random.fork_rng(devices=[]):
                 model = type(model)(model.config).to(next(model.parameters()).dtype).train()
-        super().prepare(model, make_optimizer)
+        super().set_up(model, make_optimizer)
 
 
 OPTIONS = {
@@ -28,7 +28,6 @@ OPTIONS = {
         "description": "make the model anew on its device, with new weights in place of the initial ones",
     },
 }
-DIVISION = "published"
 OTHER_MODEL = [
     ({"init_module": [True]}, "the model is made anew, with other weights than those with which all rows begin"),
 ]
