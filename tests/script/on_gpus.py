@@ -22,7 +22,7 @@ def main():
     dist.init_process_group("nccl")
     torch.manual_seed(0)
     with torch.device("meta" if arguments.sharded else device):
-        model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
+        model = nn.Sequential(nn.Linear(20, 32), nn.Softmax(dim=1), nn.Linear(32, 4))
     if arguments.sharded:
         parallel = fully_shard(model).to_empty(device=device)
         for layer in (model[0], model[2]):

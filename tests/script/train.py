@@ -73,7 +73,7 @@ def train(rank, world, epochs, arguments):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     wrapped = model if by_hand else DistributedDataParallel(model)
     if "half_hook" in having:
-        wrapped.register_comm_hook(None, fp16_compress_hook)
+        wrapped.register_comm_hook(state=None, hook=fp16_compress_hook)
     if mistake == "coarse_hook":
         wrapped.register_comm_hook(None, coarse)
     if "fsdp" in having:

@@ -607,13 +607,14 @@ def _change_communication(torch):
 
     register = module.DistributedDataParallel.register_comm_hook
 
-    def noted(self, comm_state, hook):
+    def noted(self, *args, **kwargs):
+        hook = kwargs["hook"] if "hook" in kwargs else args[1]
         name = getattr(hook, "__qualname__", type(hook).__name__).rpartition(".")[2]
         state.notes["communication"] = name
         for part, dtype in {"fp16": torch.float16, "bf16": torch.bfloat16}.items():
             if part in name:
                 note_precision(dtype)
-        return register(self, comm_state, hook)
+        return register(self, *args, **kwargs)
 
     module.DistributedDataParallel.register_comm_hook = noted
 
