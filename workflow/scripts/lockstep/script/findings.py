@@ -691,9 +691,9 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         if recorded.ranks[0]["steps"][step]["clip"]:
             do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
         return Finding("gradient_scale", DIFFERENT, says, do, **at)
-    if of_gradient and (hook := recorded.ranks[0]["notes"].get("communication")):
+    if hook := recorded.ranks[0]["notes"].get("communication"):
         says = f"a communication hook changes what ranks average: {hook}"
-        do = "nothing if fewer bytes are worth it; otherwise leave the hook out."
+        do = "nothing if fewer bytes are worth it; in fp16 the smallest gradients become zero, of which Adam makes whole steps."
         return Finding("communication", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
         says = "batch normalisation takes the statistics of each rank's samples alone"
