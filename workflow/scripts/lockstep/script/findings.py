@@ -468,7 +468,7 @@ def _drifting(recorded: Recording) -> list[Finding]:
             theirs = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
-                do = "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
+                do = "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them (Local SGD means it)."
             elif rank["steps"][step]["rates"] != first["rates"]:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
             else:
@@ -693,7 +693,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         return Finding("gradient_scale", DIFFERENT, says, do, **at)
     if hook := recorded.ranks[0]["notes"].get("communication"):
         says = f"a communication hook changes what ranks average: {hook}"
-        do = "nothing if fewer bytes are worth it; in fp16 the smallest gradients become zero, of which Adam makes whole steps."
+        do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
         return Finding("communication", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
         says = "batch normalisation takes the statistics of each rank's samples alone"
