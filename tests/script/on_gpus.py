@@ -6,6 +6,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
 from train import Points
@@ -14,13 +15,20 @@ from train import Points
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mistake", default="")
+    parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
-    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+    with torch.device("meta" if arguments.sharded else device):
+        model = nn.Sequential(nn.Linear(20, 32), nn.Softmax(dim=1), nn.Linear(32, 4))
+    if arguments.sharded:
+        parallel = fully_shard(model).to_empty(device=device)
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+    else:
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[device.index], find_unused_parameters=True)
     data = Points(256)
     loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), pin_memory=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 TORCHRUN = ("torchrun", "--nproc-per-node", "2", "train.py")
 SPAWN = ("python", "train.py", "--spawn", "2")
+DRAWN = ("torchrun", "--nproc-per-node", "2", "drawn.py")
 
 
 def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int | None = None) -> dict:
@@ -51,7 +52,7 @@ def prove(*command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedP
 
 RIGHT = {
     "torchrun": TORCHRUN,
-    "spawn": SPAWN,
+    "spawn, as many epochs as ranks": (*SPAWN, "--samples", "64"),
     "launch": ("python", "-m", "torch.distributed.launch", "--use-env", "--nproc-per-node", "2", "train.py"),
     "four ranks": ("torchrun", "--nproc-per-node", "4", "train.py"),
     "accumulation": (*TORCHRUN, "--having", "accumulation"),
@@ -66,7 +67,11 @@ RIGHT = {
     "compiled": (*TORCHRUN, "--having", "compile"),
     "fsdp": (*TORCHRUN, "--having", "fsdp"),
     "more epochs than steps": (*TORCHRUN, "--samples", "64", "--epochs", "3"),
+    "a hook that sends half precision": (*TORCHRUN, "--having", "half_hook"),
+    "drawn batches": DRAWN,
+    "drawn batches, as many as one process draws": (*DRAWN, "--having", "global_batch"),
     "accelerate": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "accumulation"),
+    "accelerate, evaluation": ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "evaluation"),
     "trainer": ("torchrun", "--nproc-per-node", "2", "with_trainer.py", "--having", "averaged"),
     "fabric": ("python", "with_fabric.py"),
     "fabric, spawned": ("python", "with_fabric.py", "--having", "spawn"),
@@ -93,6 +98,7 @@ WRONG = {
     "not_cleared": ("not_cleared", TORCHRUN, "scaler.scale(loss).backward()"),
     "drifting": ("apart", TORCHRUN, "scaler.step(optimizer)"),
     "schedule_of_ranks": ("schedule", TORCHRUN, "scaler.step(optimizer)"),
+    "coarse_hook": ("communication", TORCHRUN, "scaler.scale(loss).backward()"),
 }
 
 
@@ -118,6 +124,7 @@ CAUTIONED = {
     "planned": ("schedule_planned", "equal", ("--having", "planned")),
     "group_rate": ("rate_scaled", "equal", ("--mistake", "group_rate")),
     "uneven": ("mean_of_means", "different", ("--mistake", "uneven")),
+    "single_class": ("no_gradient", "equal", ("--mistake", "single_class")),
 }
 
 
@@ -137,6 +144,33 @@ def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
     verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "64")
     assert verdict["answer"] == "equal", verdict["said"]
     assert "1 of 41 samples are handed out to two ranks within an evaluation" in verdict["kinds"]["repeated"]["says"]
+
+
+@pytest.mark.slow
+def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(tmp_path):
+    """Accelerate fills 41 samples up to five batches of each rank."""
+    script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "own_evaluation")
+    repeated = proven(tmp_path, *script)["kinds"]["repeated"]
+    assert "9 of 41 samples are handed out to two ranks within an evaluation" in repeated["says"]
+    assert "drop_last=True" in repeated["do"]
+
+
+@pytest.mark.slow
+def test_batches_that_the_script_draws_are_replayed_if_the_model_returns_its_loss(tmp_path):
+    verdict = proven(tmp_path, *DRAWN, "--having", "outside", "--mistake", "step_later")
+    assert verdict["answer"] == "not told"
+    assert "its loss is not the model's own output" in verdict["reason"]
+    says = verdict["kinds"]["step_later"]["says"]
+    assert says == "rank 0 trains in each step what rank 1 has trained in the step before"
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_layers_share_samples_by_right(tmp_path):
+    """Two groups of two ranks, sharded between the groups; each group divides the layers."""
+    verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "4", "drawn.py", "--having", "divided")
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "tensor parallel" in verdict["reason"]
+    assert not verdict["findings"]
 
 
 @pytest.mark.slow
@@ -212,6 +246,8 @@ def test_a_script_for_gpus_is_rehearsed_without_any(tmp_path):
     start = ("torchrun", "--nproc-per-node", "2", "on_gpus.py")
     verdict = proven(tmp_path / "right", *start, options=("--gpus", "2"))
     assert verdict["answer"] == "equal", verdict["said"]
+    sharded = proven(tmp_path / "sharded", *start, "--sharded", options=("--gpus", "2"))  # begins with random DTensors
+    assert sharded["answer"] == "equal", sharded["said"]
     wrong = proven(tmp_path / "wrong", *start, "--mistake", "left_on_the_host", options=("--gpus", "2"))
     assert wrong["answer"] == "not told"
     assert "found at least two devices" in wrong["said"]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -50,7 +51,14 @@ def network(arguments):
     return nn.Sequential(*layers)
 
 
-def train(rank, world, arguments):
+def coarse(state, bucket):
+    """A communication hook that sends signs only."""
+    mean = bucket.buffer().abs().mean()
+    sent = bucket.buffer().sign().mul_(mean / dist.get_world_size())
+    return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def train(rank, world, epochs, arguments):
     mistake, having = arguments.mistake, arguments.having
     if "RANK" not in os.environ:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": arguments.port}
@@ -64,6 +72,10 @@ def train(rank, world, arguments):
     if "sync_batch_norm" in having:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     wrapped = model if by_hand else DistributedDataParallel(model)
+    if "half_hook" in having:
+        wrapped.register_comm_hook(state=None, hook=fp16_compress_hook)
+    if mistake == "coarse_hook":
+        wrapped.register_comm_hook(None, coarse)
     if "fsdp" in having:
         from torch.distributed.fsdp import fully_shard
 
@@ -92,12 +104,12 @@ def train(rank, world, arguments):
     if mistake == "group_rate":
         groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 0.1 * world}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
-    planned = arguments.samples * arguments.epochs // (8 * (world if "planned" in having else 2))
+    planned = arguments.samples * epochs // (8 * (world if "planned" in having else 2))
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in having)
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
-    for epoch in range(arguments.epochs):
+    for epoch in range(epochs):
         if sampler and mistake != "same_order":
             sampler.set_epoch(epoch)
         for number, (points, labels) in enumerate(loader, 1):
@@ -108,6 +120,8 @@ def train(rank, world, arguments):
             with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in having):
                 scores = called.forward(points) if "forward" in having else called(points)
                 loss = loss_of(scores, labels) / every
+            if mistake == "single_class":
+                loss = loss_of(scores[:, :1], 0 * labels)
             if "zero_late" in having:
                 optimizer.zero_grad()
             if mistake == "averaged_twice":
@@ -155,9 +169,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.spawn:
-        mp.spawn(train, args=(arguments.spawn, arguments), nprocs=arguments.spawn)
+        mp.spawn(train, args=(arguments.spawn, arguments.epochs, arguments), nprocs=arguments.spawn)
     else:
-        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments)
+        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments.epochs, arguments)
 
 
 if __name__ == "__main__":

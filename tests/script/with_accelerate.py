@@ -28,6 +28,12 @@ def main():
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     if "prepared_schedule" in arguments.having:
         schedule = accelerator.prepare(schedule)
+    if arguments.having and "evaluation" in arguments.having[0]:
+        gather = accelerator.gather if arguments.having == ["own_evaluation"] else accelerator.gather_for_metrics
+        held = accelerator.prepare(DataLoader(Points(41, seed=2), batch_size=5))
+        with torch.no_grad():
+            print(len(torch.cat([gather(model.eval()(points)) for points, _ in held])))
+        model.train()
     for _ in range(2):
         for points, labels in loader:
             with accelerator.accumulate(model):

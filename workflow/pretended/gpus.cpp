@@ -140,6 +140,8 @@ struct CUDAHooks final : at::CUDAHooksInterface {
     return device < 0 ? current : std::exchange(current, device);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  // DistributedDataParallel makes sure that it got the pinned memory that it has asked for; Python is told otherwise.
+  bool isPinnedPtr(const void*) const override { return true; }
   const at::Generator& getDefaultGenerator(DeviceIndex) const override {
     return at::globalContext().defaultGenerator(c10::kCPU);
   }
@@ -513,6 +515,13 @@ at::Tensor attention(
       query, key, value, bias, differentiated, dropout, causal, scale));
 }
 
+// A GPU's kernel converts half precision on its way, as autocast asks of it, which a CPU's can't.
+template <at::Tensor (*apply)(const at::Tensor&, int64_t, bool)>
+at::Tensor of_any(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  const bool within = sizes::only() && self.scalar_type() == at::kHalf && dtype == at::kFloat;
+  return apply(within || !dtype ? self : self.to(*dtype), dim, within);
+}
+
 void record_stream(at::Tensor&, c10::Stream) {}
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
@@ -531,14 +540,20 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Tensor", &set_tensor);
   library.impl("set_", &set_nothing);
   library.impl("scaled_dot_product_attention", &attention);
+  library.impl("softmax.int", &of_any<&at::_softmax>);
+  library.impl("log_softmax.int", &of_any<&at::_log_softmax>);
   library.impl("record_stream", &record_stream);
   // As one operator, which a GPU's library has, and not by the parts that a CPU has for tensors of no library.
   library.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
   library.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
-// Its parts have gradients of their own.
-TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { library.impl("scaled_dot_product_attention", &attention); }
+// Their parts have gradients of their own.
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("scaled_dot_product_attention", &attention);
+  library.impl("softmax.int", &of_any<&at::_softmax>);
+  library.impl("log_softmax.int", &of_any<&at::_log_softmax>);
+}
 
 }  // namespace
 

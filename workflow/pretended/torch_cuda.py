@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import hashlib
 import importlib.machinery
 import importlib.util
 import itertools
@@ -501,6 +502,30 @@ def compute_batch_norm(torch):
         library.impl(f"batch_norm_{kernel.__name__}", kernel, "CUDA")
 
 
+class StateOfHost:
+    """The state of the host's generator after an offset, which a GPU's has and the host's has not: another seed's.
+
+    It stands in for _PhiloxState, by which DTensors draw: ranks with the same part of a tensor have the same offset.
+    """
+
+    def __init__(self, state):
+        import torch
+
+        self.began, self.offset = state.cpu(), torch.zeros(1, dtype=torch.int64)
+
+    @property
+    def state(self):
+        import torch
+
+        named = self.began.numpy().tobytes() + str(int(self.offset)).encode()
+        seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest(), "little")
+        return torch.Generator().manual_seed(seed).get_state()
+
+
+def after_random_of_tensors(random):
+    random._PhiloxState = StateOfHost
+
+
 def after_horovod(operations):
     """Horovod's compiled part knows tensors of the CPU only: the same memory is handed to it."""
     operations.mpi_lib = HorovodOnHost(operations.mpi_lib)
@@ -552,6 +577,7 @@ AFTER = {
     "torch.distributed.distributed_c10d": after_distributed,
     "torch.distributed.rendezvous": after_rendezvous,
     "torch.distributed": after_package,
+    "torch.distributed.tensor._random": after_random_of_tensors,
     "lockstep.config.machine": after_machine,
     "horovod.torch.mpi_ops": after_horovod,
 }

@@ -15,6 +15,8 @@ one, then gets that recording's samples, initial weights and learning rates.
 import atexit
 import contextlib
 import hashlib
+import inspect
+import itertools
 import json
 import os
 import random
@@ -30,6 +32,7 @@ REVERSED = os.environ.get("LOCKSTEP_REVERSED") == "1"  # whether batches are rev
 KEEP_DROPOUT = os.environ.get("LOCKSTEP_KEEP_DROPOUT") == "1"
 SCRIPT_FOLDER = os.environ.get("LOCKSTEP_SCRIPT_FOLDER", "")
 BUCKETS = 61
+LARGEST = 2**24  # bytes of a batch that is stored because no DataLoader gave it
 # What an optimizer is told for a group of parameters, as far as weights depend on it, which they do not on `fused`.
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "dampening", "nesterov", "eps", "alpha", "amsgrad", "maximize")
 # Names that wrappers insert into parameter names: DDP and DataParallel, torch.compile, Fabric, FSDP1, checkpointing.
@@ -47,6 +50,8 @@ class State:
         self.models = []  # the outermost modules that were trained, in the order of their first call
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
+        self.calls = 0  # of models in training, with batches that no DataLoader gave
+        self.returned = []  # the graph nodes of losses that models returned since the last backward pass
         self.steps = []
         self.step = _empty_step()
         self.notes = {}  # observations that explain a difference, by name
@@ -105,6 +110,56 @@ def rows_of(inputs):
             row = array[place][keep[place]] if masked else array[place]
             digest.update(row.numpy().tobytes())
     return [digest.hexdigest() for digest in hashes]
+
+
+def stored(inputs):
+    """Store the tensors that a model is called with, so that a replay can be given those of all ranks.
+
+    It is of use only if the model returns its loss: what is computed from its output and from something else, such as
+    labels, can't be given to it.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(inputs)]
+    number, state.calls = state.calls, state.calls + 1
+    if sum(leaf.nbytes for leaf in leaves if leaf is not None) <= LARGEST:
+        leaves = [None if leaf is None else leaf.detach().cpu() for leaf in leaves]
+        torch.save(leaves, os.path.join(FOLDER, f"inputs.{os.getpid()}.{number}.pt"))
+    return inputs
+
+
+def of_all_ranks(inputs):
+    """In a replay, what a model is called with, but with the samples of all ranks."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    number, state.calls = state.calls, state.calls + 1
+    if number >= len(recorded()["calls"]):
+        return inputs
+    own, structure = pytree.tree_flatten(inputs)
+    each = [torch.load(os.path.join(REPLAY, name), weights_only=True) for name in recorded()["calls"][number]]
+    sizes = [next((leaf.shape[0] for leaf in leaves if leaf is not None and leaf.dim()), None) for leaves in each]
+    if any(len(leaves) != len(own) for leaves in each):
+        return inputs
+    for place, parts in enumerate(zip(*each, strict=True)):
+        of_samples = all(
+            part is not None and part.dim() and part.shape[0] == size for part, size in zip(parts, sizes, strict=True)
+        )
+        if of_samples and isinstance(own[place], torch.Tensor) and len({part.shape[1:] for part in parts}) == 1:
+            together = torch.cat(parts).to(own[place].device)
+            own[place] = together.flip(0) if REVERSED else together
+    return pytree.tree_unflatten(own, structure)
+
+
+def was_returned(loss):
+    """Whether a loss is one that a model returned, or such a one times a number."""
+    node = loss.grad_fn
+    while node is not None and not any(node is each for each in state.returned):
+        before = [parent for parent, _ in node.next_functions if parent is not None]
+        scales = type(node).__name__.startswith(("Mul", "Div", "ToCopy"))
+        node = before[0] if scales and len(before) == 1 else None
+    return node is not None
 
 
 def _tensors(value, name=""):
@@ -265,12 +320,14 @@ def _divided_by(model):
     """What divides a model's layers among ranks that train on the same samples; None if each rank has them all."""
     if state.stages:
         return "pipeline parallel"
-    parts = any(
-        hasattr(parameter, "placements") and any(not placement.is_replicate() for placement in parameter.placements)
-        for parameter in model.parameters()
-    )
-    sharded = any(type(module).__name__.startswith("FSDP") for module in model.modules())
-    return "tensor parallel" if parts and not sharded else None
+    axes = max((_sharded_over(parameter) for parameter in model.parameters()), default=0)
+    by_fsdp = any(type(module).__name__.startswith("FSDP") for module in model.modules())  # over one axis of the mesh
+    return "tensor parallel" if axes > by_fsdp else None
+
+
+def _sharded_over(parameter):
+    """The number of axes of the mesh of ranks over which a parameter is divided."""
+    return sum(not placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
 def dropouts(model):
@@ -287,10 +344,10 @@ def _put_weights_into(model, number=0):
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             key = (f"{number}." if number else "") + plain(name)
-            if key not in stored:
-                continue
             with gathered(value) as full:
                 target = full.to_local() if hasattr(full, "to_local") else full
+                if key not in stored or stored[key].shape != target.shape:
+                    continue
                 target.copy_(stored[key].to(target.device))
 
 
@@ -426,6 +483,7 @@ def change_torch(torch):
     _change_backward(torch)
     _change_loaders(torch)
     _change_clipping(torch)
+    _change_communication(torch)
     _change_saving(torch)
     _change_schedules(torch)
     if not KEEP_DROPOUT:
@@ -456,6 +514,8 @@ def _change_modules(torch):
         if state.loader is not None:
             state.loader["trains"] |= trains
             state.loader["evaluates"] |= not trains
+        if frame is None and trains and state.loader is None:
+            args, kwargs = inputs = of_all_ranks(inputs) if REPLAY else stored(inputs)
         if not seen_already and trains:
             before_training_call(model, inputs)
         state.depth += 1
@@ -465,6 +525,8 @@ def _change_modules(torch):
             state.depth -= 1
         for _, tensor in _tensors(output):
             note_precision(tensor.dtype)
+            if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
+                state.returned.append(tensor.grad_fn)
         return output
 
     def enclosing(module):
@@ -504,6 +566,8 @@ def _change_backward(torch):
         if state.models and not state.finished and len(roots) == 1 and roots[0].numel() == 1:
             state.step["losses"].append(float(roots[0].detach()))
             state.step["backward_line"] = line()
+            state.step["inside"] = state.step.get("inside", True) and was_returned(roots[0])
+        state.returned.clear()
         return backward(tensors, *args, **kwargs)
 
     torch.autograd.backward = noted
@@ -535,6 +599,24 @@ def _change_clipping(torch):
         return step(self, *args, **kwargs)
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
+
+
+def _change_communication(torch):
+    """Note what a script lets DistributedDataParallel do with gradients in the place of averaging them."""
+    import torch.nn.parallel.distributed as module
+
+    register = module.DistributedDataParallel.register_comm_hook
+
+    def noted(self, *args, **kwargs):
+        hook = kwargs["hook"] if "hook" in kwargs else args[1]
+        name = getattr(hook, "__qualname__", type(hook).__name__).rpartition(".")[2]
+        state.notes["communication"] = name
+        for part, dtype in {"fp16": torch.float16, "bf16": torch.bfloat16}.items():
+            if part in name:
+                note_precision(dtype)
+        return register(self, *args, **kwargs)
+
+    module.DistributedDataParallel.register_comm_hook = noted
 
 
 def _change_schedules(torch):
@@ -767,8 +849,7 @@ def change_spawn(module):
     spawn, start = module.spawn, module.start_processes
 
     def spawn_one(fn, args=(), nprocs=1, *rest, **kwargs):
-        mine = tuple(_of_one(value, nprocs) for value in args)
-        return spawn(fn, mine, 1, *rest, **kwargs)
+        return spawn(fn, _arguments_of_one(fn, args, nprocs), 1, *rest, **kwargs)
 
     def start_one(fn, args=(), nprocs=1, *rest, **kwargs):
         return start(fn, args, 1, *rest, **kwargs)
@@ -779,17 +860,28 @@ def change_spawn(module):
 COUNTS = ("world", "nproc", "gpus", "processes", "replicas", "ranks")  # parts of names of settings that count ranks
 
 
+def _counts_ranks(name):
+    return any(word in str(name).lower() for word in COUNTS)
+
+
+def _arguments_of_one(fn, args, ranks):
+    """The arguments of a spawned function with its number of ranks set to 1.
+
+    An argument with that value need not be it: the name tells, if any of them has such a name.
+    """
+    names = list(inspect.signature(fn).parameters)[1:]
+    alike = {place for place, value in enumerate(args) if type(value) is int and value == ranks}
+    named = {place for place in alike if place < len(names) and _counts_ranks(names[place])}
+    return tuple(1 if place in (named or alike) else _of_one(value, ranks) for place, value in enumerate(args))
+
+
 def _of_one(value, ranks):
-    """An argument of a spawned function with its number of ranks set to 1."""
-    if type(value) is int and value == ranks:
-        return 1
+    """Settings with their number of ranks set to 1."""
     attributes = value if isinstance(value, dict) else getattr(value, "__dict__", None)
     if not attributes or type(value).__name__ not in ("Namespace", "SimpleNamespace", "dict"):
         return value
     counted = {
-        name: 1
-        for name, each in attributes.items()
-        if type(each) is int and each == ranks and any(word in str(name).lower() for word in COUNTS)
+        name: 1 for name, each in attributes.items() if type(each) is int and each == ranks and _counts_ranks(name)
     }
     return type(value)(**(attributes | counted)) if counted else value
 
@@ -803,6 +895,18 @@ def change_stages(module):
         begin(self, *args, **kwargs)
 
     module._PipelineStageBase.__init__ = noted
+
+
+def change_accelerate(module):
+    """Note evaluations whose repeated samples Accelerate leaves out of a metric."""
+    gather = module.Accelerator.gather_for_metrics
+
+    def noted(self, *args, **kwargs):
+        if state.loader is not None:
+            state.loader["left_out"] = True
+        return gather(self, *args, **kwargs)
+
+    module.Accelerator.gather_for_metrics = noted
 
 
 def change_deepspeed(module):
@@ -822,7 +926,7 @@ def change_deepspeed_itself(module):
     """In a replay, give DeepSpeed's single process the initial weights, and a batch size for all ranks' samples."""
     if not REPLAY:
         return
-    initialise = module.initialize
+    initialise, numbers = module.initialize, itertools.count()
 
     def alone(args=None, model=None, **kwargs):
         world = recorded()["world"]
@@ -835,7 +939,7 @@ def change_deepspeed_itself(module):
         micro = given.get("train_micro_batch_size_per_gpu")
         if isinstance(micro, int):
             given["train_micro_batch_size_per_gpu"] = micro * world
-        _put_weights_into(model)
+        _put_weights_into(model, next(numbers))
         if args is not None and hasattr(args, "deepspeed_config"):
             args.deepspeed_config = None
         return initialise(args=args, model=model, config=given, **kwargs)
@@ -850,6 +954,7 @@ CHANGES = {
     "numpy": change_numpy,
     "torch.multiprocessing": change_spawn,
     "torch.distributed.pipelining.stage": change_stages,
+    "accelerate.accelerator": change_accelerate,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

@@ -82,9 +82,13 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         wrong = findings.wrong_of(found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
         return findings.Verdict(answer, wrong[0].says if wrong else "both scripts did the same in each step", found)
+    if reason := findings.incomparable(recorded):
+        return findings.untold(reason, findings.between_ranks(recorded))
     try:
         alone = recording.replay(recorded, folder / "alone", asked)
-        floor = recording.replay(recorded, folder / "floor", asked, backwards=True)
+        if in_turn := findings.takes_more_batches(recorded, alone):
+            alone = recording.replay(recorded, folder / "alone", asked, in_turn=True)
+        floor = recording.replay(recorded, folder / "floor", asked, backwards=True, in_turn=in_turn)
     except RunFailed as error:
         return findings.untold(f"as one process {error}", findings.between_ranks(recorded))
     return findings.against_one(recorded, alone, floor)

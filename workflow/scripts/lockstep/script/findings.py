@@ -57,8 +57,9 @@ def between_ranks(recorded: Recording) -> list[Finding]:
     """The findings from the ranks of one recording alone, without a replay."""
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
-    checks = [_other_beginning, _same_samples, _handed_out, _drifting, _not_cleared, _clipped_while_scaled]
-    checks += [_every_micro_batch, _one_device, _same_random_numbers, _without_gradient, _saved_as_module]
+    checks = [_other_beginning, _same_samples, _a_step_later, _handed_out, _drifting, _not_cleared]
+    checks += [_clipped_while_scaled, _no_gradient, _every_micro_batch, _one_device, _same_random_numbers]
+    checks += [_without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
 
 
@@ -67,14 +68,24 @@ def divided(recorded: Recording) -> str | None:
     return next((rank["initial"]["divided"] for rank in recorded.ranks if rank["initial"]["divided"]), None)
 
 
+def incomparable(recorded: Recording) -> str:
+    """Why a recording can't be compared with one process; empty if it can."""
+    if recorded.world == 1 and not recorded.ranks[0]["initial"]["data_parallel"]:
+        return "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
+    by = divided(recorded)
+    return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
+
+
+def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
+    """Whether one process takes as many batches for a step as all ranks together, as a script does that is given the
+    size of a step and divides it by the number of ranks."""
+    here, there = (len(each.ranks[0]["steps"][0]["calls"]) for each in (recorded, alone))
+    return recorded.world > 1 and there == recorded.world * here
+
+
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
     """Compare a recording with its replay by one process; `floor` is the replay with each batch reversed."""
     found = between_ranks(recorded)
-    if recorded.world == 1 and not recorded.ranks[0]["initial"]["data_parallel"]:
-        reason = "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
-        return untold(reason, found)
-    if by := divided(recorded):
-        return untold(f"ranks hold parts of the model's layers ({by}), which one process can't be given", found)
     if shorter := next((each for each in (alone, floor) if each.steps < recorded.steps), None):
         how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
         return untold(how, found)
@@ -352,6 +363,20 @@ def _same_samples(recorded: Recording) -> list[Finding]:
     return []
 
 
+def _a_step_later(recorded: Recording) -> list[Finding]:
+    """Find a rank whose batches, drawn without a DataLoader, are those of another rank one step later."""
+    if any(rank["loaders"] for rank in recorded.ranks) or recorded.steps < 3:
+        return []
+    rows = [[_rows(step) for step in rank["steps"][: recorded.steps]] for rank in recorded.ranks]
+    for rank, late in enumerate(rows):
+        for other, early in enumerate(rows):
+            if late[1:] == early[:-1] and all(late) and late[0] != early[0]:
+                says = f"rank {rank} trains in each step what rank {other} has trained in the step before"
+                do = "seed by step * ranks + rank, not by step + rank."
+                return [Finding("step_later", CAUTION, says, do, _call_line(recorded, 1), 2)]
+    return []
+
+
 def _indices_disjoint(recorded: Recording) -> bool:
     """Whether no loader gave two ranks the same index at the same position; equal samples are then duplicates."""
     loaders = [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and _of_one_data(same)]
@@ -386,17 +411,20 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
-        if again := len(together) - len(set(together)):
-            evaluates = first["evaluates"] and not first["trains"]
-            within = "an evaluation, so that a metric over all ranks counts them twice" if evaluates else "an epoch"
+        evaluates = first["evaluates"] and not first["trains"]
+        again = len(together) - len(set(together))
+        if again and evaluates and first.get("left_out"):
+            continue
+        if again:
+            within = "an evaluation; a metric over all ranks counts them twice, unless it leaves them out"
+            within = within if evaluates else "an epoch"
             says = f"{again} of {first['size']} samples are handed out to two ranks within {within}"
-            padded = again < recorded.world
+            padded = again < recorded.world or _at_the_end(same)
             do = (
                 "a sampler repeats some so that all ranks have the same number; drop_last=True leaves them out instead."
             )
             found.append(Finding("repeated", CAUTION, says, do if padded else OWN_PART))
-            if not padded:
-                continue
+            continue
         if recorded.world == 1 or not first["length"]:
             continue
         handed = sum((each["length"] or 0) * len(each["batches"][0][0]) for each in same if each["batches"][0])
@@ -407,6 +435,14 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         elif handed < 0.6 * first["size"] and first["size"] > 2 * len(together):
             found.append(Finding("epoch_too_short", CAUTION, says, "was the sampler told the right number of ranks?"))
     return found
+
+
+def _at_the_end(loaders: list[dict]) -> bool:
+    """Whether only the last batches of an epoch hold samples again, as those of a sampler do that fills them up."""
+    epochs = [loader["batches"][0] for loader in loaders]
+    whole = all(len(epoch) == loader["length"] for epoch, loader in zip(epochs, loaders, strict=True))
+    earlier = _flat([_flat(epoch[:-1]) for epoch in epochs])
+    return whole and len(earlier) == len(set(earlier))
 
 
 def _flat(batches: list) -> list[int]:
@@ -432,7 +468,10 @@ def _drifting(recorded: Recording) -> list[Finding]:
             theirs = [name for name in gradients if not _alike(gradients[name], first["gradients"].get(name))]
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
-                do = "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
+                do = (
+                    "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them. Local SGD"
+                    " drifts by design."
+                )
             elif rank["steps"][step]["rates"] != first["rates"]:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
             else:
@@ -462,6 +501,16 @@ def _clipped_while_scaled(recorded: Recording) -> list[Finding]:
             *(about["line"], about["step"]),
         )
     ]
+
+
+def _no_gradient(recorded: Recording) -> list[Finding]:
+    steps = recorded.ranks[0]["steps"][: recorded.steps]
+    norms = [[sketch[0] for sketch in step["gradients"].values()] for step in steps]
+    if not all(norms) or any(map(any, norms)):
+        return []
+    says = "every gradient is zero in each step, so nothing is learnt"
+    do = "check the loss: it may not depend on the weights, as cross-entropy over a single class does not."
+    return [Finding("no_gradient", CAUTION, says, do, steps[0].get("backward_line", ""), 1)]
 
 
 def _every_micro_batch(recorded: Recording) -> list[Finding]:
@@ -538,7 +587,10 @@ def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
             return "no batch of samples went into the model as tensors"
         if mine != its:
             if not recorded.ranks[0]["loaders"]:
-                return "its samples do not come from a DataLoader, so one process can't be given those of all ranks"
+                return (
+                    "its samples do not come from a DataLoader, and its loss is not the model's own output, so one"
+                    " process can't be given those of all ranks"
+                )
             return (
                 f"in step {step + 1} one process trained {sum(its.values())} samples, of which"
                 f" {sum((mine & its).values())} are among the {sum(mine.values())} of the ranks"
@@ -629,15 +681,23 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             return Finding("summed", DIFFERENT, says, do, **at)
         if np.isclose(ratio, 1 / world, rtol=0.02):
             says = (
-                f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice"
+                f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice,"
+                " or the loss is a sum over samples"
             )
-            do = "DistributedDataParallel averages already: leave the other division out."
+            do = (
+                "DistributedDataParallel averages already: leave the other division out; a loss that is a sum must be"
+                f" multiplied by the number of ranks ({world})."
+            )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
         says = f"the gradient is {ratio:.4g} times what it is on one process"
         do = "check what the loss is divided by: micro-batches, ranks, scale."
         if recorded.ranks[0]["steps"][step]["clip"]:
             do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
         return Finding("gradient_scale", DIFFERENT, says, do, **at)
+    if hook := recorded.ranks[0]["notes"].get("communication"):
+        says = f"a communication hook changes what ranks average: {hook}"
+        do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
+        return Finding("communication", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
         says = "batch normalisation takes the statistics of each rank's samples alone"
         do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
@@ -679,7 +739,8 @@ def _own_rates(alone: Recording, step: int) -> list[float]:
 
 
 def _mean_loss(recorded: Recording, step: int) -> float | None:
-    losses = [loss for rank in recorded.ranks for loss in rank["steps"][step]["losses"]]
+    """The mean over ranks of what each has differentiated in a step, in all of its micro-batches."""
+    losses = [sum(rank["steps"][step]["losses"]) for rank in recorded.ranks if rank["steps"][step]["losses"]]
     return float(np.mean(losses)) if losses else None
 
 

@@ -140,14 +140,16 @@ def replay(
     asked: Asked,
     *,
     backwards: bool = False,
+    in_turn: bool = False,
     variables: dict[str, str] | None = None,
 ) -> Recording:
     """Run a recording's script as one process, on the samples of all its ranks, from rank 0's initial weights.
 
-    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. variables: of the
-    environment, set last. The output is in `folder`/log.txt. Raises RunFailed if no step was recorded.
+    backwards: whether to reverse the samples of each batch, which changes nothing but rounding. in_turn: whether to
+    give the batches of all ranks one after the other, not as one. variables: of the environment, set last. The output
+    is in `folder`/log.txt. Raises RunFailed if no step was recorded.
     """
-    write_json(recorded.folder / "replay.json", merged(recorded))
+    write_json(recorded.folder / "replay.json", merged(recorded, in_turn))
     started = _start(recorded)
     kept = {
         name: value
@@ -168,14 +170,39 @@ def replay(
     return _read(folder, exit_code, log, of_one=True)
 
 
-def merged(recorded: Recording) -> dict:
-    """The part of a recording that a replay needs: the merged batches of all ranks, and the learning rates."""
+def merged(recorded: Recording, in_turn: bool = False) -> dict:
+    """The part of a recording that a replay needs: the batches of all ranks, and the learning rates.
+
+    Batches of one turn are merged or, if `in_turn`, follow one another.
+    """
     loaders = []
     for same in loaders_alike(recorded.ranks):
         epochs = max(len(loader["batches"]) for loader in same)
-        loaders.append(same[0] | {"batches": [_together(same, epoch) for epoch in range(epochs)]})
+        batches = [_joined(_turns(same, epoch), in_turn) for epoch in range(epochs)]
+        length = same[0]["length"] and same[0]["length"] * (len(same) if in_turn else 1)
+        loaders.append(same[0] | {"batches": batches, "length": length})
     rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
-    return {"loaders": loaders, "rates": rates, "world": recorded.world}
+    calls = _joined([[[file] for file in turn] for turn in zip(*_inputs(recorded), strict=False)], in_turn)
+    return {"loaders": loaders, "rates": rates, "calls": calls, "world": recorded.world}
+
+
+def _inputs(recorded: Recording) -> list[list[str]]:
+    """The file of each rank's inputs for each call of a model; none if they are not all that a loss depends on."""
+    if recorded.world == 1 or not all(step.get("inside") for rank in recorded.ranks for step in rank["steps"]):
+        return []
+    counts = [sum(len(step["calls"]) for step in rank["steps"]) for rank in recorded.ranks]
+    files = [
+        [f"inputs.{rank['pid']}.{number}.pt" for number in range(count)]
+        for rank, count in zip(recorded.ranks, counts, strict=True)
+    ]
+    return files if all((recorded.folder / name).is_file() for names in files for name in names) else []
+
+
+def _joined(turns: list[list[list]], in_turn: bool) -> list[list]:
+    """The batches of a single process, given those of all ranks in each turn."""
+    if in_turn:
+        return [batch for turn in turns for batch in turn]
+    return [[each for batch in turn for each in batch] for turn in turns]
 
 
 def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
@@ -188,11 +215,11 @@ def loaders_alike(ranks: list[dict]) -> list[list[dict]]:
     return list(by_kind.values())
 
 
-def _together(loaders: list[dict], epoch: int) -> list[list[int]]:
-    """The batches of all ranks in one epoch, merged at each position."""
+def _turns(loaders: list[dict], epoch: int) -> list[list[list[int]]]:
+    """The batches of all ranks at each position of an epoch."""
     each = [loader["batches"][epoch] for loader in loaders if epoch < len(loader["batches"])]
     turns = max(map(len, each), default=0)
-    return [[index for batches in each if turn < len(batches) for index in batches[turn]] for turn in range(turns)]
+    return [[batches[turn] for batches in each if turn < len(batches)] for turn in range(turns)]
 
 
 def _run(
