@@ -503,7 +503,7 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
         (("--rows", "dpp"), "--rows dpp: no such row"),
         ((), "lockstep bench --until plan"),
         (("--model", "m.yaml"), "--gpu: say which, as in --gpu h100 --gpus 8 64"),
-        (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say which"),
+        (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say how many"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--seal"), "--seal: is for your own rows"),
     ],
 )
