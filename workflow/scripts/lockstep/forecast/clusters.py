@@ -127,9 +127,7 @@ def _value(name: str, value, where: str):
     if name in ("card", "rates"):
         choices = list(cards()) if name == "card" else RATES
         if value not in choices:
-            raise BadInput(
-                f"{where}: {name}: {value}: is none of {', '.join(choices)}.{schema.hint(value, choices)}"
-            )
+            raise BadInput(f"{where}: {name}: {value}: is none of {', '.join(choices)}.{schema.hint(value, choices)}")
         return value
     kind, most, number = (int, float), MOST_PRICE, "a number"
     if name == "gpus_per_machine":
