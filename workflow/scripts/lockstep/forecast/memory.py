@@ -132,7 +132,10 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 
     fits: whether that is within `capacity` bytes.
     """
-    pretended.variables(1)  # compiled here, once, if at all
+    try:
+        pretended.variables(1)  # compiled here, once
+    except BadInput as error:
+        return {row.name: {"why": str(error)} for row in rows}
     there = on_gpus(config, max(row.hardware.devices for row in rows)).rows
     weights = paths.data_folder(results) / paths.WEIGHTS
 

@@ -10,7 +10,7 @@ from lockstep.report.charts import COLOURS, HEIGHT, LINE, MARKERS, plt
 from lockstep.report.words import say
 
 GREY = COLOURS[-1]
-LINES = 62  # letters in a line of the reasons below
+LINES = 110  # letters in a line of the reasons below
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def figure(marks: list[Mark], capacity: float | None, without: dict[str, str]) -
     axes.set_xlim(0, 1.08 * max(mark.high or mark.milliseconds for mark in marks))
     if shown:
         axes.axhline(capacity, linestyle="--", color=GREY, linewidth=1)
-        axes.annotate(say("memory_there").en, (0.01, capacity), ("axes fraction", "data"), va="bottom", fontsize=8)
+        there = {"xycoords": ("axes fraction", "data"), "va": "bottom", "fontsize": 8}
+        axes.annotate(say("memory_there").en, (0.01, capacity), **there)
     places = apart([mark.gib / top for mark in ordered], LINE / height)
     for number, (mark, place) in enumerate(zip(ordered, places, strict=True)):
         colour = COLOURS[0] if mark.fits else GREY
