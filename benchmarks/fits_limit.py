@@ -1,7 +1,7 @@
 """python -m benchmarks.fits_limit --count | --measure --out FOLDER: does a row train in the memory that `fits` counts?
 
-A case is a model, a row and a micro-batch. --count writes of each into docs/measurements/fits/limits.csv the least
-memory in which `lockstep fits` lets it train, by its own counting; commit that, so that nobody can say it came later.
+A case is a model, a row and a micro-batch. --count writes of each into docs/measurements/fits/limits.csv the memory that
+`lockstep fits` counts; commit that, so that nobody can say it came later.
 --measure then trains each row by the real launcher on pretended GPUs that compute, whose memory ends there: it must
 train. With 2 % less than its tensors take by the count, it must end out of memory. A row that does not train where it
 is said to fit, a false "fits", is trained again with more, until it does.
@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.common import PROJECT, between_marks, markdown
 from lockstep import paths
 from lockstep.config import reading
-from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.forecast import memory
@@ -36,14 +35,13 @@ from lockstep.terminal import print_table
 FOLDER = PROJECT / "docs" / "measurements" / "fits"
 TABLE, PAGE = FOLDER / "limits.csv", FOLDER / "README.md"
 MARKS = ("<!-- limits: begin -->", "<!-- limits: end -->")
-COUNTED = ["case", "tokens", "samples", "tensors", "segments", "limit", "below"]
+COUNTED = ["case", "tokens", "samples", "tensors", "segments", "below"]
 MEASURED = ["at_limit", "at_below", "took", "trains"]
-HEADER = ["case", "tokens", "micro-batch", "fits, MiB", "there", "2 % below tensors", "tensors, MiB: counted, took"]
+HEADER = ["case", "tokens", "micro-batch", "fits, MiB", "in that", "2 % below tensors", "tensors, MiB: counted, took"]
 GPUS = 2
 BELOW = 0.98  # of what the tensors take
 MORE = (1.01, 1.02, 1.05, 1.1, 1.2)  # of the limit, where a row does not train
 TRAINED, ENDED = "trained", "out of memory"
-SEGMENT = 2 * 2**20
 HERE = ["hardware.device=cuda", f"hardware.node_gpus={GPUS}", f"hardware.node_cores={2 * GPUS}"]
 COMMON = {
     "data": {"limit": 700},
@@ -186,7 +184,7 @@ class Machine:
                     raise SystemExit(f"{model}: {script}: {done.stderr}")
 
     def count(self, row: str) -> dict:
-        """What `fits` says of a row: bytes of its tensors and segments, and the least memory in which it trains."""
+        """What `fits` says of a row: bytes of its tensors, and of the segments that hold them, which it needs."""
         config = reading.read([PROJECT / reading.DEFAULT, *self.files], HERE)
         asked = config.rows[row]
         plan = Plan.load(paths.plan_file(self.results, asked.plan_name))
@@ -194,13 +192,12 @@ class Machine:
         model = Model(shape, int(plan.widths.max()), config.model.dropout)
         samples = -(-int(np.diff(plan.starts).max()) // (asked.replicas * asked.train.accumulation))
         (peak,) = memory.peaks(asked, model, [samples], workspace=0)
-        limit = least(asked, model, samples, peak)
-        counted = [model.length, samples, peak.allocated, peak.reserved, limit, int(BELOW * peak.allocated)]
+        counted = [model.length, samples, peak.allocated, peak.reserved, int(BELOW * peak.allocated)]
         return dict(zip(COUNTED[1:], counted, strict=True)) | dict.fromkeys(MEASURED, "")
 
     def measure(self, row: str, counted: dict) -> dict:
         """Train with the memory in which it fits, and with less than its tensors take; and with more, if it must be."""
-        limit, took = int(counted["limit"]), ""
+        limit, took = int(counted["segments"]), ""
         at_limit, trains = self._train(row, limit, 1), ""
         if at_limit == TRAINED:
             trains = 1
@@ -235,16 +232,6 @@ def configuration(keys: dict, rows: dict[str, dict]) -> dict:
     return asked | {"rows": dict.fromkeys(reading.read([PROJECT / reading.DEFAULT]).rows) | rows}
 
 
-def least(row: Row, model: Model, samples: int, peak: memory.Peak) -> int:
-    """The least of some limits at which `fits` lets a row train, from its tensors up to its segments."""
-    first = -(-peak.allocated // SEGMENT) * SEGMENT
-    for share in (0, 1 / 2):
-        limit = first + int(share * (peak.reserved - first)) // SEGMENT * SEGMENT
-        if memory.peaks(row, model, [samples], limit, workspace=0):
-            return limit
-    return peak.reserved
-
-
 def read() -> dict[str, dict]:
     """The lines of the table that is there, by their cases."""
     if not TABLE.is_file():
@@ -274,7 +261,7 @@ def cells(line: dict) -> list[str]:
     if there == ENDED:
         more = f"{100 * float(line['trains']) - 100:.0f} % more" if line["trains"] else "none of those that were tried"
         there += f"; trained with {more}"
-    limit = f"{int(line['limit']) / 2**20:.0f}"
+    limit = f"{int(line['segments']) / 2**20:.0f}"
     return [line["case"], str(line["tokens"]), str(line["samples"]), limit, there, str(line["at_below"]), tensors]
 
 

@@ -9,14 +9,13 @@ from benchmarks.common import PROJECT, markdown
 from benchmarks.fits_limit import CASES, ENDED, TRAINED
 from lockstep.config import reading
 from lockstep.forecast import memory
-from lockstep.forecast.memory import Peak
 
 MIB = 2**20
 NAMES = [f"{model}, {row}" for model, (*_, rows) in CASES.items() for row in rows]
 
 
 def line(case: str, **more) -> dict:
-    counted = {"case": case, "tokens": 64, "samples": 8, "tensors": 50 * MIB, "segments": 60 * MIB, "limit": 54 * MIB}
+    counted = {"case": case, "tokens": 64, "samples": 8, "tensors": 50 * MIB, "segments": 54 * MIB}
     measured = {"at_limit": TRAINED, "at_below": ENDED, "took": 50 * MIB, "trains": 1}
     return counted | {"below": 49 * MIB} | measured | more
 
@@ -33,15 +32,6 @@ def test_there_are_thirty_cases_which_can_all_be_counted(tmp_path):
             memory.countable(row)
             assert row.hardware.device == "cuda"
             assert row.train.attention == "math"  # as pretended GPUs compute
-
-
-@pytest.mark.parametrize(("needs", "limit"), [(50, 50), (51, 54), (55, 60)])
-def test_a_limit_is_the_least_of_those_in_which_it_is_said_to_fit(monkeypatch, needs, limit):
-    def peaks(row, model, sizes, capacity=None, workspace=0):
-        return [Peak(1, 50 * MIB, 60 * MIB)] if capacity >= needs * MIB else []
-
-    monkeypatch.setattr(memory, "peaks", peaks)
-    assert fits_limit.least(None, None, 1, Peak(1, 49 * MIB + 1, 60 * MIB)) == limit * MIB
 
 
 def test_a_false_fits_is_told(monkeypatch, tmp_path, capsys):
