@@ -1,10 +1,10 @@
 """python -m benchmarks.fits_limit --count | --measure --out FOLDER: does a row train in the memory that `fits` counts?
 
-A case is a model, a row and a micro-batch. --count writes of each into docs/measurements/fits/limits.csv the memory that
-`lockstep fits` counts; commit that, so that nobody can say it came later.
---measure then trains each row by the real launcher on pretended GPUs that compute, whose memory ends there: it must
-train. With 2 % less than its tensors take by the count, it must end out of memory. A row that does not train where it
-is said to fit, a false "fits", is trained again with more, until it does.
+A case is a model, a row and a micro-batch. --count writes of each into docs/measurements/fits/limits.csv the memory
+that `lockstep fits` counts; commit that, so that nobody can say it came later. --measure then trains each row by the
+real launcher on pretended GPUs that compute, whose memory ends there: it must train. With 2 % less than its tensors
+take by the count, it must end out of memory. A row that does not train where it is said to fit, a false "fits", is
+trained again with more, until it does.
 
 Pretended GPUs compute attention by its formula and need no cuBLAS, so that is what is counted here. They share memory
 out as PyTorch's allocator does, without a CUDA context: nothing is kept free for one. What is done already is not done
