@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -148,21 +149,26 @@ def main() -> None:
         parser.error("--out: name a folder for results; what is there is kept")
     lines = read()
     until = time.monotonic() + 60 * arguments.minutes
-    for model, (config, keys, rows) in {} if arguments.table else CASES.items():
-        machine = Machine(arguments.out.resolve(), model, config, keys, rows)
-        for row in rows:
-            case = f"{model}, {row}"
-            if time.monotonic() > until:
-                break
-            if arguments.count and case not in lines:
-                lines[case] = {"case": case} | machine.count(row)
-            elif arguments.measure and case in lines and not lines[case]["at_limit"]:
-                lines[case] |= machine.measure(row, lines[case])
-            else:
-                continue
-            print(", ".join(f"{name} {value}" for name, value in lines[case].items()), flush=True)
-            write(lines)
+    machine = cache(lambda model: Machine(arguments.out.resolve(), model, *CASES[model]))
+    for model, row in () if arguments.table else in_turn():
+        case = f"{model}, {row}"
+        if time.monotonic() > until:
+            break
+        if arguments.count and case not in lines:
+            lines[case] = {"case": case} | machine(model).count(row)
+        elif arguments.measure and case in lines and not lines[case]["at_limit"]:
+            lines[case] |= machine(model).measure(row, lines[case])
+        else:
+            continue
+        print(", ".join(f"{name} {value}" for name, value in lines[case].items()), flush=True)
+        write(lines)
     tell(list(lines.values()))
+
+
+def in_turn() -> list[tuple[str, str]]:
+    """Each model and row: the first row of each model, then the second, so that a part of them has all models."""
+    rows = [(number, model, row) for model, (*_, rows) in CASES.items() for number, row in enumerate(rows)]
+    return [(model, row) for _, model, row in sorted(rows, key=lambda each: each[0])]
 
 
 class Machine:
