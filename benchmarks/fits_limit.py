@@ -179,8 +179,8 @@ class Machine:
         if not self.place.is_dir():
             for part in ("workflow", "config", "docker", "resources"):
                 shutil.copytree(PROJECT / part, self.place / part)
-            for file in PROJECT.glob("[!.]*.*"):  # requirements.txt and the like, which records read
-                shutil.copy2(file, self.place)
+            for file in ("requirements.txt", "CITATION.cff"):  # which records read
+                shutil.copy2(PROJECT / file, self.place)
             for file in pretended.LOADED:
                 shutil.copy2(pretended.PARTS / file, self.place / "workflow" / "scripts" / file)
         file = folder / f"{model}.yaml"
