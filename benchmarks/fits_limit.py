@@ -141,7 +141,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--count", action="store_true", help="write what is counted, before anything is measured")
     what.add_argument("--measure", action="store_true", help="train what was counted")
-    what.add_argument("--table", action="store_true", help="only print what is there")
+    what.add_argument("--table", action="store_true", help="only print what is there, and put it into the page")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for a copy of the project and its results")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no further case is begun")
     arguments = parser.parse_args()
@@ -162,6 +162,7 @@ def main() -> None:
             continue
         print(", ".join(f"{name} {value}" for name, value in lines[case].items()), flush=True)
         write(lines)
+    write(lines)
     tell(list(lines.values()))
 
 
@@ -265,10 +266,10 @@ def cells(line: dict) -> list[str]:
     tensors = f"{int(line['tensors']) / 2**20:.1f}"
     if line["took"]:
         tensors += f", {int(line['took']) / 2**20:.1f}"
-    there = str(line["at_limit"])
+    there = str(line["at_limit"]) or "not measured yet"
     if there == ENDED:
-        more = f"{100 * float(line['trains']) - 100:.0f} % more" if line["trains"] else "none of those that were tried"
-        there += f"; trained with {more}"
+        more = (float(line["trains"] or 1) - 1) * int(line["segments"]) / 2**20
+        there += f"; trained with {more:.1f} MiB more" if more else f"; with {100 * MORE[-1] - 100:.0f} % more, too"
     limit = f"{int(line['segments']) / 2**20:.0f}"
     return [line["case"], str(line["tokens"]), str(line["samples"]), limit, there, str(line["at_below"]), tensors]
 

@@ -49,7 +49,7 @@ def test_a_false_fits_is_told(monkeypatch, tmp_path, capsys):
     assert f"2 of 3 trained where they fit; not so: {NAMES[1]}" in said
     assert f"2 of 3 ended out of memory below; not so: {NAMES[2]}" in said
     assert "counted 12.50 % off in the median, at most 25.00 %" in said
-    assert "| out of memory; trained with 2 % more |" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| out of memory; trained with 1.1 MiB more |" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_table_that_is_there():
