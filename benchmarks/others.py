@@ -9,14 +9,14 @@ to find them. --write puts the answers, and the rates that all of the table give
 import argparse
 import csv
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.common import between_marks, markdown
 from lockstep.files import write_json
-from lockstep.forecast import sharded
+from lockstep.forecast import clusters, sharded
 from lockstep.forecast.sharded import Rates, Run, Shape
 from lockstep.paths import PROJECT
 from lockstep.terminal import print_table
@@ -45,7 +45,7 @@ class Published:
 
     @property
     def kind(self) -> str:
-        return sharded.CARDS[self.run.card].kind
+        return self.run.cluster.rates
 
     def foretold(self, rates: Rates) -> float:
         return self.run.tokens / self.run.gpus / sharded.step_seconds(self.shape, self.run, rates)
@@ -60,11 +60,12 @@ def _published(line: dict) -> Published:
     shape = Shape(**{field.name: int(line[field.name]) for field in fields(Shape)})
     counts = ("gpus", "length", "micro_batch", "accumulation", "gathers")
     given = {name: int(line[name]) for name in counts} | {"recomputed": float(line["recomputed"])}
+    cluster = clusters.cards()[line["card"]]
     if line.get("node_gpus"):
-        given["node_gpus"] = int(line["node_gpus"])
+        cluster = replace(cluster, gpus_per_machine=int(line["node_gpus"]))
     if line.get("network_gbits"):
-        given["network"] = 1e9 * float(line["network_gbits"])
-    return Published(line["model"], shape, Run(line["card"], **given), float(line["tokens_per_second_per_gpu"]), line)
+        cluster = replace(cluster, network=1e9 * float(line["network_gbits"]))
+    return Published(line["model"], shape, Run(cluster, **given), float(line["tokens_per_second_per_gpu"]), line)
 
 
 def fit(rows: list[Published]) -> Rates:
@@ -130,9 +131,9 @@ def results() -> dict:
     rows, programs = read(TABLE), read(PROGRAMS)
     few, many = ([row for row in rows if (row.run.gpus <= FEW) == small] for small in (True, False))
     unseen, rates = halves(rows), fit(rows)
-    kinds, cards = ("a100", "h100"), {row.run.card for row in rows}
-    foreign = {kind: [row for row in programs if row.run.card in cards and row.kind == kind] for kind in kinds}
-    others = [row for row in programs if row.run.card not in cards]
+    kinds, cards = ("a100", "h100"), {row.run.cluster.card for row in rows}
+    foreign = {kind: [row for row in programs if row.run.cluster.card in cards and row.kind == kind] for kind in kinds}
+    others = [row for row in programs if row.run.cluster.card not in cards]
     return {
         "rates": asdict(rates),
         "intervals": {kind: interval(unseen, ratios(foreign[kind], rates)) for kind in kinds},
@@ -157,7 +158,7 @@ def program_lines(found: dict) -> list[list[str]]:
     """One for each run of another program: what was measured, and what was foretold, in tokens/s of each GPU."""
     lines = []
     for row, speed in zip(read(PROGRAMS), found["programs"], strict=True):
-        about = [row.line["program"], row.name, f"{row.run.gpus} {row.run.card}", str(row.run.length)]
+        about = [row.line["program"], row.name, f"{row.run.gpus} {row.run.cluster.card}", str(row.run.length)]
         numbers = [f"{row.speed:,.0f}", f"{speed:,}", f"{row.speed / speed:.2f}"]
         lines.append([*about, row.line["compiled"], *numbers])
     return lines

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.forecast import memory, model
 from lockstep.forecast.memory import Peak
@@ -154,3 +155,32 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
     # Shards are smaller than whole weights with their gradients in buckets; activations are the same.
     assert rows["fsdp"]["fixed"] < rows["ddp"]["fixed"]
     assert rows["ddp"]["per_sample"] == pytest.approx(rows["fsdp"]["per_sample"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fits", "tries"), [(None, True, 1), (24, True, 1), (20, True, 2), (18, False, 2), (14, False, 1)]
+)
+def test_a_batch_fits_by_its_segments_or_where_the_allocator_comes_by(monkeypatch, capacity, fits, tries):
+    tried = []
+
+    def peaks(row, shape, sizes, capacity=None, workspace=0):  # 15 in tensors, 24 in segments, and 19 do
+        tried.append(capacity)
+        return [Peak(4, 15 * GIB, 24 * GIB)] if capacity is None or capacity >= 19 * GIB else []
+
+    monkeypatch.setattr(memory, "peaks", peaks)
+    found = memory.of_batch(None, None, 4, None if capacity is None else capacity * GIB)
+    assert found == (Peak(4, 15 * GIB, 24 * GIB), fits)
+    assert len(tried) == tries
+
+
+def test_rows_of_any_machine_are_counted_as_if_it_had_gpus():
+    hardware = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}
+    rows = {"own": {"strategy": "ddp", "accumulation": 3}, "pp": {"strategy": "pp", "stages": 2}}
+    config = reading.parse({"hardware": hardware, "train": {"global_batch": 48}, "rows": rows})
+    there = memory.on_gpus(config, 4)
+    assert there.rows.keys() == config.rows.keys()
+    own = memory.countable(there.rows["own"])
+    assert (own.hardware.device, own.hardware.processes, own.hardware.gpu_count) == ("cuda", 4, 4)
+    assert own.train.global_batch == 4 * 3
+    with pytest.raises(BadInput, match="each stage needs another amount"):
+        memory.countable(there.rows["pp"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import which
 from lockstep import network, paths
 from lockstep.config import reading, registry
 from lockstep.data.plan import Plan
@@ -498,13 +499,17 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
     [
         (("--gpu", "h100"), "--gpu: is for a model by its shape"),
         (("--tokens", "1e9"), "--tokens: is for a model by its shape"),
+        (("--cluster", "mine.yaml"), "--cluster: is for a model by its shape"),
+        (("--json", "config"), "--json: config exists already"),
+        (("--picture", "config"), "--picture: config exists already"),
         (("--gpus", "2", "4"), "--gpus 2 4: name one number"),
         (("--gpus", "0"), "--gpus 0: name one number, from 1"),
         (("--rows", "dpp"), "--rows dpp: no such row"),
         ((), "lockstep bench --until plan"),
         (("--model", "m.yaml"), "--gpu: say which, as in --gpu h100 --gpus 8 64"),
-        (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say which"),
+        (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say how many"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--seal"), "--seal: is for your own rows"),
+        (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--memory", "9GB"), "--memory: is for your own rows"),
     ],
 )
 def test_bad_input_gets_one_clear_message(run_script, words, said):
@@ -512,3 +517,37 @@ def test_bad_input_gets_one_clear_message(run_script, words, said):
     assert (code, out) == (2, "")
     assert said in errors
     assert "Traceback" not in errors
+
+
+def told(row: str, milliseconds: float | None, **more) -> dict:
+    """What foretelling.foretell says of a row."""
+    seconds = milliseconds and {"value": milliseconds / 1000, "low": 0.9e-3 * milliseconds, "high": 2e-3 * milliseconds}
+    found = {"row": row, "ranks": 2, "global_batch": 64, "seconds": seconds, "parts": {}, "known": "foretold"}
+    found |= {"parts": {"communication": {"value": 0.001}}, "why": [], "disturbed": []}
+    return found | more
+
+
+def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
+    gib = 2**30
+    found = [told("single", 50), told("ddp", 30), told("fsdp", 40), told("tp", 60, global_batch=32)]
+    found += [told("horovod", None, known="not foretold", why=[UNDECLARED])]
+    counted = {
+        row: {"why": "", "allocated": size * gib, "fits": size < 20} for row, size in zip(ROWS, (12, 21), strict=True)
+    }
+    counted |= {"fsdp": {"why": "", "allocated": gib, "fits": True}, "horovod": {"why": "in a library of its own"}}
+    counted["tp"] = {"why": "it is not counted"}
+    which._tell_rows(found, {}, counted)
+    said = capsys.readouterr().out
+    lines = {line.split("│")[1].strip(): line for line in said.splitlines() if line.startswith("│")}
+    assert "12" in lines["single"]
+    assert "21, does not fit" in lines["ddp"]
+    assert "tp: memory not counted: it is not counted" in said
+    assert f"horovod: not foretold: {UNDECLARED}" in said
+    which._draw(tmp_path / "a.svg", found, counted, 20 * gib)
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for text in ("ddp: 30 ms, 21 GiB, does not fit", "single: 50 ms, 12 GiB", "fsdp: 40 ms, 1 GiB", "tp: it is not"):
+        assert text in drawn
+    assert UNDECLARED[:40] in drawn
+    which._draw(tmp_path / "b.svg", found[3:], counted, None)
+    assert not (tmp_path / "b.svg").exists()
+    assert "not drawn: of no row are both time and memory known" in capsys.readouterr().out

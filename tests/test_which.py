@@ -1,5 +1,6 @@
 """lockstep which: the time of full sharding on many GPUs, foretold from shapes, and held against published runs."""
 
+import itertools
 import json
 import re
 from dataclasses import asdict, replace
@@ -8,16 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 from benchmarks import others
+from lockstep.config.reading import load_yaml
 from lockstep.files import read_json
-from lockstep.forecast import model, sharded
-from lockstep.forecast.sharded import CARDS, Run, Shape
+from lockstep.forecast import clusters, model, picture, sharded
+from lockstep.forecast.picture import Mark
+from lockstep.forecast.sharded import Run, Shape
+from lockstep.model import metrics
+from lockstep.report import pictures
 
 LLAMA = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
 LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
 LLAMA_8B = Shape(32, 4096, 4096, 128256, 7504658432, 8030261248)
-RUN = Run("h100", 64, 8192, 2)
+CARDS = clusters.cards()
+RUN = Run(CARDS["h100"], 64, 8192, 2)
 
 
 def described(folder, **keys):
@@ -64,8 +71,8 @@ def test_what_is_published_about_errors_is_what_the_benchmark_computes(computed)
 
 def test_every_file_of_published_runs_has_runs_that_can_be():
     for row in [*others.read(others.TABLE), *others.read(others.PROGRAMS)]:
-        assert row.run.card in CARDS
-        assert row.run.gpus % min(row.run.node_gpus, row.run.gpus) == 0
+        assert row.run.cluster.card in CARDS
+        assert row.run.gpus % min(row.run.cluster.gpus_per_machine, row.run.gpus) == 0
         assert 0 <= row.run.recomputed <= 1
         # An embedding that is not tied to the head counts in weights only; vectors do not count in products.
         assert row.shape.products <= row.shape.weights
@@ -119,7 +126,8 @@ def test_a_llama_s_shape_is_that_of_the_runs_of_other_programs(tmp_path):
     st.floats(1e9, 4e12),
 )
 def test_no_step_is_foretold_that_can_not_be(card, gpus, length, micro_batch, network):
-    run = Run(card, gpus, length, micro_batch, network=network)
+    cluster = replace(CARDS[card], network=network)
+    run = Run(cluster, gpus, length, micro_batch)
     parts = sharded.parts(LLAMA_8B, run)
     seconds = sharded.step_seconds(LLAMA_8B, run)
     assert min(parts.values()) >= 0
@@ -129,9 +137,9 @@ def test_no_step_is_foretold_that_can_not_be(card, gpus, length, micro_batch, ne
         assert seconds >= 6 * LLAMA_8B.weights * (1 - 8 / gpus) * 8 / network * 0.999
     else:
         assert parts["network"] == parts["latency"] == 0
-    assert (parts["NVLink"] == 0) == (gpus == 1)
+    assert (parts["links within machines"] == 0) == (gpus == 1)
     for slower in (
-        replace(run, network=network / 2),
+        replace(run, cluster=replace(cluster, network=network / 2)),
         replace(run, recomputed=1.0),
         replace(run, accumulation=2),
         replace(run, length=length + 1),
@@ -170,6 +178,7 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
     ("words", "why"),
     [
         (("--gpu", "h200", "--gpus", "8"), "the rates are an H100's"),
+        (("--gpu", "l40s", "--gpus", "8"), "the rates are an A100's"),
         (("--gpu", "a100-80gb", "--gpus", "256"), r"256 GPUs \(8 to 128 were checked\)"),
         (("--gpu", "h100", "--gpus", "4"), r"4 GPUs \(8 to 512 were checked\)"),
         (("--gpu", "h100", "--gpus", "16", "--network", "25Gb"), r"a network of 25 Gbit/s \(3,200 was checked\)"),
@@ -251,7 +260,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (("--gpu", "h100", "--gpus", "-8"), "--gpus -8: expected 1 to"),
         (("--gpu", "h100", "--gpus", "8", "99999999999"), "--gpus 99999999999: expected 1 to"),
         (("--gpu", "h100", "--gpus", "12"), "--gpus 12: machines have 8 GPUs each"),
-        (("--gpu", "b200", "--gpus", "8"), "invalid choice: 'b200'"),
+        (("--gpu", "b100", "--gpus", "8"), "invalid choice: 'b100'"),
         ((*GPUS, "--length", "0"), "--length 0: expected 1 to 1,048,576"),
         ((*GPUS, "--length", "99999999999"), "--length 99999999999: expected 1 to"),
         ((*GPUS, "--length", "8193"), "--length 8193: the model takes texts of at most 8192 tokens"),
@@ -330,7 +339,7 @@ def test_the_guide_prints_what_the_command_says(which, tmp_path):
     guide = (others.PROJECT / "docs" / "guide" / "large.md").read_text(encoding="utf-8")
     keys = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "tie_word_embeddings": True}
     described(tmp_path, **keys).rename(tmp_path / "llama.yaml")
-    (command,) = re.findall(r"^    lockstep which (--model .*)$", guide, re.MULTILINE)
+    (command,) = re.findall(r"^    lockstep which (--model .* --gpu .*)$", guide, re.MULTILINE)
     code, said, _ = which(*command.split())
     table = cells(said)
     assert code == 0
@@ -353,3 +362,196 @@ def test_the_guide_has_the_errors_that_are_published():
         f"from {len(others.read(others.TABLE))} runs that others have published",
     ):
         assert sentence in section
+
+
+# Clusters of one's own.
+
+OWN = """peak: 312 TFLOPS
+memory: 80GB
+memory_bandwidth: 2.039 TB/s
+link: 300 GB/s
+gpus_per_machine: 8
+network: 1600Gb
+rates: a100
+"""
+
+
+def test_each_card_s_numbers_have_a_source():
+    described = load_yaml(clusters.CARDS_FILE)
+    assert len(described) >= 8
+    for name, keys in described.items():
+        sources = {key: source for named, source in keys["source"].items() for key in named.split(", ")}
+        assert sources.keys() == keys.keys() - {"source", "rates"}, name
+        assert all(source.startswith("https://") for source in sources.values()), name
+
+
+def test_a_card_has_the_same_peak_where_mfu_is_computed():
+    devices = {device["name"]: device for device in load_yaml(metrics.PEAKS_FILE)["devices"]}
+    for name, card in CARDS.items():
+        device = devices[name.split("-")[0].upper()]
+        assert card.peak == pytest.approx(1e12 * device["tflops"]["bf16"])
+        if name != "a100-80gb":  # there the slower model of the two
+            assert card.memory_bandwidth == pytest.approx(1e9 * device["gigabytes_per_second"])
+
+
+def test_a_cluster_of_one_s_own_with_a_card_s_numbers_takes_as_long(which, tmp_path):
+    (tmp_path / "mine.yaml").write_text(OWN, encoding="utf-8")
+    (tmp_path / "card.yaml").write_text("card: a100-80gb\n", encoding="utf-8")
+    words = ("--gpus", "8", "64")
+    known = cells(which("--gpu", "a100-80gb", *words)[1])
+    assert cells(which("--cluster", "card.yaml", *words)[1]) == known
+    code, said, errors = which("--cluster", "mine.yaml", *words)
+    assert (code, errors) == (0, "")
+    assert "mine.yaml: 312 TFLOPS in bf16, 80 GB at 2039 GB/s; 8 to a machine" in said
+    for gpus in ("8", "64"):  # but nobody has checked such a card
+        assert cells(said)[gpus][0] == re.sub(r" \(.*\)", "", known[gpus][0])
+        assert cells(said)[gpus][-1] == "foretold, extrapolated"
+        assert f"{gpus} GPUs: extrapolated, so there is no interval: the rates are an A100's." in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "why"),
+    [
+        ("peak: 500 TFLOPS", "8", r"a peak of 500 TFLOPS \(989.5 was checked\)"),
+        ("memory_bandwidth: 2TB/s", "8", r"a memory with 2,000 GB/s \(3,350 was checked\)"),
+        ("link: 64 GB/s", "8", r"links of 64 GB/s within a machine \(450 was checked\)"),
+        ("network: 400Gb", "16", r"a network of 400 Gbit/s \(3,200 was checked\)"),
+        ("gpus_per_machine: 4", "8", r"machines with 4 GPUs \(8 was checked\)"),
+        ("rates: a100", "8", "the rates are an A100's"),
+        ("network: 400Gb", "8", None),  # which one machine does not use
+        ("memory: 94GB", "8", None),
+        ("price: 2", "8", None),
+    ],
+)
+def test_a_card_with_other_numbers_is_extrapolated_if_they_matter(which, tmp_path, keys, gpus, why):
+    (tmp_path / "mine.yaml").write_text(f"card: h100\n{keys}\n", encoding="utf-8")
+    code, said, _ = which("--cluster", "mine.yaml", "--gpus", gpus)
+    assert code == 0
+    assert cells(said)[gpus][-1] == ("foretold, extrapolated" if why else "foretold")
+    assert why is None or re.search(f"extrapolated, so there is no interval: .*{why}", said)
+
+
+def test_slower_numbers_take_longer(tmp_path):
+    run = replace(RUN, gpus=16)
+    for name in ("peak", "memory_bandwidth", "link", "network"):
+        slower = replace(run.cluster, **{name: getattr(run.cluster, name) / 4})
+        assert sharded.step_seconds(LLAMA_8B, replace(run, cluster=slower)) > sharded.step_seconds(LLAMA_8B, run)
+
+
+def test_a_cluster_s_price_is_that_of_its_gpus(which, tmp_path):
+    (tmp_path / "mine.yaml").write_text("card: h100\nprice: 2.5\n", encoding="utf-8")
+    words = ("--gpus", "8", "--tokens", "1e9")
+    own, asked = which("--cluster", "mine.yaml", *words)[1], which("--gpu", "h100", *words, "--price", "2.5")[1]
+    assert "cost of them" in own
+    assert cells(own) == cells(asked)
+    assert cells(which("--cluster", "mine.yaml", *words, "--price", "5")[1]) != cells(own)
+    assert "cost" not in which("--cluster", "mine.yaml", "--gpus", "8")[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (OWN.replace("peak", "paek"), "mine.yaml: paek: no key of a cluster, which has peak, memory"),
+        (OWN.replace("peak", "paek"), "Did you mean peak?"),
+        (OWN.replace("rates: a100\n", "").replace("link: 300 GB/s\n", ""), "mine.yaml: link, rates: missing."),
+        (OWN.replace("1600Gb", "1600GB"), "mine.yaml: network: 1600GB: give .1 to 100000 Gbit/s"),
+        (OWN.replace("1600Gb", "1600"), "mine.yaml: network: 1600: give .1 to 100000 Gbit/s"),
+        (OWN.replace("80GB", "80Gb"), "mine.yaml: memory: 80Gb: give a number and its unit, as 24GB"),
+        (OWN.replace("80GB", "0GB"), "mine.yaml: memory: 0GB: give a number"),
+        (OWN.replace("300 GB/s", "300 Gb/s"), "mine.yaml: link: 300 Gb/s: give .1 to 1000000 GB/s"),
+        (OWN.replace("300 GB/s", "-300 GB/s"), "mine.yaml: link: -300 GB/s: give .1"),
+        (OWN.replace("312 TFLOPS", "312"), "mine.yaml: peak: 312: give 1 to 100000 TFLOPS"),
+        (OWN.replace("312 TFLOPS", "312e12 TFLOPS"), "mine.yaml: peak: 312e12 TFLOPS: give 1"),
+        (OWN.replace("312 TFLOPS", "[312]"), "mine.yaml: peak: [312]: give 1"),
+        (OWN.replace("machine: 8", "machine: 0"), "mine.yaml: gpus_per_machine: 0: expected a whole number above 0"),
+        (OWN.replace("machine: 8", "machine: 8.5"), "mine.yaml: gpus_per_machine: 8.5: expected a whole number"),
+        (OWN.replace("machine: 8", "machine: yes"), "mine.yaml: gpus_per_machine: True: expected a whole number"),
+        (OWN + "price: -1\n", "mine.yaml: price: -1: expected a number above 0"),
+        (OWN + "price: .nan\n", "mine.yaml: price: nan: expected a number above 0"),
+        (OWN + "price: 3 EUR\n", "mine.yaml: price: 3 EUR: expected a number above 0"),
+        (OWN.replace("rates: a100", "rates: v100"), "mine.yaml: rates: v100: is none of a100, h100. Did you mean"),
+        ("card: h1000\n", "mine.yaml: card: h1000: is none of a100-40gb,"),
+        ("card: [h100]\n", "mine.yaml: card: ['h100']: is none of a100-40gb,"),
+        (OWN + "peak: 2 TFLOPS\n", "the key peak occurs twice"),
+        ("- h100\n", "mine.yaml: expected keys and values"),
+        ("", "mine.yaml: expected keys and values"),
+    ],
+)
+def test_a_bad_cluster_gets_one_clear_message(which, tmp_path, content, said):
+    (tmp_path / "mine.yaml").write_text(content, encoding="utf-8")
+    code, out, errors = which("--cluster", "mine.yaml", "--gpus", "8")
+    assert (code, out) == (2, "")
+    assert said in errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "h100", "--cluster", "mine.yaml", "--gpus", "8"), "not allowed with"),
+        (("--cluster", "none.yaml", "--gpus", "8"), "none.yaml: No such file"),
+        (("--gpus", "8"), "--gpu: say which, as in --gpu h100 --gpus 8 64, or --cluster"),
+        (("--cluster", "mine.yaml", "--gpus", "12"), "--gpus 12: machines have 8 GPUs each"),
+        (("--cluster", "mine.yaml", "--gpus", "8", "--picture", "a.svg"), "--picture: is for your own rows"),
+    ],
+)
+def test_a_cluster_is_asked_for_in_one_way(which, tmp_path, words, said):
+    (tmp_path / "mine.yaml").write_text(OWN, encoding="utf-8")
+    code, out, errors = which(*words)
+    assert (code, out) == (2, "")
+    assert said in errors
+
+
+# The picture.
+
+
+def mark(row: str, gib: float, fits: bool = True, low: float | None = 9.0) -> Mark:
+    return Mark(row, 10.0, low, low and 12.0, gib, fits)
+
+
+def test_a_picture_s_labels_are_apart_and_in_the_order_of_their_marks():
+    wanted = sorted([0.1, 0.11, 0.111, 0.5, 0.97, 0.98, 0.99])
+    places = picture.apart(wanted, 0.08)
+    assert all(after - before >= 0.08 - 1e-9 for before, after in itertools.pairwise(places))
+    assert min(places) >= 0
+    assert max(places) <= 1
+    assert picture.apart([0.2, 0.8], 0.1) == [0.2, 0.8]
+    crowded = picture.apart([0.5] * 30, 0.08)  # there is no room for such gaps
+    assert crowded == sorted(crowded)
+    assert (min(crowded) >= -1e-9, max(crowded) <= 1) == (True, True)
+
+
+def test_no_label_of_a_picture_covers_another_and_what_does_not_fit_is_grey():
+    marks = [mark(f"row_{number}", 1 + 0.01 * number) for number in range(14)]
+    marks += [mark("large", 30.0, fits=False), mark("far", 2.0, low=None)]
+    with pictures.plt.rc_context(pictures.SETTINGS):
+        drawn = picture.figure(marks, 22.5, {"pp": "its strategy does not declare what it sends"})
+        drawn.canvas.draw()
+    (axes,) = drawn.axes
+    labels = {text.get_text(): text for text in axes.texts if ": " in text.get_text()}
+    assert len(labels) == len(marks)
+    boxes = [Text.get_window_extent(label) for label in labels.values()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    edge = drawn.bbox
+    assert all(edge.x0 <= box.x0 and box.x1 <= edge.x1 and edge.y0 <= box.y0 and box.y1 <= edge.y1 for box in boxes)
+    assert labels["large: 10 ms, 30 GiB, does not fit"].get_color() == picture.GREY
+    assert labels["row_0: 10 ms, 1 GiB"].get_color() != picture.GREY
+    assert "far: 10 ms, 2 GiB, extrapolated" in labels
+    assert drawn.get_supxlabel() == "pp: its strategy does not declare what it sends"
+    hollow = {line.get_gid() for line in axes.lines if line.get_markerfacecolor() == "white"}
+    assert hollow == {"mark-large"}
+    assert "ms" in axes.get_xlabel()
+    assert "GiB" in axes.get_ylabel()
+
+
+def test_a_memory_that_is_far_larger_is_not_drawn(tmp_path):
+    with pictures.plt.rc_context(pictures.SETTINGS):
+        low, high = (picture.figure([mark("ddp", 1.0)], there, {}).axes[0].get_ylim()[1] for there in (1.5, 80.0))
+    assert low > 1.5
+    assert high < 1.5
+    picture.draw(tmp_path / "a.svg", [mark("ddp", 1.0)], 1.5, {})
+    picture.draw(tmp_path / "b.svg", [mark("ddp", 1.0)], 1.5, {})
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert drawn == (tmp_path / "b.svg").read_text(encoding="utf-8")
+    assert "ddp: 10 ms, 1 GiB" in drawn

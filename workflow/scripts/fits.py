@@ -12,7 +12,6 @@ kept free for them.
 """
 
 import argparse
-import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +27,6 @@ from lockstep.forecast import memory, model
 from lockstep.script import pretended
 from lockstep.terminal import print_table
 
-UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
 COLUMNS = ["row", "tokens", "largest micro-batch", "GiB then", "GiB whatever the batch", "GiB per sample"]
 
 
@@ -48,14 +46,14 @@ def main() -> int:
     parser.add_argument(
         "--memory", required=True, metavar="24GB", help="of a GPU, as nvidia-smi shows it; 1 GB is 2^30 bytes"
     )
-    parser.add_argument("--reserve", default="1.5GB", help="kept free for what is not counted (default: 1.5GB)")
+    parser.add_argument(
+        "--reserve", default=memory.RESERVE, help=f"kept free for what is not counted (default: {memory.RESERVE})"
+    )
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="how many train together (default: 1)")
     parser.add_argument("--rows", nargs="+", action="extend", metavar="ROW", help="by default all that can be counted")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was counted into a new file")
     arguments = parser.parse_args()
-    capacity = _bytes(arguments.memory, "--memory") - _bytes(arguments.reserve, "--reserve")
-    if capacity <= 0:
-        raise BadInput(f"--reserve {arguments.reserve}: nothing of {arguments.memory} would be left. Lower it.")
+    capacity = memory.free(arguments.memory, arguments.reserve)
     if arguments.gpus < 1:
         raise BadInput(f"--gpus {arguments.gpus}: expected at least 1.")
     if arguments.length and min(arguments.length) < 1:
@@ -90,9 +88,7 @@ def main() -> int:
 
 def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.Model]]:
     """The configuration for a machine with these GPUs, of which nothing needs to be here; and the model by length."""
-    gpus = arguments.gpus
-    hardware = {"device": "cuda", "node_gpus": gpus, "processes": gpus, "nodes": 1, "node_cores": 2 * gpus}
-    hardware |= {"threads": 1, "gpus": "null", "oversubscribe": "false"}
+    hardware = memory.machine(arguments.gpus)
     if own := [item for item in arguments.set if item.startswith(tuple(f"hardware.{key}=" for key in hardware))]:
         raise BadInput(f"--set {own[0]}: here --gpus says what trains.")
     own_dropout = any(item.startswith("model.dropout=") for item in arguments.set)
@@ -123,12 +119,7 @@ def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.
 def _count(row: Row, length: int, shape: model.Model, capacity: int) -> dict:
     result = {"row": row.name, "tokens": length, "largest": None, "steps": [], "failed": ""}
     try:
-        # A global batch of its own: one sample for each replica and micro-batch.
-        train = replace(row.train, global_batch=row.replicas * row.train.accumulation, device_batch=None)
-        row = replace(row, train=train)
-        row.refuse()
-        if why := _uncounted(row):
-            return result | {"failed": why}
+        row = memory.countable(row)
         largest, steps = memory.largest(row, shape, capacity)
     except (BadInput, RunFailed) as error:
         return result | {"failed": str(error)}
@@ -136,14 +127,6 @@ def _count(row: Row, length: int, shape: model.Model, capacity: int) -> dict:
     result |= {"largest": largest, "fixed": fixed, "per_sample": each, "devices": row.hardware.devices}
     result |= {"precision": row.precision, "parameters": steps[0].parameters}
     return result | {"steps": [asdict(step) for step in steps]}
-
-
-def _uncounted(row: Row) -> str:
-    if row.hardware.processes_per_node > row.hardware.gpu_count:
-        return "several of its ranks share a GPU"
-    if row.train.attention == "cudnn":
-        return "how much cuDNN's attention needs is not known"
-    return row.uncounted
 
 
 def _line(counted: dict, task: str) -> list[str]:
@@ -155,13 +138,6 @@ def _line(counted: dict, task: str) -> list[str]:
     sizes = (last["allocated"], counted["fixed"], counted["per_sample"])
     said = f"{largest} or more" if largest == memory.MOST else str(largest) if largest else "does not fit"
     return [name, tokens, said, *(f"{size / 2**30:.3g}" for size in sizes)]
-
-
-def _bytes(text: str, option: str) -> int:
-    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
-    if not given or given[2].upper() not in UNITS:
-        raise BadInput(f"{option} {text}: give a number and its unit, as 24GB or 500MB.")
-    return int(float(given[1]) * UNITS[given[2].upper()])
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ Your own rows, on this machine or several like it, from the configuration and th
     lockstep bench --until plan; lockstep network    # the data and the plan, and what messages between ranks cost
     lockstep which --gpus 4 --network 25Gb           # several machines, whose network has this speed
     lockstep which --seal                            # before the benchmark; its report then shows foretold and measured
+    lockstep which --memory 24GB --picture which.svg # and what each row needs of such a GPU, as a picture
 
 Each row's own code runs alone for some seconds, with one rank's share of each batch, and its strategy says what it
 sends. So it takes about ten seconds a row. --network stands for a network that was not measured, in place of one that
-was. Memory is counted by `lockstep fits`.
+was. --memory and --picture also count each row's memory on GPUs, as `lockstep fits` does, which takes as long again.
 
 Or full sharding (fsdp) on 8 to 512 GPUs, by a model's shape, without a GPU or data:
 
@@ -17,15 +18,16 @@ Or full sharding (fsdp) on 8 to 512 GPUs, by a model's shape, without a GPU or d
 --model is a config.json of transformers, its folder, or a YAML file with the same keys; nothing is downloaded. The time
 is foretold for training in bf16, with rates that were found from published runs, and an interval from the errors on
 runs that had no part in them. What is beyond what was checked is "extrapolated", and has no interval.
+
+--cluster mine.yaml describes other machines than those of --gpu, with the keys that workflow/cards.yaml explains.
 """
 
 import argparse
 import csv
 import math
-import re
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from lockstep import cli, paths
@@ -33,7 +35,8 @@ from lockstep.config import registry
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
-from lockstep.forecast import foretelling, model, sharded
+from lockstep.forecast import clusters, foretelling, memory, model, sharded
+from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.sharded import Run, Shape
 from lockstep.run import seals
 from lockstep.terminal import print_table
@@ -43,7 +46,12 @@ AT_A_TIME = 16384  # tokens that a GPU computes at a time, at most, where no mic
 # Of a training, of a GPU at a time, and of a step: beyond these even a guess would mislead, or a digit is too many.
 MOST_GPUS, MOST_AT_A_TIME, MOST_IN_A_STEP = 16384, 2**20, 2**32
 MOST = {"tokens": 1e18, "price": 1e6}
-OF_A_SHAPE = ("gpu", "length", "batch", "batch_tokens", "micro_batch", "checkpointing", "tokens", "price")
+OF_MEMORY = (
+    "Memory is counted for a row's widest micro-batch on GPUs, as lockstep fits does; with --memory, "
+    f"{memory.RESERVE} of it stay free for CUDA, NCCL and kernels."
+)
+NO_MEMORY = "Whether it fits into memory was not looked at: --memory 24GB counts it."
+OF_A_SHAPE = ("gpu", "cluster", "length", "batch", "batch_tokens", "micro_batch", "checkpointing", "tokens", "price")
 
 
 def main() -> int:
@@ -53,7 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--network",
         metavar="25Gb",
-        help="of a machine, in Gbit/s; with --model of one with 8 GPUs (default there: A100 1600Gb, H100 3200Gb)",
+        help="of a machine, in Gbit/s (default with --model: the cluster's)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was foretold into a new file")
     own = parser.add_argument_group("your own rows")
@@ -61,9 +69,13 @@ def main() -> int:
     own.add_argument(
         "--seal", action="store_true", help="keep what is foretold in the results, and note it in the journal"
     )
+    own.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw each row's time against its memory on GPUs")
+    own.add_argument("--memory", metavar="24GB", help="of a GPU: count what a row needs, and say what does not fit")
     shaped = parser.add_argument_group("full sharding on many GPUs, by a model's shape")
     shaped.add_argument("--model", type=Path, metavar="FILE", help="a model by its shape")
-    shaped.add_argument("--gpu", type=str.lower, choices=sharded.CARDS, help="SXM, with NVLink")
+    machines = shaped.add_mutually_exclusive_group()
+    machines.add_argument("--gpu", type=str.lower, choices=clusters.cards(), help="in machines of workflow/cards.yaml")
+    machines.add_argument("--cluster", type=Path, metavar="FILE", help="machines of your own, in YAML with such keys")
     shaped.add_argument("--length", type=int, metavar="N", help="tokens of a text (default: 2048)")
     batch = shaped.add_mutually_exclusive_group()
     batch.add_argument("--batch", type=int, metavar="N", help="texts of a step, on all GPUs together")
@@ -73,9 +85,12 @@ def main() -> int:
     )
     shaped.add_argument("--checkpointing", action="store_true", help="compute activations again, in all layers")
     shaped.add_argument("--tokens", type=float, metavar="20e9", help="of an epoch, or of the whole training")
-    shaped.add_argument("--price", type=float, metavar="3", help="of a GPU for an hour, in any currency")
+    shaped.add_argument(
+        "--price", type=float, metavar="3", help="of a GPU for an hour, in any currency (default: the cluster's)"
+    )
     arguments = parser.parse_args()
     cli.must_be_new(arguments.json, "--json", "file")
+    cli.must_be_new(arguments.picture, "--picture", "file")
     if arguments.model is None:
         return _own_rows(arguments)
     return _by_shape(arguments)
@@ -103,11 +118,15 @@ def _own_rows(arguments: argparse.Namespace) -> int:
     if arguments.seal and (begun := [name for name in names if seals.first_run(results, name)]):
         raise BadInput(seals.too_late(results, begun))
     rows = [foretelling.on(config.rows[name], number) for name in names]
-    link = None if arguments.network is None else _bits(arguments.network)
+    link = None if arguments.network is None else clusters.NETWORK.read(arguments.network, "--network")
+    capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
+    counted = memory.of_rows(config, rows, results, capacity) if arguments.memory or arguments.picture else {}
     found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
-    _tell_rows(found, {row.name: _measured(row, results) for row in rows})
+    _tell_rows(found, {row.name: _measured(row, results) for row in rows}, counted)
     if arguments.json:
-        write_json(arguments.json, {"rows": found})
+        write_json(arguments.json, {"rows": found} | ({"memory": counted, "capacity": capacity} if counted else {}))
+    if arguments.picture:
+        _draw(arguments.picture, found, counted, capacity)
     if arguments.seal:
         print(f"sealed in {paths.foretold_file(results)}, sha256 {seals.seal(results, found)}")
         print("Whoever is to trust it should have this number before the rows run.")
@@ -130,8 +149,8 @@ def _measured(row: Row, results: Path) -> float | None:
     return statistics.median(steps) if steps else None
 
 
-def _tell_rows(found: list[dict], measured: dict[str, float | None]) -> None:
-    """Print what is foretold of rows, the fastest first, and what is not."""
+def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: dict[str, dict]) -> None:
+    """Print what is foretold of rows, the fastest first, and what is not. counted: memory.of_rows, or nothing."""
     done = sorted((each for each in found if each["seconds"]), key=_per_sample)
     single = next((each for each in found if each["row"] == "single"), None)
     header = ["row", "ranks", "a step, ms", "of it communication, ms", "times as fast as single", "how it is known"]
@@ -139,11 +158,17 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None]) -> None:
     if there := any(measured.values()):
         header.insert(3, "measured, ms")
         lines = [[*line[:3], f"{measured[line[0]]:.3g}" if measured[line[0]] else "", *line[3:]] for line in lines]
+    if counted:
+        header.insert(-1, "a GPU, GiB")
+        lines = [[*line[:-1], _gib(counted[line[0]]), line[-1]] for line in lines]
     if lines:
         print_table(header, lines)
     for each in found:
         if each["why"]:
             print(f"{each['row']}: {each['known']}: {'; '.join(each['why'])}")
+    for name, each in counted.items():
+        if each["why"]:
+            print(f"{name}: memory not counted: {each['why']}")
     disturbed = [f"{each['row']} ({'; '.join(each['disturbed'])})" for each in found if each["disturbed"]]
     if disturbed:
         print(f"Disturbed, so foretold as too slow: {', '.join(disturbed)}.")
@@ -152,8 +177,40 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None]) -> None:
     if done:
         print(
             "Foretold from each row's own code, run alone on this machine, what was measured of messages, and what each"
-            " strategy sends. Whether it fits into memory was not looked at: lockstep fits counts it."
+            f" strategy sends. {OF_MEMORY if counted else NO_MEMORY}"
         )
+
+
+def _gib(counted: dict) -> str:
+    if counted["why"]:
+        return ""
+    return f"{counted['allocated'] / 2**30:.3g}" + ("" if counted["fits"] else ", does not fit")
+
+
+def _draw(file: Path, found: list[dict], counted: dict[str, dict], capacity: int | None) -> None:
+    """Draw the rows of which both time and memory are known, and say why the others are not there."""
+    from lockstep.forecast import picture  # matplotlib takes a while
+
+    without = {each["row"]: "; ".join(each["why"]) for each in found if not each["seconds"]}
+    without |= {name: each["why"] for name, each in counted.items() if each["why"] and name not in without}
+    marks = [
+        picture.Mark(
+            each["row"],
+            *(None if end is None else 1000 * end for end in map(each["seconds"].get, ("value", "low", "high"))),
+            counted[each["row"]]["allocated"] / 2**30,
+            counted[each["row"]]["fits"],
+        )
+        for each in found
+        if each["row"] not in without
+    ]
+    usual = found[0]["global_batch"]
+    others = {each["row"]: each["global_batch"] for each in found if each["global_batch"] != usual}
+    notes = {name: f"has {batch} samples in a step, and the first row {usual}" for name, batch in others.items()}
+    if not marks:
+        print(f"{file}: not drawn: of no row are both time and memory known")
+        return
+    picture.draw(file, marks, None if capacity is None else capacity / 2**30, notes | without)
+    print(f"drawn: {file}")
 
 
 def _per_sample(found: dict) -> float:
@@ -172,18 +229,20 @@ def _row_cells(found: dict, single: dict | None) -> list[str]:
 
 
 def _by_shape(arguments: argparse.Namespace) -> int:
-    for name in ("gpu", "gpus"):
-        if getattr(arguments, name) is None:
-            raise BadInput(f"--{name}: say which, as in --gpu h100 --gpus 8 64; or leave out --model.")
-    for name in ("rows", "seal"):
+    if arguments.gpu is None and arguments.cluster is None:
+        raise BadInput("--gpu: say which, as in --gpu h100 --gpus 8 64, or --cluster; or leave out --model.")
+    if arguments.gpus is None:
+        raise BadInput("--gpus: say how many, as in --gpu h100 --gpus 8 64; or leave out --model.")
+    for name in ("rows", "seal", "picture", "memory"):
         if getattr(arguments, name):
             raise BadInput(f"--{name}: is for your own rows. Leave it out, or leave out --model.")
     arguments.length = 2048 if arguments.length is None else arguments.length
-    _refuse(arguments)
+    cluster = _cluster(arguments)
+    _refuse(arguments, cluster)
     described = model.read(arguments.model, "language-modelling", arguments.length)
     shape = sharded.shape_of(described)
     window = described.config.get("sliding_window")
-    runs = [_run(arguments, gpus) for gpus in dict.fromkeys(arguments.gpus)]
+    runs = [_run(arguments, cluster, gpus) for gpus in dict.fromkeys(arguments.gpus)]
     for run in runs:
         _must_hold(shape, run)
     foretold = [_foretell(shape, run, window, arguments) for run in runs]
@@ -191,19 +250,32 @@ def _by_shape(arguments: argparse.Namespace) -> int:
         f"{described.config['architectures'][0]}, {shape.weights:,} weights, texts of {arguments.length:,} tokens, fsdp"
         f" in bf16, activations {'computed again' if arguments.checkpointing else 'kept'}"
     )
+    print(f"{arguments.gpu or arguments.cluster}: {cluster}")
     _tell(shape, runs, foretold, arguments)
     if arguments.json:
         write_json(arguments.json, {"model": asdict(shape), "price": arguments.price, "foretold": foretold})
     return 0
 
 
-def _refuse(arguments: argparse.Namespace) -> None:
+def _cluster(arguments: argparse.Namespace) -> Cluster:
+    """The machines that are asked for. The price becomes theirs if there is no other, and something to pay for."""
+    cluster = clusters.cards()[arguments.gpu] if arguments.gpu else clusters.read(arguments.cluster)
+    if arguments.network is not None:
+        cluster = replace(cluster, network=clusters.NETWORK.read(arguments.network, "--network"))
+    if arguments.price is None and arguments.tokens is not None:
+        arguments.price = cluster.price
+    return cluster
+
+
+def _refuse(arguments: argparse.Namespace, cluster: Cluster) -> None:
     """Raise BadInput for a number that no training has."""
     for gpus in arguments.gpus:
         if not 1 <= gpus <= MOST_GPUS:
             raise BadInput(f"--gpus {gpus}: expected 1 to {MOST_GPUS:,}.")
-        if gpus > sharded.NODE_GPUS and gpus % sharded.NODE_GPUS:
-            raise BadInput(f"--gpus {gpus}: machines have {sharded.NODE_GPUS} GPUs each; name a multiple of that.")
+        if gpus > cluster.gpus_per_machine and gpus % cluster.gpus_per_machine:
+            raise BadInput(
+                f"--gpus {gpus}: machines have {cluster.gpus_per_machine} GPUs each; name a multiple of that."
+            )
     if not 1 <= arguments.length <= MOST_AT_A_TIME:
         raise BadInput(f"--length {arguments.length}: expected 1 to {MOST_AT_A_TIME:,} tokens.")
     for option in ("batch", "batch_tokens", "micro_batch"):
@@ -220,7 +292,7 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise BadInput("--price: say of how many tokens, as in --tokens 20e9.")
 
 
-def _run(arguments: argparse.Namespace, gpus: int) -> Run:
+def _run(arguments: argparse.Namespace, cluster: Cluster, gpus: int) -> Run:
     """How so many GPUs train. Raises BadInput where they can't share the batch evenly."""
     length, micro = arguments.length, arguments.micro_batch
     at_a_time = max(1, AT_A_TIME // length)
@@ -246,27 +318,18 @@ def _run(arguments: argparse.Namespace, gpus: int) -> Run:
         raise BadInput(f"--micro-batch {micro}: expected at most {MOST_AT_A_TIME:,} tokens for a GPU at a time.")
     if gpus * accumulation * micro * length > MOST_IN_A_STEP:
         raise BadInput(f"{named}: expected at most {MOST_IN_A_STEP:,} tokens in a step.")
-    network = None if arguments.network is None else _bits(arguments.network)
     recomputed = 1.0 if arguments.checkpointing else 0.0
-    return Run(arguments.gpu, gpus, length, micro, accumulation, recomputed, network=network)
-
-
-def _bits(text: str) -> float:
-    """Bits/s, of a text as 3200Gb."""
-    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:Gb|Gbit|Gbps|Gbit/s|Gb/s)", text.strip(), re.ASCII)
-    if not given or not 0.1 <= float(given[1]) <= 100_000:
-        raise BadInput(f"--network {text}: give .1 to 100000 Gbit/s of a machine, as 3200Gb (bits, not bytes).")
-    return 1e9 * float(given[1])
+    return Run(cluster, gpus, length, micro, accumulation, recomputed)
 
 
 def _must_hold(shape: Shape, run: Run) -> None:
     """Raise BadInput where weights, gradients and optimizer alone are more than the GPUs hold."""
-    memory = sharded.CARDS[run.card].memory
+    memory = run.cluster.memory
     kept = sharded.STATE * shape.weights
     if kept > run.gpus * memory:
         raise BadInput(
             f"--gpus {run.gpus}: it does not fit. Weights, gradients and AdamW's state take {sharded.STATE} bytes for"
-            f" each weight, {kept / 2**30:,.0f} GiB in all, and {run.gpus} {run.card} have"
+            f" each weight, {kept / 2**30:,.0f} GiB in all, and {run.gpus} GPUs have"
             f" {run.gpus * memory / 2**30:,.0f}. At least {-(-kept // memory)} are needed, and more for activations."
         )
 
@@ -282,7 +345,7 @@ def _foretell(shape: Shape, run: Run, window: int | None, arguments: argparse.Na
     beyond = sharded.extrapolated(shape, run)
     if window and run.length > window:
         beyond.append(f"attention sees {window:,} tokens, and is counted as if it saw all")
-    ends = sharded.INTERVALS[sharded.CARDS[run.card].kind]
+    ends = sharded.INTERVALS[run.cluster.rates]
     low, high = (None, None) if beyond else (speed * end for end in ends)
     found = {"run": asdict(run), "tokens_per_step": run.tokens, "step_seconds": seconds, "parts": parts}
     found |= {"speed": speed, "low": low, "high": high, "mfu": sharded.mfu(shape, run, seconds), "extrapolated": beyond}
@@ -363,9 +426,9 @@ def _shares(found: dict) -> str:
 def _nearest(shape: Shape, run: Run) -> str:
     """The published run on such a card that is most like this one, by the ratios of their sizes."""
     own = {"gpus": run.gpus, "weights": shape.weights, "length": run.length, "micro_batch": run.micro_batch}
-    kind = sharded.CARDS[run.card].kind
+    kinds = {name: card.rates for name, card in clusters.cards().items()}
     with MEASURED.open(encoding="utf-8") as stream:
-        lines = [line for line in csv.DictReader(stream) if sharded.CARDS[line["card"]].kind == kind]
+        lines = [line for line in csv.DictReader(stream) if kinds[line["card"]] == run.cluster.rates]
 
     def distance(line: dict) -> float:
         there = {name: int(line[name]) for name in ("gpus", "weights", "length", "micro_batch")}

@@ -1,23 +1,32 @@
 """The GPU memory that a row needs, counted by its own strategy on GPUs that compute nothing (rank/sizing.py)."""
 
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from lockstep import paths
-from lockstep.config.configuration import NOTHING_BESIDES
+from lockstep.config import reading
+from lockstep.config.configuration import NOTHING_BESIDES, Config
 from lockstep.config.launchers import rank_variables
+from lockstep.config.machine import cpu_cores
 from lockstep.config.row import Row
 from lockstep.config.sections import Profile
 from lockstep.config.settings import Settings
-from lockstep.errors import RunFailed
+from lockstep.data.plan import Plan
+from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
+from lockstep.forecast.clusters import MEMORY
 from lockstep.forecast.model import Model
+from lockstep.forecast.model import read as read_model
 from lockstep.run.progress import Progress
 from lockstep.script import pretended
 
@@ -27,6 +36,7 @@ WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread tha
 MOST = 2**14  # the largest micro-batch that is tried
 MOST_GPUS = 16  # that a pretended machine has
 FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
+RESERVE = "1.5GB"  # kept free for the CUDA context, NCCL and kernels, which are not counted
 PROGRAM = """import sys
 from pathlib import Path
 from lockstep.rank import main, sizing
@@ -44,6 +54,44 @@ class Peak:
     allocated: int
     reserved: int
     parameters: int = 0  # of the model
+
+
+def free(memory: str, reserve: str) -> int:
+    """The bytes of a GPU that are left for a row, as of 24GB and 1.5GB. Raises BadInput."""
+    left = int(MEMORY.read(memory, "--memory")) - int(replace(MEMORY, least=0).read(reserve, "--reserve"))
+    if left <= 0:
+        raise BadInput(f"--reserve {reserve}: nothing of {memory} would be left. Lower it.")
+    return left
+
+
+def machine(gpus: int) -> dict[str, str]:
+    """Keys of `hardware` for one machine with so many GPUs, of which nothing needs to be here."""
+    keys = {"device": "cuda", "node_gpus": str(gpus), "processes": str(gpus), "nodes": "1", "node_cores": str(2 * gpus)}
+    return keys | {"threads": "1", "gpus": "null", "oversubscribe": "false"}
+
+
+def on_gpus(config: Config, gpus: int) -> Config:
+    """A configuration for such a machine."""
+    elsewhere = {"hosts": None, "interface": None, "endpoint": None}
+    return reading.parse(config.source | {"hardware": config.source["hardware"] | elsewhere | machine(gpus)})
+
+
+def countable(row: Row) -> Row:
+    """The row with a global batch of its own: one sample for each replica and micro-batch.
+
+    Raises BadInput if its memory can't be counted.
+    """
+    train = replace(row.train, global_batch=row.replicas * row.train.accumulation, device_batch=None)
+    row = replace(row, train=train)
+    row.refuse()
+    why = row.uncounted
+    if row.hardware.processes_per_node > row.hardware.gpu_count:
+        why = "several of its ranks share a GPU"
+    elif row.train.attention == "cudnn":
+        why = "how much cuDNN's attention needs is not known"
+    if why:
+        raise BadInput(why)
+    return row
 
 
 def peaks(
@@ -66,6 +114,44 @@ def peaks(
         Peak(step["samples"] // replicas, step["allocated"], step["reserved"], counted["parameters"])
         for step in counted["steps"]
     ]
+
+
+def of_batch(row: Row, model: Model, samples: int, capacity: int | None) -> tuple[Peak, bool]:
+    """What a micro-batch of so many samples needs, and whether that fits into `capacity` bytes.
+
+    With less than all its segments the allocator may still come by, which is tried.
+    """
+    (peak,) = peaks(row, model, [samples])
+    if capacity is None or peak.reserved <= capacity:
+        return peak, True
+    return peak, peak.allocated <= capacity and bool(peaks(row, model, [samples], capacity))
+
+
+def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None) -> dict[str, dict]:
+    """What the widest micro-batch of each row's plan needs of a GPU; `why` says why nothing is counted, if so.
+
+    fits: whether that is within `capacity` bytes.
+    """
+    try:
+        pretended.variables(1)  # compiled here, once
+    except BadInput as error:
+        return {row.name: {"why": str(error)} for row in rows}
+    there = on_gpus(config, max(row.hardware.devices for row in rows)).rows
+    weights = paths.data_folder(results) / paths.WEIGHTS
+
+    def count(row: Row) -> dict:
+        try:
+            asked = countable(there[row.name])
+            plan = Plan.load(paths.require(paths.plan_file(results, row.plan_name), "plan.py"))
+            shape = read_model(weights, config.task, int(plan.widths.max()), config.data.image_size)
+            samples = math.ceil(int(np.diff(plan.starts).max()) / (row.replicas * row.train.accumulation))
+            peak, fits = of_batch(asked, replace(shape, dropout=config.model.dropout), samples, capacity)
+        except (BadInput, RunFailed) as error:
+            return {"why": str(error)}
+        return {"why": "", "samples": samples, "allocated": peak.allocated, "reserved": peak.reserved, "fits": fits}
+
+    with ThreadPoolExecutor(max(1, cpu_cores() // 2)) as pool:
+        return dict(zip([row.name for row in rows], pool.map(count, rows), strict=True))
 
 
 def largest(row: Row, model: Model, capacity: int) -> tuple[int, list[Peak]]:

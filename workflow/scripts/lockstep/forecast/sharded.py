@@ -3,8 +3,8 @@
 A step is foretold as a sum of seven parts (`parts`). Two are arithmetic: matrix products, and attention; each runs at a
 share of the card's peak. Two are bytes of the card's memory: what is done to each number of a layer besides (norms,
 activations, residuals, casts), and the logits with their loss. Three are communication: weights are gathered for the
-forward and again for the backward pass, and gradients are reduced. Within a machine that takes NVLink, between machines
-the network, and each layer waits for as many machines as there are besides its own, as in a ring.
+forward and again for the backward pass, and gradients are reduced. Within a machine that takes NVLink or PCIe, between
+machines the network, and each layer waits for as many machines as there are besides its own, as in a ring.
 
 What overlaps is not told apart: that a part hides behind another one is in its rate, as if it were a faster part. But
 no step is foretold to end before the network could have brought its bytes. The rates are those with which the
@@ -15,37 +15,14 @@ on runs that they were not found from.
 from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadInput, brief
+from lockstep.forecast import clusters
+from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.model import Model
 from lockstep.model import metrics
 
-NODE_GPUS = 8  # as in nearly all published runs
 WEIGHT = 2  # bytes of a weight that is gathered, and of a gradient that is reduced, in bf16
 STATE = 16  # bytes that are kept for each weight in all: the weight, its gradient, and two of AdamW's, in fp32
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU. peak: FLOP/s in bf16, dense; bandwidth: of its memory, bytes/s; memory: bytes; link: NVLink within a
-    machine, bytes/s in one direction; network: a machine's, bits/s in one direction, unless another one is asked for.
-    """
-
-    kind: str  # which rates are its
-    peak: float
-    bandwidth: float
-    memory: int
-    link: float
-    network: float
-
-
-# NVIDIA's data sheets of A100, H100 (both SXM) and H200. The A100s' network is that of llm-foundry's runs, which do not
-# name that of the H100s; here it is that of NVIDIA's DGX H100, eight times 400 Gbit/s.
-CARDS = {
-    "a100-40gb": Card("a100", 312e12, 1.555e12, 40 * 2**30, 300e9, 1.6e12),
-    "a100-80gb": Card("a100", 312e12, 2.039e12, 80 * 2**30, 300e9, 1.6e12),
-    "h100": Card("h100", 989.5e12, 3.35e12, 80 * 2**30, 450e9, 3.2e12),
-    "h200": Card("h100", 989.5e12, 4.8e12, 141 * 2**30, 450e9, 3.2e12),
-}
-UNCHECKED = ("h200",)  # an H100 with another memory, for which it is taken
+PUBLISHED = ("a100-40gb", "a100-80gb", "h100")  # the cards of the runs from which the rates were found
 
 
 @dataclass(frozen=True)
@@ -66,19 +43,16 @@ class Shape:
 class Run:
     """How it is trained. length: tokens of a sample; micro_batch: samples that a GPU computes at a time, `accumulation`
     times in a step; recomputed: the share of the forward pass that is computed again (1: activation checkpointing of
-    all layers); gathers: how often weights are gathered, 1 where they stay after the forward pass; network: bits/s of
-    a machine, None for the card's.
+    all layers); gathers: how often weights are gathered, 1 where they stay after the forward pass.
     """
 
-    card: str  # a key of CARDS
+    cluster: Cluster
     gpus: int
     length: int
     micro_batch: int
     accumulation: int = 1
     recomputed: float = 0.0
     gathers: int = 2
-    node_gpus: int = NODE_GPUS
-    network: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -87,7 +61,7 @@ class Run:
 
     @property
     def machines(self) -> float:
-        return max(1, self.gpus / self.node_gpus)
+        return max(1, self.gpus / self.cluster.gpus_per_machine)
 
 
 @dataclass(frozen=True)
@@ -170,18 +144,18 @@ def shape_of(model: Model) -> Shape:
 
 def parts(shape: Shape, run: Run, rates: Rates = RATES) -> dict[str, float]:
     """Seconds of a step, by what takes them. Their sum is the step."""
-    card = CARDS[run.card]
+    cluster = run.cluster
     tokens = run.micro_batch * run.length  # of one GPU, at a time
     again = 1 + run.recomputed / 3  # the forward pass is a third of the arithmetic, and of the layers' bytes
     operations = flops(shape, run.length)
-    of_products, of_attention = (getattr(rates, f"{card.kind}_{name}") for name in ("products", "attention"))
+    of_products, of_attention = (getattr(rates, f"{cluster.rates}_{name}") for name in ("products", "attention"))
     within, between = communication(shape, run)
     seconds = {
-        "matrix products": again * tokens * operations["products"] / (of_products * card.peak),
-        "attention": again * tokens * operations["attention"] / (of_attention * card.peak),
-        "layers' memory": again * tokens * rates.layer * shape.layers * shape.width / card.bandwidth,
-        "logits' memory": tokens * rates.logit * shape.vocabulary / card.bandwidth,
-        "NVLink": rates.nvlink * within,
+        "matrix products": again * tokens * operations["products"] / (of_products * cluster.peak),
+        "attention": again * tokens * operations["attention"] / (of_attention * cluster.peak),
+        "layers' memory": again * tokens * rates.layer * shape.layers * shape.width / cluster.memory_bandwidth,
+        "logits' memory": tokens * rates.logit * shape.vocabulary / cluster.memory_bandwidth,
+        "links within machines": rates.nvlink * within,
         "latency": rates.hop * shape.layers * (run.machines - 1),
     }
     seconds["network"] = max(rates.network * between, between - sum(seconds.values()))
@@ -198,28 +172,28 @@ def flops(shape: Shape, length: int) -> dict[str, float]:
 
 
 def communication(shape: Shape, run: Run) -> tuple[float, float]:
-    """Seconds at the nominal rates of NVLink and of the network, for the bytes of a micro-batch.
+    """Seconds at the nominal rates of the links within machines and of the network, for the bytes of a micro-batch.
 
     Each GPU gets the weights `gathers` times and gives the gradients once, but for its own share; each machine
     likewise, whose GPUs share the network.
     """
-    card = CARDS[run.card]
+    cluster = run.cluster
     moved = (run.gathers + 1) * WEIGHT * shape.weights
-    near = min(run.gpus, run.node_gpus)
-    within = moved * (1 - 1 / near) / card.link
-    between = moved * (1 - 1 / run.machines) / ((run.network or card.network) / 8)
+    near = min(run.gpus, cluster.gpus_per_machine)
+    within = moved * (1 - 1 / near) / cluster.link
+    between = moved * (1 - 1 / run.machines) / (cluster.network / 8)
     return within, between
 
 
 def mfu(shape: Shape, run: Run, seconds: float) -> float:
     """The share of the cards' peak that the model's own operations reach, without those that are computed again."""
-    return sum(flops(shape, run.length).values()) * run.tokens / (seconds * run.gpus * CARDS[run.card].peak)
+    return sum(flops(shape, run.length).values()) * run.tokens / (seconds * run.gpus * run.cluster.peak)
 
 
 def facts(shape: Shape, run: Run) -> dict[str, int]:
     """What was checked between a smallest and a largest one, by the words that tell of it."""
     seconds = parts(shape, run)
-    talking = sum(seconds[name] for name in ("NVLink", "network", "latency"))
+    talking = sum(seconds[name] for name in ("links within machines", "network", "latency"))
     return {
         "GPUs": run.gpus,
         "weights": shape.weights,
@@ -232,12 +206,27 @@ def facts(shape: Shape, run: Run) -> dict[str, int]:
 
 def extrapolated(shape: Shape, run: Run) -> list[str]:
     """In what a run is beyond all that was checked; empty if in nothing."""
-    card = CARDS[run.card]
-    beyond = ["the rates are an H100's"] if run.card in UNCHECKED else []
+    cluster = run.cluster
+    published = clusters.cards()[cluster.card] if cluster.card in PUBLISHED else None
+    known = published is not None and published.rates == cluster.rates
+    beyond = [] if known else [f"the rates are an {cluster.rates.upper()}'s"]
     for name, value in facts(shape, run).items():
-        low, high = CHECKED[card.kind][name]
+        low, high = CHECKED[cluster.rates][name]
         if not low <= value <= high:
             beyond.append(f"{value:,} {name} ({low:,} to {high:,} were checked)")
-    if run.machines > 1 and run.network not in (None, card.network):
-        beyond.append(f"a network of {run.network / 1e9:,g} Gbit/s ({card.network / 1e9:,g} was checked)")
-    return beyond
+    return beyond + _unlike(cluster, published, run.machines > 1) if published else beyond
+
+
+def _unlike(cluster: Cluster, published: Cluster, several: bool) -> list[str]:
+    """By which numbers a cluster differs from that of the published runs; several: of machines."""
+    compared = {"peak": ("a peak of {:,g} TFLOPS", 1e12), "memory_bandwidth": ("a memory with {:,g} GB/s", 1e9)}
+    compared["link"] = ("links of {:,g} GB/s within a machine", 1e9)
+    if several:
+        compared["gpus_per_machine"] = ("machines with {:,g} GPUs", 1)
+        compared["network"] = ("a network of {:,g} Gbit/s", 1e9)
+    found = []
+    for name, (words, unit) in compared.items():
+        own, there = (getattr(each, name) / unit for each in (cluster, published))
+        if own != there:
+            found.append(f"{words.format(own)} ({there:,g} was checked)")
+    return found

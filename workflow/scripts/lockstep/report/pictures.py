@@ -69,13 +69,13 @@ def on_page(name: str, paint: Callable[[], Drawing]) -> Picture:
     """A picture for a page only, without files of its own."""
     with plt.rc_context(SETTINGS | {"svg.hashsalt": name}):
         drawing = paint()
-        svg = _svg(drawing.figure)
+        svg = svg_of(drawing.figure)
         plt.close(drawing.figure)
     return Picture(name, drawing.title, drawing.note, _inline(svg, name, drawing), drawing.header, drawing.table)
 
 
 def _save(figure, name: str, folder: Path, dpi: int = 130) -> str:
-    svg = _svg(figure)
+    svg = svg_of(figure)
     write_text(folder / f"{name}.svg", svg)
     with atomic_file(folder / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=dpi, facecolor="white")
@@ -83,7 +83,7 @@ def _save(figure, name: str, folder: Path, dpi: int = 130) -> str:
     return svg
 
 
-def _svg(figure) -> str:
+def svg_of(figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return buffer.getvalue()
