@@ -10,9 +10,12 @@ done <<< "$SHARE"
 if [ "$STRICT" = true ]; then options+=(--strict); fi
 # The command is written as in a shell, over several lines if it is long.
 set +u
-eval "words=(
+if ! eval "words=(
 $COMMAND
-)" || exit 2
+)"; then
+  printf '### Lockstep gate: no verdict\n\nThe command is not one that a shell can read: one command, without `;`, `|` or `&`.\n' >> "$GITHUB_STEP_SUMMARY"
+  exit 2
+fi
 set -u
 status=0
 "$RUNNER_TEMP/lockstep/bin/python" -E "$HERE/workflow/scripts/gate.py" "${options[@]}" --output "$folder" -- "${words[@]}" || status=$?

@@ -440,6 +440,19 @@ def test_acceptance_can_not_pass_for_a_benchmark(accepted):
         ("~li/data", "<path>"),
         ("in '/home/Zhang Wei/Acme Project/run'", "in '<path>'"),
         ('predict={"texts": ["我的"]} hosts=[a,b]', 'predict={"texts": <text>} hosts=<host>'),
+        ("ssh alice@10.0.0.3", "ssh <address>"),
+        ("data={path: /home/alice/my data/secret project.csv}", "data={path: <path>/secret project.csv}"),
+        ("--config 'data={path: /srv/my data/a.csv, limit: 3}'", "--config 'data={path: <path>/a.csv, limit: 3}'"),
+        ("fe80::1 and 2001:db8::8a2e:370:7334 at 12:30:45", "<host> and <host> at 12:30:45"),
+        (
+            "std::vector, c10::Error, a::b, 2026-11-29T15:38:20+00:00",
+            "std::vector, c10::Error, a::b, 2026-11-29T15:38:20+00:00",
+        ),
+        (
+            "USER=alice {'hostname': 'n7'} {'password': 'abc d'}",
+            "USER=<address> {'hostname': <host>} {'password': <secret>}",
+        ),
+        ("Authorization: Bearer abcdef123456, 550 tokens: 12", "Authorization: Bearer <secret>, 550 tokens: 12"),
         ("torch 2.13.0, 0.1.2.3.4, batch=64", "torch 2.13.0, 0.1.2.3.4, batch=64"),
     ],
 )

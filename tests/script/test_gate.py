@@ -573,6 +573,31 @@ def test_what_a_change_does_to_the_model_is_told(name, ranks):
     assert sorted({each.kind for each in findings.wrong_of(found)}) == sorted(kinds), found
 
 
+@pytest.mark.parametrize(
+    ("gradients", "weights", "says"),
+    [
+        ({"a": (6.0, 8.0)}, (0.5, 2.0), "in 1 of 2 weights: a, 2 times as large"),
+        (
+            {"a": (6.0, 8.0), "b": (1.5, 2.0)},
+            (0.5, 2.0),
+            "in 2 of 2 weights, the nearest to the loss is b, 0.5 times as",
+        ),
+        ({"b": (-3.0, 4.0)}, (0.5, 2.0), "in 1 of 2 weights: b, in another direction"),
+        # Too little of the whole gradient to be seen in its norm, and not the same.
+        ({"a": (0.0, 0.0)}, (0.5, 2.0), "in 1 of 2 weights: a, 0 times as large"),
+    ],
+)
+def test_the_weight_whose_gradient_differs_is_named(gradients, weights, says):
+    before, now = recorded(), recorded()
+    if (0.0, 0.0) in gradients.values():
+        for step in before.ranks[0]["steps"] + now.ranks[0]["steps"]:
+            step["gradients"]["a"] = sketch(1e-5, 1e-5)
+    now.ranks[0]["steps"][0]["gradients"] |= {name: sketch(*values) for name, values in gradients.items()}
+    now.ranks[0]["steps"][0]["weights"]["a"] = sketch(*weights)
+    (finding,) = findings.wrong_of(findings.two_commits(now, before))
+    assert says in finding.says
+
+
 class Recorded:
     """Stands for gate.Runs, with recordings that are there already: of the base, and of a change."""
 

@@ -261,7 +261,7 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
     same = proven(tmp_path / "same", *TORCHRUN, options=("--against", " ".join(SPAWN)))
     assert same["answer"] == "equal", same["said"]
     summed = proven(tmp_path / "summed", *TORCHRUN, "--mistake", "summed", options=("--against", " ".join(SPAWN)))
-    assert "the gradient is 2 times that of the other script" in summed["reason"]
+    assert "the nearest to the loss is 5.bias, 2 times as large" in summed["reason"]
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ EVERYWHERE = (*LOOPBACK, "lo", "auto", "root", "")  # values of HOST_KEYS that t
 
 WHOLE_PATH = re.compile(r"(?:file:(?://)?)?(?:~|[A-Za-z]:)?(?:[\\/](?![\\/])|\\\\|~)[^\n]*")
 QUOTED = re.compile(r"(?<=')~?/(?!/)[^'\n]+/[^'\n]*(?=')|(?<=\")~?/(?!/)[^\"\n]+/[^\"\n]*(?=\")")
+# A path in the braces of YAML, as of `--config 'data={path: /home/me/my texts/a.csv}'`, where it may contain blanks.
+BRACED = re.compile(r"(?<=[:\[,] )~?/(?!/)[^,\]}\n'\"]+/[^,\]}\n'\"]*(?=[,\]}])")
 END = r"\s\"'`:;,)\]}<>|"
 WITHIN = re.compile(
     rf"(?:(?<![A-Za-z0-9_.<>/~\\-])|(?<=-[IL]))(?:file:)?(?:~|[A-Za-z]:|\\)?[\\/](?![\\/\s])(?:[^{END}\\/]+[\\/])+[^{END}\\/]*"
@@ -57,14 +59,24 @@ SUFFIXES = (
 )
 SUFFIXES += (".so", ".pt", ".bin", ".safetensors", ".log", ".md")
 SET = re.compile(r"""\b(texts|prompt)(['"]?\s*[:=]\s*)(\[[^\]]*\]|"[^"]*"|'[^']*')""")
-SET_HOST = re.compile(r"""\b(hosts|endpoint|interface)(['"]?\s*[:=]\s*)(\[[^\]]*\]|[^\s,'"}]+)""")
+SET_HOST = re.compile(
+    r"""\b(hosts|hostname|HOSTNAME|endpoint|interface)(['"]?\s*[:=]\s*)(\[[^\]]*\]|"[^"]*"|'[^']*'|[^\s,'"}]+)"""
+)
 KEPT_SECRET = re.compile(r"(?i)\b(\w*(?:key|token|password|secret))(=)[^\s'\"]+")
+# In a text of JSON or Python; a count of tokens is none.
+SET_SECRET = re.compile(
+    r"""(?i)\b(\w*(?:password|secret|(?:api|access|auth)_?(?:key|token)))(['"]?\s*:\s*)(?:"[^"]*"|'[^']*'|[^\s,'"}]+)"""
+)
+BEARER = re.compile(r"(?i)\b(bearer)(\s+)[\w.~+/=-]{8,}")
+SET_USER = re.compile(r"\b(USER|LOGNAME|USERNAME)(=)[^\s'\"]+")
+# Unique local, link-local and global addresses of IPv6 (RFC 4291), which begin so; C++ has colons, too.
+IPV6 = re.compile(r"(?i)(?<![\w:])(?:fe80|f[cd][0-9a-f]{2}|2[0-9a-f]{3}):[0-9a-f:]*:[0-9a-f]{1,4}(?![\w:])")
 NUMBERED = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 OF_A_USER = re.compile(r"(?<![\w/])~[A-Za-z_][\w.-]*(?:/[^\s'\"]*)?")
 SECRETS = re.compile(
     r"\b(?:glpat-[\w-]{8,}|hf_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9-]{16,})"
 )
-MAIL = re.compile(r"[A-Za-z][\w.+-]*@[A-Za-z][\w.-]*")
+MAIL = re.compile(r"[A-Za-z][\w.+-]*@(?:[A-Za-z][\w.-]*|\d{1,3}(?:\.\d{1,3}){3})")
 
 
 class Names:
@@ -100,13 +112,17 @@ class Names:
             return self._path(text)
         text = LINK.sub(self._link, text)
         text = SET.sub(lambda match: f"{match[1]}{match[2]}{self._mark(TEXT)}", text)
-        text = KEPT_SECRET.sub(lambda match: f"{match[1]}{match[2]}{self._mark(SECRET)}", text)
+        for pattern in (KEPT_SECRET, SET_SECRET, BEARER):
+            text = pattern.sub(lambda match: f"{match[1]}{match[2]}{self._mark(SECRET)}", text)
+        text = SET_USER.sub(lambda match: f"{match[1]}{match[2]}{self._mark(ADDRESS)}", text)
+        text = MAIL.sub(lambda _: self._mark(ADDRESS), text)
         if not self.with_host:
             text = SET_HOST.sub(lambda match: f"{match[1]}{match[2]}{self._mark(HOST)}", text)
-            text = NUMBERED.sub(lambda _: self._mark(HOST), text)
-        for pattern, mark in ((SECRETS, SECRET), (MAIL, ADDRESS), (OF_A_USER, PATH)):
+            for pattern in (NUMBERED, IPV6):
+                text = pattern.sub(lambda _: self._mark(HOST), text)
+        for pattern, mark in ((SECRETS, SECRET), (OF_A_USER, PATH)):
             text = pattern.sub(lambda _, mark=mark: self._mark(mark), text)
-        for pattern in (QUOTED, WITHIN):
+        for pattern in (QUOTED, BRACED, WITHIN):
             text = pattern.sub(lambda match: self._path(match[0]), text)
         text = UPWARD.sub(lambda _: self._mark(PATH) + "/", text)
         for host in self.hosts:

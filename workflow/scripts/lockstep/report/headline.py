@@ -39,7 +39,7 @@ def figures(summary: Summary) -> list[Figure]:
     if not done:
         return []
     best = recommended([row for row in done if trusted(summary.runs[row["row"]])] or done)
-    short = too_short(done)
+    short = too_short(done) or summary.config.get("quick")  # times that say nothing
     time = Figure(say("figure_time", row=best["row"]), say("figure_seconds", n=f"{best['train_seconds']:.3g}"))
     shown = [] if short else [time]
     if not short and best["speedup"] and best["strategy"] != BASELINE:

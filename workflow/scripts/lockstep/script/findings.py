@@ -19,6 +19,8 @@ SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
 # As a share of an update: if only larger distances can be detected, nothing is told, unless each step has such a one.
 TOO_HIGH = 0.2
+ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
+SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
@@ -312,13 +314,41 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
         return [Finding("dropout", DIFFERENT, f"dropout with other probabilities: {says}", step=step + 1, line=line)]
     if not comparable:
         return []
+    differing = [] if same_gradient and same_weights else _other_gradients(one, other, step, of_gradient)
+    if differing:
+        name, times = differing[-1]
+        how = f"{times:.4g} times as large" if times is not None else "which has none in the other"
+        if times is not None and abs(times - 1) < SAME_SIZE:
+            how = "in another direction"
+        weights = f"{len(differing)} of {len(names)} weights" + (
+            ", the nearest to the loss is" if len(differing) > 1 else ":"
+        )
+        says = f"on the same samples the gradient differs in {weights} {name}, {how}"
+        return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_gradient:
-        says = f"the gradient is {ratio:.4g} times that of the other script, on the same samples"
+        says = f"on the same samples the gradient is {ratio:.4g} times as large"
         return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_weights:
         says = "the gradients are the same, and the weights after the step are not"
         return [Finding("step", DIFFERENT, says, step=step + 1, line=line)]
     return []
+
+
+def _other_gradients(one: Recording, other: Recording, step: int, limit: float) -> list[tuple[str, float | None]]:
+    """The weights whose own gradient differs by more than this share of it, in the model's order.
+
+    Each with the norm of its gradient divided by the other's, None if that is zero. What rounding does to a gradient
+    that is zero but for rounding does not count.
+    """
+    names = _common(one, other, step)
+    least = ROUNDED * float(np.linalg.norm(_gradients(other, step, names)[:, 1:]))
+    differing = []
+    for name in one.ranks[0]["initial"]["weights"]:
+        if name in names:
+            mine, its = (_gradients(each, step, {name})[0] for each in (one, other))
+            if not np.linalg.norm(mine[1:] - its[1:]) <= max(limit * float(np.linalg.norm(its[1:])), least):
+                differing.append((name, float(mine[0] / its[0]) if its[0] else None))
+    return differing
 
 
 def _dropouts(recorded: Recording, step: int) -> list[float]:
