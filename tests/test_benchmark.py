@@ -432,6 +432,7 @@ def test_again_says_where_there_is_nothing(benchmark, tmp_path):
         ("workflow/scripts/lockstep/strategies/ddp.py", {f"train_{row}_1" for row in EXTEND_DDP}),
         ("workflow/scripts/lockstep/strategies/dataparallel.py", {"train_dataparallel_1"}),
         ("workflow/scripts/lockstep/rank/clock.py", {f"train_{row}_1" for row in ROWS}),
+        ("workflow/scripts/lockstep/model/models.py", {f"train_{row}_1" for row in ROWS}),  # `prepare` needs it, too
         ("workflow/scripts/lockstep/errors.py", set()),
         ("workflow/report/report.html.j2", set()),
         ("workflow/scripts/lockstep/report/charts.py", set()),

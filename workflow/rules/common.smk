@@ -46,11 +46,18 @@ def code(script, strategy=None):
     return lockstep.code_files(script, strategy, task)
 
 
-def training_input(row):
-    """The files made before a row is trained. They are the same if made again after a loss, so no row is repeated."""
-    plan = paths.plan_file(RESULTS, row.plan_name)
-    about = paths.plan_summary_file(RESULTS, row.plan_name)
-    return [ancient(file) for file in (READY, plan, about)]
+def training_input(run, result):
+    """The files made before a run trains. They are the same if made again after a loss, so no row is repeated. But what
+    is made again by edited code or from edited data is another, and Snakemake would not look at what is after it.
+    """
+    plan = paths.plan_file(RESULTS, run.plan_name)
+    about = paths.plan_summary_file(RESULTS, run.plan_name)
+    files = [READY, plan, about]
+    return (
+        files
+        if lockstep.any_newer(training_code(run), result)
+        else [ancient(file) for file in files]
+    )
 
 
 def training_code(run):

@@ -15,7 +15,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
         name:
             f"prove_{trial.name}"
         input:
-            training_input(trial),
+            training_input(trial, verdict(trial)),
             [verdict(each) for each in CONFIG.references(ROWS[trial.name]).values()]
             if trial.name in ROWS
             else [],

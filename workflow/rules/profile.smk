@@ -7,7 +7,7 @@ for row in ROWS.values() if CONFIG.profile.steps else ():
         name:
             f"profile_{row.name}"
         input:
-            training_input(profiled),
+            training_input(profiled, RESULTS / profiled.folder(1) / paths.PROFILE),
             code=training_code(profiled),
         output:
             RESULTS / profiled.folder(1) / paths.PROFILE,

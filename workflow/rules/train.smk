@@ -12,7 +12,7 @@ for place, (row, repeat) in enumerate(CONFIG.order):
         name:
             f"train_{row.name}_{repeat}"
         input:
-            training_input(row),
+            training_input(row, folder / paths.RECORD),
             code=training_code(row),
         output:
             folder / paths.RECORD,

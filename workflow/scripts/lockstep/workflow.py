@@ -305,6 +305,14 @@ def training_files(strategy: str, task: str, kind: Kind = Kind.TIMED) -> list[st
     return [file for file in files if Path(file).name != "__init__.py"]
 
 
+def any_newer(files: list[str], result: Path) -> bool:
+    """Whether one of these files was written after `result`, which may be missing."""
+    if not result.is_file():
+        return False
+    made = result.stat().st_mtime
+    return any(Path(file).is_file() and Path(file).stat().st_mtime > made for file in files)
+
+
 @cache  # hundreds of rules share a few dozen such lists
 def _files(roots: tuple[Path, ...], left_out: tuple[str, ...], besides: tuple[str, ...], here: Path) -> list[str]:
     """`roots` and their imports, except those `left_out`; and the files `besides`, without their imports."""
