@@ -469,8 +469,8 @@ def _drifting(recorded: Recording) -> list[Finding]:
             if theirs:
                 says = f"gradients are not averaged over ranks, so their weights drift apart: {_listed(theirs)}"
                 do = (
-                    "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them. Local SGD"
-                    " drifts by design."
+                    "call the wrapped model (DistributedDataParallel's), not the one inside it; or all-reduce them."
+                    " Local SGD drifts by design."
                 )
             elif rank["steps"][step]["rates"] != first["rates"]:
                 says, do = "ranks step with different learning rates", "schedule by what all ranks share."
