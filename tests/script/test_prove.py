@@ -143,7 +143,7 @@ def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
     """41 samples on two ranks: the sampler repeats one."""
     verdict = proven(tmp_path, *TORCHRUN, "--having", "shared_validation", "--samples", "64")
     assert verdict["answer"] == "equal", verdict["said"]
-    assert "1 of 41 samples are handed out to two ranks within an evaluation" in verdict["kinds"]["repeated"]["says"]
+    assert "1 of 41 samples are handed out more than once within an evaluation" in verdict["kinds"]["repeated"]["says"]
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(tmp
     """Accelerate fills 41 samples up to five batches of each rank."""
     script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "own_evaluation")
     repeated = proven(tmp_path, *script)["kinds"]["repeated"]
-    assert "9 of 41 samples are handed out to two ranks within an evaluation" in repeated["says"]
+    assert "9 of 41 samples are handed out more than once within an evaluation" in repeated["says"]
     assert "drop_last=True" in repeated["do"]
 
 

@@ -437,7 +437,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
         ranks_alike = recorded.world > 1 and all(each["batches"][:1] == first["batches"][:1] for each in same)
         of_each = [_flat(each["batches"][0]) for each in same]
-        by_itself = first["repeats"] or any(len(indices) != len(set(indices)) for indices in of_each)
+        of_one_rank = any(len(indices) != len(set(indices)) for indices in of_each)
+        by_itself = first["repeats"] or (of_one_rank and not _at_the_end(same))
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
@@ -448,7 +449,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if again:
             within = "an evaluation; a metric over all ranks counts them twice, unless it leaves them out"
             within = within if evaluates else "an epoch"
-            says = f"{again} of {first['size']} samples are handed out to two ranks within {within}"
+            says = f"{again} of {first['size']} samples are handed out more than once within {within}"
             padded = again < recorded.world or _at_the_end(same)
             do = (
                 "a sampler repeats some so that all ranks have the same number; drop_last=True leaves them out instead."
