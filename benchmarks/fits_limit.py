@@ -8,7 +8,7 @@ trained again with more, until it does.
 
 Pretended GPUs compute attention by its formula and need no cuBLAS, so that is what is counted here. They share memory
 out as PyTorch's allocator does, without a CUDA context: nothing is kept free for one. What is done already is not done
-again; --table only prints.
+again.
 """
 
 import argparse
