@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -440,7 +441,7 @@ def test_again_says_where_there_is_nothing(benchmark, tmp_path):
 )
 def test_editing_code_reruns_what_depends_on_it(benchmark, file, trains):
     path = benchmark.path(file)
-    before = path.read_text()
+    before, written = path.read_text(), path.stat().st_mtime_ns
     time.sleep(0.01)
     path.write_text(before + "\n\n")
     try:
@@ -448,6 +449,7 @@ def test_editing_code_reruns_what_depends_on_it(benchmark, file, trains):
         planned = jobs(benchmark.snakemake("-n", *targets, *CONFIGURED))
     finally:
         path.write_text(before)
+        os.utime(path, ns=(written, written))  # else it counts as edited after the rows were trained
     assert {job for job in planned if job.startswith("train_")} == trains
     assert planned.get("evaluate", 0) >= len(trains)
 
