@@ -52,7 +52,8 @@ def test_a_fork_whose_time_is_over_is_ended(place):
 def test_a_server_that_a_test_has_ended_is_started_again(place):
     assert place.script("imports").returncode == 0
     before = fork_server._server()
-    (server,) = [each for each in psutil.Process().children() if "fork_server.py" in " ".join(each.cmdline())]
+    running = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    (server,) = [each for each in running if "fork_server.py" in " ".join(each.cmdline())]
     server.kill()
     server.wait()
     assert place.script("imports").returncode == 0

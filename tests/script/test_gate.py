@@ -111,7 +111,8 @@ def gated(
 def test_a_change_of_nothing_passes_or_is_undecided_and_never_fails(repository):
     edit(repository / "train.py", "import torch\n", "import torch  # and a remark\n")
     code, outcome, said = gated(repository, "--fail-if-slower", "900%")
-    assert (code, outcome["verdict"], outcome["model"]) == (0, gate.PASSED, gate.EQUAL), said
+    assert (code, outcome["model"]) == (0, gate.EQUAL), said
+    assert outcome["verdict"] in (gate.PASSED, gate.UNDECIDED), said  # beside other programs five blocks may be too few
     assert len(outcome["seconds"]["base"]) == len(outcome["seconds"]["ours"]) == 5
     assert outcome["torch"]
 
