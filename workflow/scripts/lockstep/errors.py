@@ -125,6 +125,11 @@ def shortened(value) -> str:
     return repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
 
 
+def in_weights(differing: int, weights: int, nearest: str) -> str:
+    """In how many of a model's weights something differs, and which of them is nearest to the loss."""
+    return f"{differing} of {weights} weights{', the nearest to the loss is' if differing > 1 else ':'} {nearest}"
+
+
 def listed(names: Iterable[str], separator: str = ", ", most: int = SHOWN) -> str:
     """The first `most` names, each cut after LONGEST characters, and the number of further ones."""
     names = [name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names]

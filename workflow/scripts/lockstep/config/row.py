@@ -128,7 +128,7 @@ class Row:
         """Why the row's memory can't be counted without its devices; empty if it can."""
         if self.study:
             return "it is somebody's published code, which prepares its own data"
-        return next((reason for _, reason in self._matches("UNCOUNTED")), "")
+        return self._reason("UNCOUNTED")
 
     @property
     def precision(self) -> str:
@@ -326,7 +326,11 @@ class Row:
     @property
     def own_optimizer(self) -> str:
         """Why the proof can't give it another optimizer; empty if it can."""
-        return next((reason for _, reason in self._matches("OWN_OPTIMIZER")), "")
+        return self._reason("OWN_OPTIMIZER")
+
+    def _reason(self, literal: str) -> str:
+        """The first reason in a literal of its strategy that applies to this row; empty if none does."""
+        return next((reason for _, reason in self._matches(literal)), "")
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """The pairs in a literal of its strategy that apply to this row: the settings, and the reason."""

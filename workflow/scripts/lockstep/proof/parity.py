@@ -33,7 +33,7 @@ from lockstep.config import precisions
 from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, ONE_STEP, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
-from lockstep.errors import BadInput, OtherWork, RunFailed
+from lockstep.errors import BadInput, OtherWork, RunFailed, in_weights
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.model import lora, models
 from lockstep.proof import conversion
@@ -175,6 +175,7 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
         "no_fp64": row.no_fp64,
         "first_gradients": None,
     }
+    first = None
     if "fp64" in references:
         exact_reference, exactly = Trained.of(references["fp64"]), Trained.of(folder / "fp64")
         exact = exact_reference.distances(exactly, start)
@@ -191,7 +192,7 @@ def compare(row: Row, folder: Path, references: dict[str, Path], start: dict[str
                 reasons.append(_said_of_gradients(first))
     if reasons:
         reasons.append(reference.where_losses(ours, tolerance))
-        if not (verdict["first_gradients"] or {}).get("differing"):  # after several steps all weights may differ
+        if not (first and first["differing"]):  # after several steps all weights may differ
             reasons.append(reference.where_weights(ours, start, tolerance))
     best = "within-tolerance" if row.lossy else declared.proof
     return verdict | {"proof": "unequal" if reasons else best, "reason": "; ".join(reasons)}
@@ -225,9 +226,8 @@ def _said_of_gradients(first: dict) -> str:
         how = "whose gradient has another direction"
     else:
         how = f"whose gradient is {first['times']:.4g} times as large"
-    differing = first["differing"]
-    weights = f"{differing} of {first['weights']} weights" + (", the nearest to the loss is" if differing > 1 else ":")
-    return f"in fp64 the first step's gradient differs in {weights} {first['nearest']}, {how}"
+    weights = in_weights(first["differing"], first["weights"], first["nearest"])
+    return f"in fp64 the first step's gradient differs in {weights}, {how}"
 
 
 def another_model(row: Row, trial: Row, batch_statistics: bool) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.errors import listed
+from lockstep.errors import in_weights, listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
@@ -320,10 +320,8 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
         how = f"{times:.4g} times as large" if times is not None else "which has none in the other"
         if times is not None and abs(times - 1) < SAME_SIZE:
             how = "in another direction"
-        weights = f"{len(differing)} of {len(names)} weights" + (
-            ", the nearest to the loss is" if len(differing) > 1 else ":"
-        )
-        says = f"on the same samples the gradient differs in {weights} {name}, {how}"
+        weights = in_weights(len(differing), len(names), name)
+        says = f"on the same samples the gradient differs in {weights}, {how}"
         return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_gradient:
         says = f"on the same samples the gradient is {ratio:.4g} times as large"
