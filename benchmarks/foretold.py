@@ -38,7 +38,7 @@ COMMON = {
     "retries": 0,
 }
 DDP = {"ddp": {"strategy": "ddp"}}
-HOOKS = {f"ddp_{hook}": {"strategy": "ddp", "hook": hook} for hook in ("fp16", "bf16", "powersgd")}
+HOOKS = {f"ddp_{hook}": {"strategy": "ddp", "hook": hook} for hook in ("fp16", "powersgd")}
 ACCUMULATED = {"ddp_accumulation": {"strategy": "ddp", "accumulation": 3}}
 SHARDED = {
     "fsdp": {"strategy": "fsdp"},

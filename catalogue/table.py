@@ -26,18 +26,24 @@ WORDS = {"equal": "equal", "within-tolerance": "within tolerance", "by design": 
 
 @dataclass(frozen=True)
 class Model:
-    """A kind of model, its task, and the files in config/ that ask for it."""
+    """A kind of model, its task, the files in config/ that ask for it, and whether it has batch normalisation."""
 
     name: str
     task: str
     configs: tuple[str, ...] = ()
+    normalises_batches: bool = False
 
 
 MODELS = {
     "bert": Model("BERT, classifies texts", "text-classification"),
     "llama": Model("Llama, predicts tokens", "language-modelling", ("language.yaml",)),
     "convolution": Model("convolutions, classify images", "image-classification", ("digits.yaml",)),
-    "unet": Model("U-Net with batch normalisation, segments images", "image-segmentation", ("segmentation.yaml",)),
+    "unet": Model(
+        "U-Net with batch normalisation over all ranks, segments images",
+        "image-segmentation",
+        ("segmentation.yaml",),
+        normalises_batches=True,
+    ),
 }
 
 
@@ -66,10 +72,15 @@ def lines_of(file: Path) -> list[dict[str, str]]:
     return lines
 
 
+def key_of(line: dict[str, str]) -> tuple[str, ...]:
+    """What a verdict is on: the values of KEY."""
+    return tuple(line[name] for name in KEY)
+
+
 def merged(before: list[dict[str, str]], new: list[dict[str, str]]) -> list[dict[str, str]]:
     """All lines, the latest of those with the same KEY, in the order of config/accept.yaml."""
     by_date = sorted([*before, *new], key=lambda line: line["date"])
-    lines = {tuple(line[name] for name in KEY): line for line in by_date}
+    lines = {key_of(line): line for line in by_date}
     order = list(yaml.safe_load(ROWS.read_text(encoding="utf-8"))["rows"])
     place = {name: number for number, name in enumerate(order)}
     return sorted(lines.values(), key=lambda line: (place.get(line["row"], len(place)), line["model"], line["torch"]))

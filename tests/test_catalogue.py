@@ -8,7 +8,8 @@ from catalogue import __main__ as program
 from catalogue import meshes, table
 from lockstep.config import reading
 from lockstep.errors import BadInput
-from lockstep.files import write_json
+from lockstep.files import read_json, write_json
+from lockstep.proof.verdicts import WRONG as WRONG_VERDICTS
 
 PACKAGES = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
 
@@ -71,10 +72,27 @@ def test_a_cpu_says_nothing_of_a_gpu(tmp_path):
     assert "cuda: unequal: a loss \\| differs; cpu: equal (2 ranks, fp32)" in table.markdown(table.merged([], lines))
 
 
-def test_wrong_verdicts_end_with_1(tmp_path, monkeypatch, capsys):
+def test_batch_normalisation_is_over_all_ranks_where_a_row_can(tmp_path):
+    rows = read_json(program.over_all_ranks(tmp_path / "rows.yaml"))["rows"]
+    assert rows["zero2"] == {
+        "strategy": "deepspeed", "launcher": "torchrun", "stage": 2, "accumulation": 2, "sync_batchnorm": True,
+    }  # fmt: skip
+    assert {"ddp", "fsdp_policy", "trainer_two"} <= set(rows)
+    assert not {"single", "dataparallel", "all_threads"} & set(rows)
+
+
+def test_wrong_verdicts_that_are_not_known_end_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(program, "DATABASE", tmp_path / "catalogue.csv")
+    monkeypatch.setattr(program, "PAGE", tmp_path / "catalogue.md")
+    (tmp_path / "catalogue.md").write_text("\n".join(program.MARKS), encoding="utf-8")
     for verdict, code in ((EQUAL, 0), (LOCAL, 0), (WRONG, 1)):
         monkeypatch.setattr("sys.argv", ["catalogue", "--add", str(accepted(tmp_path, ddp=verdict))])
         assert program.main() == code
+    assert "1 of them wrong, 0 of these as is known" in capsys.readouterr().out
+    for write, torch, code in ((["--write"], "2.13.0", 1), ([], "2.13.0", 0), ([], "2.14.0", 1)):
+        file = accepted(tmp_path, torch=torch, ddp=WRONG)
+        monkeypatch.setattr("sys.argv", ["catalogue", *write, "--add", str(file)])
+        assert program.main() == code, "known is what is kept, of the same versions"
     monkeypatch.setattr("sys.argv", ["catalogue", "resnext"])
     with pytest.raises(SystemExit):
         program.main()
@@ -85,12 +103,13 @@ def test_wrong_verdicts_end_with_1(tmp_path, monkeypatch, capsys):
     assert "leave out the models" in capsys.readouterr().err
 
 
-def test_the_page_shows_what_is_kept_and_nothing_in_it_is_wrong():
+def test_the_page_shows_what_is_kept_and_says_why_anything_in_it_is_wrong():
     """Else: python -m catalogue --write"""
     lines = program.read()
     shown = program.PAGE.read_text(encoding="utf-8")
     assert f"{program.MARKS[0]}\n{table.markdown(lines)}\n{program.MARKS[1]}" in shown
-    assert not [line for line in lines if line["verdict"] in ("unequal", "failed")]
+    explained = shown.partition("## What is wrong, and why")[2].partition("\n## ")[0]
+    assert not [line for line in lines if line["verdict"] in WRONG_VERDICTS and f"`{line['row']}`" not in explained]
     assert set(re.findall(r'<a id="(\w+)">', shown)) == {line["row"] for line in lines} != set()
 
 

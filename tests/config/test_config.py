@@ -531,6 +531,20 @@ def test_settings_of_lora_that_can_t_be_are_refused(row, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("task", ["image-classification", "image-segmentation"])
+@pytest.mark.parametrize(("option", "message"), [("packed", "images are no texts"), ("resident", "only the token ids")])
+def test_what_is_for_texts_is_refused_for_images(task, option, message):
+    rows = {"x": {"strategy": "recipe", option: True}}
+    quality = {"train": {"best": "miou"}} if task == "image-segmentation" else {}
+    with pytest.raises(BadInput, match=rf"rows.x: {option}: True, task: {task}: {message}"):
+        reading.parse(CPU | {"task": task, "rows": rows} | quality).rows["x"].refuse()
+
+
+def test_a_hook_that_needs_nccl_is_refused_on_a_cpu():
+    with pytest.raises(BadInput, match=r"rows.x: hook: bf16, device: cpu: .* set hook to fp16"):
+        reading.parse(CPU | {"rows": {"x": {"strategy": "ddp", "hook": "bf16"}}}).rows["x"].refuse()
+
+
 @pytest.mark.parametrize(("asked", "processes", "accumulation"), [(1, 2, 15), (3, 3, 10), (9, 4, 7)])
 def test_a_trial_has_several_ranks_and_no_more_micro_batches_than_texts(asked, processes, accumulation):
     rows = {"x": {"strategy": "ddp", "processes": asked, "threads": 1, "oversubscribe": True, "accumulation": 100}}

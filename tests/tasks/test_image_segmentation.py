@@ -598,6 +598,12 @@ def test_the_report_shows_figures_terms_and_masks(trained, place):
     assert len(list(place.path("results/predict").glob("*.single.png"))) == 2
 
 
+# Frameworks that give the model's layers weights in bf16, where batch normalisation and pixels need another treatment.
+WEIGHTS_IN_BF16 = """
+rows:
+  fsdp_policy: {strategy: fsdp, precision: bf16, mixed_precision: policy, sync_batchnorm: true}
+  deepspeed_native: {strategy: deepspeed, precision: bf16, native_precision: true, sync_batchnorm: true}
+"""
 ROWS = ("dataparallel", "ddp", "ddp_spawn", "ddp_amp", "deepspeed", "accelerate", "trainer", "fabric", "fsdp")
 NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
 
@@ -609,8 +615,8 @@ def reference(place):
     return place
 
 
-def verdict(place, row: str) -> dict:
-    place.script("parity", *ASKED, "--row", row)
+def verdict(place, row: str, *words: str) -> dict:
+    place.script("parity", *ASKED, *words, "--row", row)
     (file,) = place.path("results/parity").glob(f"{row}/n*/rep1/{paths.VERDICT}")
     return read_json(file)
 
@@ -622,6 +628,14 @@ def test_every_row_trains_the_same_model(reference, row):
     assert found["proof"] == ("within-tolerance" if row == "ddp_amp" else "equal"), found["reason"]
     if row not in ("ddp_amp", "deepspeed"):  # which can't train in float64
         assert max(found["fp64"].values()) < 1e-11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["fsdp_policy", "deepspeed_native"])
+def test_layers_with_weights_in_bf16_take_pixels_and_normalise_batches(reference, row):
+    reference.path("bf16.yaml").write_text(WEIGHTS_IN_BF16)
+    found = verdict(reference, row, "--config=bf16.yaml")
+    assert found["proof"] == "within-tolerance", found["reason"]
 
 
 @pytest.mark.slow

@@ -168,7 +168,11 @@ UNCOUNTED = [({"hook": ["powersgd"]}, "what it carries over is made after some s
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),
 ]
+OTHER_MODEL = [
+    ({"hook": ["powersgd"]}, "steps are taken along an approximation of a low rank of each matrix's gradient"),
+]
 REFUSED = [
+    ({"hook": ["bf16"], "device": ["cpu"]}, "PyTorch has this hook for CUDA and NCCL only; set hook to fp16"),
     (
         {"join": [True], "static_graph": [True]},
         "a rank that has no batch left changes the graph; set join or static_graph to false",

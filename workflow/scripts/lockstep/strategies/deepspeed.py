@@ -122,6 +122,16 @@ class Strategy(ddp.Strategy):
         else:
             self.model.optimizer.loss_scale = scale
 
+    def widened(self, tensors):
+        precision = precisions.of(self.precision)
+        if not (precision.autocast and self.options["native_precision"]):
+            return super().widened(tensors)
+        weights = getattr(torch, precision.dtype)
+        return {
+            name: tensor.to(weights) if tensor.is_floating_point() and not name.startswith("labels") else tensor
+            for name, tensor in tensors.items()
+        }
+
     def autocast(self):
         return contextlib.nullcontext()  # the engine has its own
 

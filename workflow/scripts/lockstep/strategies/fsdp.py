@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lockstep.errors import RunFailed
-from lockstep.model import models
+from lockstep.model import batch_norm, models
 from lockstep.strategies import ddp
 
 
@@ -40,6 +40,9 @@ class Strategy(ddp.Strategy):
             "mp_policy": policy,
             "reshard_after_forward": self.options["reshard_after_forward"],
         }
+        if policy.param_dtype:  # as autocast leaves them; PyTorch refuses weights in bf16 beside statistics in fp32
+            for norm in filter(batch_norm.depends_on_batch, self.model.modules()):
+                fully_shard(norm, **sharding | {"mp_policy": MixedPrecisionPolicy()})
         for layer in layers(self.model, self.inputs(self.sample)):
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)  # in place, before the optimizer is made, which then updates the shards

@@ -194,6 +194,14 @@ UNCOUNTED = [
     ({"resident": [True]}, "the whole training split lies on the GPU"),
 ]
 REFUSED = [
+    (
+        {"packed": [True], "task": ["image-classification", "image-segmentation"]},
+        "images are no texts that could be put end to end",
+    ),
+    (
+        {"resident": [True], "task": ["image-classification", "image-segmentation"]},
+        "only the token ids of texts are kept on the GPU",
+    ),
     ({"weights": ["bf16"], "precision": ["fp32", "fp16"]}, "the model then computes in bf16; set precision to bf16"),
     ({"weights": ["bf16"], "hook": ["fp16", "bf16", "powersgd"]}, "gradients are bf16 already; set hook to none"),
     ({"tf32": [True], "device": ["cpu"]}, "only GPUs have TensorFloat-32; on a CPU use precision: bf16"),
