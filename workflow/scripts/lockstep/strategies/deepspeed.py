@@ -287,8 +287,9 @@ OPTIONS = {
     },
 }
 # Stages 0 to 2 reduce whole gradients, though 1 and 2 keep a share of them; stage 2 does so after each micro-batch.
-# Stage 3 gathers weights once for forward and backward, as long as there are fewer than 5e8 (max_reuse_distance). What
-# fits into one bucket of 5e8 numbers is sent in one piece. Nothing overlaps, unless a GPU prefetches at stage 3.
+# Stage 3 gathers weights once for forward and backward, as long as there are fewer than 5e8 (max_reuse_distance), each
+# by a message of its own: a BERT of three layers has 57. What fits into one bucket of 5e8 numbers is otherwise sent in
+# one piece. Nothing overlaps, unless a GPU prefetches at stage 3.
 SENDS = [
     ({"sync_batchnorm": [True]}, None),
     (
@@ -320,7 +321,7 @@ SENDS = [
                 "collective": "all_gather",
                 "numbers": "weights",
                 "bytes": 4,
-                "pieces": "layers",
+                "pieces": "parameters",
                 "per": "micro_batch",
                 "during": "forward",
                 "hidden_on": ["cuda"],
