@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from lockstep.model.master_weights import MasterWeights
+from lockstep.model import batch_norm
+from lockstep.model.master_weights import MasterWeights, in_bf16
 
 CLIP = 0.05
 
@@ -88,3 +89,24 @@ def test_a_schedule_sets_the_optimizer_inside():
     schedule.step()
     assert [group["lr"] for group in inside.param_groups] == [0.05]
     assert optimizer.state is inside.state
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_batch_normalisation_keeps_its_statistics_in_the_model_that_is_saved(shared):
+    torch.manual_seed(0)
+    master = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+    working, plain = in_bf16(master), copy.deepcopy(master)
+    if shared:  # as rows do with sync_batchnorm
+        working = batch_norm.synchronised(working, batch_norm.shared(lambda sums: sums))
+    assert [weight.dtype for weight in working.parameters()] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    optimizer = MasterWeights(AdamW(master.parameters()), master, working, 0.0)
+    images = torch.randn(8, 1, 6, 6)
+    for model, dtype in ((working, torch.bfloat16), (plain, torch.float32)):
+        model(images.to(dtype)).float().square().sum().backward()
+    optimizer.step()
+    kept = master[1]
+    assert int(kept.num_batches_tracked) == 1
+    assert kept.running_var.dtype == torch.float32
+    torch.testing.assert_close(kept.running_mean, plain[1].running_mean, atol=2e-3, rtol=0)
+    torch.testing.assert_close(kept.running_var, plain[1].running_var, atol=2e-3, rtol=0)
+    assert not torch.equal(kept.weight, plain[1].weight), "its weights are trained"

@@ -603,6 +603,7 @@ WEIGHTS_IN_BF16 = """
 rows:
   fsdp_policy: {strategy: fsdp, precision: bf16, mixed_precision: policy, sync_batchnorm: true}
   deepspeed_native: {strategy: deepspeed, precision: bf16, native_precision: true, sync_batchnorm: true}
+  weights_bf16: {strategy: recipe, precision: bf16, weights: bf16, sync_batchnorm: true}
 """
 ROWS = ("dataparallel", "ddp", "ddp_spawn", "ddp_amp", "deepspeed", "accelerate", "trainer", "fabric", "fsdp")
 NEED_HOROVOD = pytest.mark.skipif(not HOROVOD, reason="needs: make horovod")
@@ -631,7 +632,7 @@ def test_every_row_trains_the_same_model(reference, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["fsdp_policy", "deepspeed_native"])
+@pytest.mark.parametrize("row", ["fsdp_policy", "deepspeed_native", "weights_bf16"])
 def test_layers_with_weights_in_bf16_take_pixels_and_normalise_batches(reference, row):
     reference.path("bf16.yaml").write_text(WEIGHTS_IN_BF16)
     found = verdict(reference, row, "--config=bf16.yaml")

@@ -4,7 +4,25 @@ bf16 has 8 significant bits, so most updates are too small to change a weight; i
 al. 2018, arXiv:1710.03740, section 3.1).
 """
 
+import copy
+
 import torch
+
+from lockstep.model import batch_norm
+
+
+def in_bf16(master: torch.nn.Module) -> torch.nn.Module:
+    """A copy of `master`, a model in fp32, whose weights are bf16, for the forward and backward pass.
+
+    Batch normalisation stays in fp32 and shares its running statistics with `master`, which is what is saved. In bf16
+    most of what a batch adds to them would be rounded away.
+    """
+    working = copy.deepcopy(master).to(torch.bfloat16)
+    for name, module in master.named_modules():
+        if batch_norm.depends_on_batch(module):
+            twin = working.get_submodule(name).float()
+            twin._buffers.update(module._buffers)
+    return working
 
 
 class MasterWeights(torch.optim.Optimizer):

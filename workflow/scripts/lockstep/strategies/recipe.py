@@ -6,8 +6,9 @@ packed      texts are put end to end in rows as long as the longest text, so tha
             in bf16 or fp16 they are all in one row, with attention for texts of any lengths (data/packing.py)
 compile     torch.compile. dynamic: one program for all shapes; static: one for each of a few widths, to which batches
             are rounded up, and which GPUs replay as CUDA graphs (model/compiling.py)
-weights     bf16: the model computes and communicates in bf16 throughout, while the optimizer keeps weights in fp32 and
-            updates those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1; model/master_weights.py)
+weights     bf16: the model computes and communicates in bf16 throughout, but for batch normalisation, while the
+            optimizer keeps weights in fp32 and updates those (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1;
+            model/master_weights.py)
 tf32        matrix products and convolutions in fp32 are computed in TensorFloat-32, with 10 bits of precision
 resident    all token ids are on the device from the start, and batches are put together there (data/resident.py)
 optimizer   adamw8bit: AdamW keeps its state in 8 bits for tensors of 4096 numbers or more (Dettmers et al. 2021,
@@ -21,7 +22,6 @@ does not pay off either. A state in 8 bits costs time, because it is converted i
 """
 
 import contextlib
-import copy
 
 import torch
 
@@ -29,7 +29,7 @@ from lockstep.config import precisions
 from lockstep.data import packing
 from lockstep.data.resident import ResidentTokens
 from lockstep.model import compiling, models
-from lockstep.model.master_weights import MasterWeights
+from lockstep.model.master_weights import MasterWeights, in_bf16
 from lockstep.strategies import ddp, single
 from lockstep.strategies._hooks import average_in_fp32
 
@@ -54,7 +54,7 @@ class Strategy(ddp.Strategy):
     def wrap(self):
         self.trained = self.module  # what the optimizer updates; the module is what computes
         if self.weights_in_bf16:
-            self.module = self.model = copy.deepcopy(self.trained).to(torch.bfloat16)
+            self.module = self.model = in_bf16(self.trained)
         if self.options["packed"]:
             self.model = packing.Packed(self.module)
             self.varlen = self._has_varlen()
@@ -115,7 +115,7 @@ class Strategy(ddp.Strategy):
             super().step()
 
     def live(self):
-        bf16 = next(self.module.parameters()).dtype == torch.bfloat16
+        bf16 = any(weight.dtype == torch.bfloat16 for weight in self.module.parameters())
         own = {
             "packed": any(isinstance(module, packing.Packed) for module in self.model.modules()),
             "weights": "bf16" if bf16 else "fp32",
