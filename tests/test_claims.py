@@ -12,6 +12,7 @@ from claims.__main__ import MARKS, PAGE
 from claims.claims import CLAIMS, HOLDS, NOT, UNKNOWN
 from claims.runs import CONFIGS, Runs
 from lockstep.config import reading
+from tests import made
 from tests.conftest import PROJECT
 
 ROWS = reading.read(CONFIGS, ["hardware.device=cpu"]).rows
@@ -20,7 +21,7 @@ ROWS = reading.read(CONFIGS, ["hardware.device=cpu"]).rows
 def runs(seconds: dict[str, list[float]], macro_f1: dict[str, list[float]] | None = None, **more) -> Runs:
     """What rows came to, that took these seconds in their repetitions."""
     records = {
-        name: {k: {"clock": {"train_seconds": value}} | more for k, value in enumerate(several, 1)}
+        name: {k: made.run(clock={"train_seconds": value}, **more) for k, value in enumerate(several, 1)}
         for name, several in seconds.items()
     }
     tests = {

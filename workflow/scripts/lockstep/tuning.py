@@ -75,9 +75,9 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
         raise
     except (BadInput, RunFailed) as error:  # this machine does not support the recipe
         return attempt | {"reason": str(error)}
-    clock, samples = record["clock"], record["work"]["samples"]
-    warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
-    seconds = clock["cold_seconds"] + clock["stall_seconds"] + warm * _all_samples(config, results)
+    clock, samples = record.clock, record.work.samples
+    warm = (clock.train_seconds - clock.stall_seconds) / samples
+    seconds = clock.cold_seconds + clock.stall_seconds + warm * _all_samples(config, results)
     return attempt | {"seconds": seconds, "samples_per_second": 1 / warm}
 
 
