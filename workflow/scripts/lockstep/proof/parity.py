@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config import precisions
+from lockstep.config import precisions, registry
 from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, ONE_STEP, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
@@ -240,8 +240,9 @@ def _splits_batch_statistics(trial: Row) -> str:
     """Why batch normalisation makes this row train another model than one process; empty if it does not."""
     if trial.train.accumulation > 1:
         return "batch normalisation takes its statistics over a micro-batch"
-    if trial.replicas > 1 and not trial.options.get("sync_batchnorm"):
-        remedy = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
+    together = registry.literals(trial.strategy)["SYNCS_BATCH_NORM"]
+    if trial.replicas > 1 and not any(trial.options[key] for key in together):
+        remedy = "".join(f"; {key}: true takes them over all" for key in together)
         return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
     return ""
 
