@@ -128,7 +128,7 @@ def _label_names(
 def _label_numbers(
     codes: np.ndarray, kept: np.ndarray, own_names: list[str], labels: list[str], where: Callable[[int], str]
 ) -> np.ndarray:
-    """Each sample's label, as its position in `labels`. Raises BadInput for the first sample whose label is not there."""
+    """Each sample's label, as its position in `labels`. Raises BadInput for the first sample whose label is absent."""
     number_of = np.full(len(own_names), -1)
     for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # the first sample of each label
         first_at = int(kept[at])
