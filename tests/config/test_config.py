@@ -220,6 +220,23 @@ def test_a_broken_file_is_named(tmp_path, text, message):
         reading.read([file])
 
 
+@pytest.mark.parametrize(
+    ("row", "waits"),
+    [
+        ({"strategy": "ddp"}, True),
+        ({"strategy": "accelerate"}, True),  # which inherits it
+        ({"strategy": "ddp", "find_unused_parameters": True}, False),
+        ({"strategy": "ddp", "processes": 1}, False),
+        ({"strategy": "ddp", "lora": 4}, False),  # freezes the weights that would get none
+        ({"strategy": "fsdp"}, False),
+        ({"strategy": "single"}, False),
+    ],
+)
+def test_which_rows_wait_for_gradients_that_never_come(row, waits):
+    read = reading.parse(CPU | {"rows": {"x": row}}).rows["x"]
+    assert read.awaits_gradients == ("Set find_unused_parameters: true in the row" if waits else "")
+
+
 def test_a_row_overrides_and_keeps_the_rest():
     rows = {"a": {"strategy": "ddp", "precision": "bf16", "processes": 1}, "b": {"strategy": "ddp", "global_batch": 32}}
     checked = reading.parse(CPU | {"rows": rows})
