@@ -21,6 +21,7 @@ from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.run import staleness
+from tests import made
 from tests.conftest import PROJECT
 
 DEFAULT = PROJECT / "config" / "config.yaml"
@@ -407,12 +408,12 @@ def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
     assert rows[0].deciding() == rows[1].deciding()
     asked = [row.settings().of_row() | {"dropout": None} for row in rows]
     for config in said:
-        for made in asked:
-            assert staleness.written(config, {"row": "x", "repeat": 1, "asked": made}) == ""
+        for settings in asked:
+            assert staleness.written(config, made.record(row="x", asked=settings)) == ""
     more = reading.parse(
         CPU | {"train": {"device_batch": 16, "global_batch": None}, "rows": {"x": {"strategy": "ddp"}}}
     )
-    assert "train.device_batch 32, now 16" in staleness.written(more, {"row": "x", "repeat": 1, "asked": asked[0]})
+    assert "train.device_batch 32, now 16" in staleness.written(more, made.record(row="x", asked=asked[0]))
 
 
 def test_a_seed_that_no_generator_takes_is_refused():
