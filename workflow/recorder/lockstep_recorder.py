@@ -14,6 +14,7 @@ one, then gets that recording's samples, initial weights and learning rates.
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -703,6 +704,7 @@ def _change_loaders(torch):
     reset_again = dataloader._BaseDataLoaderIter._reset
     fetch_usual = fetch._MapDatasetFetcher.fetch
 
+    @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
         initialise(self, dataset, *args, **kwargs)
         try:
