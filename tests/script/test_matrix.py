@@ -187,13 +187,14 @@ def lacking(launcher: str) -> str:
     return ""
 
 
-def cells():
+def cells() -> list:
     """Each launcher with each case; all but those of QUICK are slow."""
     everything = [(launcher, name) for launcher in LAUNCHERS for name in CASES]
     everything += [(script, name) for script, cases in FRAMEWORKS.items() for name in cases]
     assert set(everything) >= QUICK
-    for cell in everything:
-        yield pytest.param(*cell, id="-".join(cell), marks=() if cell in QUICK else pytest.mark.slow)
+    return [
+        pytest.param(*cell, id="-".join(cell), marks=() if cell in QUICK else pytest.mark.slow) for cell in everything
+    ]
 
 
 @pytest.mark.parametrize(("launcher", "name"), cells())
@@ -206,7 +207,7 @@ def test_each_launcher_with_each_mistake(launcher, name, tmp_path):
         command, case = LAUNCHERS[launcher], CASES[name]
     if launcher == "fork":
         case = Case(case.options, {kind: case.found[kind] for kind in case.found.keys() - COMPARED}, FORKED)
-    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4"))
+    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4", "--patience", "120"))
     assert verdict["answer"] == case.answer, verdict["said"]
     untold = verdict["kinds"].pop("not_compared", {}).get("says", verdict["reason"])
     assert case.untold in untold
