@@ -445,9 +445,9 @@ def _seed():
     return 1_000_003 * (0 if REPLAY else rank) + 17
 
 
-def change_numpy(module):
-    """Called once NumPy is imported."""
-    module.random.seed(_seed())
+def change_random(module):
+    """Called once numpy.random is imported, which NumPy may do late."""
+    module.seed(_seed())
 
 
 def write():
@@ -972,7 +972,7 @@ random.seed(_seed())
 processes.watch_files()
 CHANGES = {
     "torch": change_torch,
-    "numpy": change_numpy,
+    "numpy.random": change_random,
     "torch.multiprocessing": change_spawn,
     "torch.distributed.pipelining.stage": change_stages,
     "lightning_fabric.plugins.environments.lightning": change_lightning,  # of pytorch_lightning, too
