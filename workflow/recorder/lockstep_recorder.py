@@ -14,6 +14,7 @@ one, then gets that recording's samples, initial weights and learning rates.
 
 import atexit
 import contextlib
+import copy
 import functools
 import hashlib
 import inspect
@@ -962,6 +963,7 @@ def change_deepspeed_itself(module):
             given["train_micro_batch_size_per_gpu"] = micro * world
         _put_weights_into(model, next(numbers))
         if args is not None and hasattr(args, "deepspeed_config"):
+            args = copy.copy(args)  # a script may make several engines with them
             args.deepspeed_config = None
         return initialise(args=args, model=model, config=given, **kwargs)
 
