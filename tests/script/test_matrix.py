@@ -117,7 +117,6 @@ FRAMEWORKS = {
         "samples": Case(mistakes("same_samples"), SAME_SAMPLES | RANDOM),
         "inner": Case(mistakes("inner_model"), APART | RANDOM),
         "norm": Case(mistakes(having="batch_norm"), BATCH_NORM | RANDOM),
-        "dispatched": Case(mistakes(having="dispatched"), RANDOM, untold="one process trained 8 samples"),
     },
     "with_deepspeed": {
         "right": Case(found=RANDOM),

@@ -4,7 +4,6 @@ import argparse
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -16,10 +15,8 @@ def main():
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
     parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
-    dispatched = DataLoaderConfiguration(dispatch_batches=True if "dispatched" in arguments.having else None)
     accelerator = Accelerator(
         cpu=True,
-        dataloader_config=dispatched,
         gradient_accumulation_steps=2 if "accumulation" in arguments.having else 1,
         step_scheduler_with_optimizer="prepared_schedule" in arguments.having,
     )
