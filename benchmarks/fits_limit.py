@@ -30,6 +30,7 @@ from lockstep.data.plan import Plan
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.forecast import memory
 from lockstep.forecast.model import Model
+from lockstep.run import record_files
 from lockstep.script import pretended
 from lockstep.terminal import print_table
 
@@ -211,7 +212,7 @@ class Machine:
         if at_limit == TRAINED:
             trains = 1
             (record,) = self.results.glob(f"{paths.RUNS}/{row}/n*/rep1/{paths.RECORD}")
-            took = int(2**20 * read_json(record)["memory_by_gpu"][0])
+            took = int(2**20 * record_files.read_run(record.parent).memory_by_gpu[0])
         elif at_limit == ENDED:
             tries = ((more, self._train(row, int(more * limit), 3 + number)) for number, more in enumerate(MORE))
             trains = next((more for more, how in tries if how == TRAINED), "")

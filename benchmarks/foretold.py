@@ -26,8 +26,8 @@ from pathlib import Path
 from benchmarks.common import PROJECT, SCRIPTS
 from lockstep import paths
 from lockstep.config import reading
-from lockstep.files import read_json, write_json
-from lockstep.run import seals
+from lockstep.files import write_json
+from lockstep.run import record_files, seals
 from lockstep.terminal import print_table
 
 HEADER = ["case", "row", "foretold, ms", "interval, ms", "measured, ms", "error, %", "inside", "disturbed"]
@@ -248,16 +248,16 @@ def compared(folder: Path) -> list[dict]:
     results, found = folder / "results", []
     sealed = seals.read(results)
     for name, forecast in (sealed or {"rows": {}})["rows"].items():
-        runs = [read_json(file) for file in paths.run_files(results, paths.RECORD, row=name)]
+        runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=name)]
         if not forecast["seconds"] or not runs:
             found.append({"case": folder.name, "row": name, "measured": None, "why": "; ".join(forecast["why"])})
             continue
-        measured = statistics.median(run["clock"]["train_seconds"] / run["steps"] for run in runs)
+        measured = statistics.median(run.clock.train_seconds / run.steps for run in runs)
         seconds = forecast["seconds"]
         inside = None if seconds["low"] is None else seconds["low"] <= measured <= seconds["high"]
         line = {"case": folder.name, "row": name, "foretold": seconds, "measured": measured, "inside": inside}
         line |= {"error": seconds["value"] / measured - 1, "link": forecast["link"], "parts": forecast["parts"]}
-        line |= {"disturbed": sum(bool(run["watch"]["disturbed"]) for run in runs), "runs": len(runs)}
+        line |= {"disturbed": sum(bool(run.watch.disturbed) for run in runs), "runs": len(runs)}
         found.append(line)
     return found
 

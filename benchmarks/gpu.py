@@ -175,7 +175,7 @@ class Ours:
         training = set_up(self.strategy, self.settings, self.folder, self.progress)
         replay = Replay(training, plan, samples, DevSplit(training, plan, samples))
         self.strategy.train(replay)
-        self.cold = max(self.cold, training.clock.reading()["cold_seconds"])
+        self.cold = max(self.cold, training.clock.reading().cold_seconds)
         self.attention = replay.live_settings["attention_kernels"]
         return float(training.clock.step_seconds().mean())
 

@@ -220,7 +220,7 @@ class PlannedLoop(Planned):
         plan = self.part(first, steps)
         training = set_up(self.strategy, self.settings, self.results, self.progress)
         self.strategy.train(Replay(training, plan, self.samples, DevSplit(training, plan, self.samples)))
-        return len(plan.ids) / training.clock.reading()["train_seconds"]
+        return len(plan.ids) / training.clock.reading().train_seconds
 
     def batching(self, first: int, steps: int) -> float:
         """The share of the time of these steps that it takes to put their batches together."""

@@ -10,6 +10,8 @@ from benchmarks.common import LARGER, PROJECT, SCRIPTS, SMALL, command, line, pr
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.files import read_json
+from lockstep.run import record_files
+from lockstep.run.record import Record
 
 IMPORTS = [sys.executable, "-c", "import torch, transformers.models.bert.modeling_bert"]
 
@@ -25,8 +27,8 @@ def start(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
         imports = time.perf_counter() - began
         for name, row in rows.items():
             if not row.unavailable:
-                clock = trained(results, name, row.hardware.devices, keys)["clock"]
-                started = clock["first_step_seconds"] - clock["warm_up_seconds"]
+                clock = trained(results, name, row.hardware.devices, keys).clock
+                started = clock.first_step_seconds - clock.warm_up_seconds
                 ratios.setdefault(name, []).append(started / imports)
     what = "launch to first step, without warm-up, over importing PyTorch and BERT, time"
     return [
@@ -43,7 +45,7 @@ def memory(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
         bare = [sys.executable, "-m", "benchmarks.bare", str(results)]
         environment = os.environ | {"PYTHONPATH": f"{PROJECT}:{SCRIPTS}", "OMP_NUM_THREADS": "1"}
         theirs = float(subprocess.check_output(bare, env=environment, cwd=PROJECT).split()[-1])
-        ratios.append(trained(results, "single", 1, keys | {"hardware.threads": 1})["memory"]["peak_mb"] / theirs)
+        ratios.append(trained(results, "single", 1, keys | {"hardware.threads": 1}).memory.peak_mb / theirs)
     return [line("single over a bare loop on the same plan, peak memory (2 x 128)", ratios, "at most 1.05")]
 
 
@@ -55,7 +57,7 @@ def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     half, other = prepared(folder / "half", halved), prepared(folder / "other", halved)
 
     def seconds(results: Path, row: str, world_size: int) -> float:
-        return record(results, row, world_size)["clock"]["train_seconds"]
+        return record(results, row, world_size).clock.train_seconds
 
     speedups, ceilings = [], []
     for _ in range(rounds):
@@ -73,7 +75,7 @@ def ddp(folder: Path, keys: dict, rounds: int) -> list[list[str]]:
     ]
 
 
-def trained(results: Path, row: str, world_size: int, keys: dict) -> dict:
+def trained(results: Path, row: str, world_size: int, keys: dict) -> Record:
     """The record of a run made now."""
     wait(launch(results, row, keys))
     return record(results, row, world_size)
@@ -89,5 +91,5 @@ def wait(*processes: subprocess.Popen) -> None:
         raise SystemExit("a run failed; its log is above")
 
 
-def record(results: Path, row: str, world_size: int) -> dict:
-    return read_json(results / paths.RUNS / paths.run_name(row, world_size, 1) / paths.RECORD)
+def record(results: Path, row: str, world_size: int) -> Record:
+    return record_files.read_run(results / paths.RUNS / paths.run_name(row, world_size, 1))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.common import PROJECT, line
 from lockstep.files import read_json
+from lockstep.run import record_files
 
 PARTS = ("Snakefile", "workflow", "config", "resources", "docker", "requirements.txt")
 
@@ -40,7 +41,7 @@ def own_share(place: Path, began: float, ended: float) -> float:
     jobs = {output(file): read_json(file) for file in (place / ".snakemake" / "metadata").iterdir()}
     spans = {path: (job["starttime"], job["endtime"]) for path, job in jobs.items()}
     around = sum(
-        last - first - read_json(place / path)["wall_seconds"]
+        last - first - record_files.read_run((place / path).parent).wall_seconds
         for path, (first, last) in spans.items()
         if path.startswith("results/runs/") and path.endswith("/record.json") and (place / path).is_file()
     )

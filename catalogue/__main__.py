@@ -63,13 +63,10 @@ def over_all_ranks(file: Path) -> Path:
     With those of each device's share a row trains another model by design, and its verdict tells nothing else.
     """
     rows = yaml.safe_load(ROWS.read_text(encoding="utf-8"))["rows"]
-    able = {
-        name: row
-        for name, row in rows.items()
-        if row and "sync_batchnorm" in registry.literals(row["strategy"])["OPTIONS"]
-    }
+    options = {name: registry.literals(row["strategy"])["SYNCS_BATCH_NORM"] for name, row in rows.items() if row}
+    able = {name: rows[name] | dict.fromkeys(options[name], True) for name in options if options[name]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"rows": {name: row | {"sync_batchnorm": True} for name, row in able.items()}})  # JSON is YAML
+    write_json(file, {"rows": able})  # JSON is YAML
     return file
 
 

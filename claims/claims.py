@@ -58,7 +58,7 @@ def faster(ours: str, theirs: str, more_than: float = 1.0) -> Callable[[Runs], t
 
 def _memory_by_gpu(done: Runs) -> list[int]:
     """The memory of each GPU in DataParallel's row; none on a CPU."""
-    return done.records["dataparallel"][1]["memory_by_gpu"] or []
+    return done.records["dataparallel"][1].memory_by_gpu
 
 
 def than_dataparallel(done: Runs) -> tuple[str, str]:
@@ -104,8 +104,8 @@ def amp(done: Runs) -> tuple[str, str]:
 
 def steps(done: Runs) -> tuple[str, str]:
     ours, theirs = (done.records[row][1] for row in ("ddp", "single"))
-    told = f"at the same global batch of {ours['global_batch']} both take {ours['steps']} and {theirs['steps']} steps"
-    return (HOLDS if ours["steps"] < theirs["steps"] else NOT), f"{told}; the published rows doubled the batch"
+    told = f"at the same global batch of {ours.global_batch} both take {ours.steps} and {theirs.steps} steps"
+    return (HOLDS if ours.steps < theirs.steps else NOT), f"{told}; the published rows doubled the batch"
 
 
 def backend(done: Runs) -> tuple[str, str]:
@@ -149,7 +149,7 @@ def whole_checkpoint(done: Runs) -> tuple[str, str]:
     if missing := _missing(done, "deepspeed"):
         return UNKNOWN, missing
     states = sorted(done.folders["deepspeed"].glob("native/final/*model_states.pt"))
-    whole = 4 * done.records["deepspeed"][1]["settings"]["parameters"]
+    whole = 4 * done.records["deepspeed"][1].settings["parameters"]
     from lockstep.strategies._deepspeed import its_classes
 
     with torch.serialization.safe_globals(its_classes()):

@@ -10,6 +10,8 @@ from benchmarks.common import PROJECT, command, prepared
 from lockstep import paths, stats
 from lockstep.config import reading
 from lockstep.report import ladder
+from lockstep.run import record_files
+from lockstep.run.record import Record
 
 CONFIGS = [PROJECT / "config" / "config.yaml", PROJECT / "config" / "claims.yaml"]
 
@@ -18,7 +20,7 @@ CONFIGS = [PROJECT / "config" / "config.yaml", PROJECT / "config" / "claims.yaml
 class Runs:
     """Records and test reports, by row and repetition; a row that can't run here has the reason instead."""
 
-    records: dict[str, dict[int, dict]]
+    records: dict[str, dict[int, Record]]
     tests: dict[str, dict[int, dict]]
     folders: dict[str, Path]  # of each row's first repetition
     unavailable: dict[str, str]
@@ -26,7 +28,7 @@ class Runs:
     def ratio(self, ours: str, theirs: str) -> stats.Ratio | None:
         """The ratio of two rows' training times, paired by block; None if one of them has no run."""
         seconds = [
-            {(repeat, None): record["clock"]["train_seconds"] for repeat, record in self.records[row].items()}
+            {(repeat, None): record.clock.train_seconds for repeat, record in self.records[row].items()}
             for row in (ours, theirs)
         ]
         return stats.ratio(*seconds)
@@ -53,7 +55,7 @@ def train(folder: Path, data: Path | None, repeats: int) -> Runs:
             subprocess.run(command("launch", results, keys, *words), cwd=PROJECT, check=True)
             evaluate = [*command("evaluate", results, {})[:2], str(run)]
             subprocess.run(evaluate, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
-            records[name][repeat] = json.loads((run / paths.RECORD).read_text())
+            records[name][repeat] = record_files.read_run(run)
             tests[name][repeat] = json.loads((run / paths.TEST_REPORT).read_text())
     folders = {name: results / config.rows[name].folder(1) for name in able}
     return Runs(records, tests, folders, unavailable)
@@ -72,7 +74,7 @@ def by_workers(folder: Path, numbers: tuple[int, ...], turns: int) -> dict[int, 
             words = ["--row", "single", f"--set=hardware.workers={number}", *(f"--config={file}" for file in files)]
             subprocess.run(command("launch", results, keys, *words), cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
             (record,) = paths.run_files(results, paths.RECORD, row="single")
-            speeds[number].append(json.loads(record.read_text())["throughput"]["samples_per_second"])
+            speeds[number].append(record_files.read_run(record.parent).throughput.samples_per_second)
     return speeds
 
 

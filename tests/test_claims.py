@@ -12,6 +12,7 @@ from claims.__main__ import MARKS, PAGE
 from claims.claims import CLAIMS, HOLDS, NOT, UNKNOWN
 from claims.runs import CONFIGS, Runs
 from lockstep.config import reading
+from tests import made
 from tests.conftest import PROJECT
 
 ROWS = reading.read(CONFIGS, ["hardware.device=cpu"]).rows
@@ -20,7 +21,7 @@ ROWS = reading.read(CONFIGS, ["hardware.device=cpu"]).rows
 def runs(seconds: dict[str, list[float]], macro_f1: dict[str, list[float]] | None = None, **more) -> Runs:
     """What rows came to, that took these seconds in their repetitions."""
     records = {
-        name: {k: {"clock": {"train_seconds": value}} | more for k, value in enumerate(several, 1)}
+        name: {k: made.run(clock={"train_seconds": value}, **more) for k, value in enumerate(several, 1)}
         for name, several in seconds.items()
     }
     tests = {
@@ -170,10 +171,11 @@ LINKING = sorted(
 def test_figures_that_the_guide_takes_from_the_claims_are_there(page):
     """A paragraph, or a table's line, with a link to the claims has no figure that is in none of the pages it links."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for part in re.split(r"\n\n|\n(?=[|-])", text):
-        if "(../claims.md)" not in part:
-            continue
+    parts = [part for part in re.split(r"\n\n|\n(?=[|-])", text) if "(../claims.md)" in part]
+    assert parts
+    for part in parts:
         linked = [page.parent / link.partition("#")[0] for link in re.findall(r"\]\((\.\./[\w./-]+\.md[^)]*)\)", part)]
+        assert linked
         known = set().union(*(figures(file.read_text(encoding="utf-8")) for file in linked))
         assert figures(re.sub(r"\]\([^)]*\)", "", part)) <= known, part
 
@@ -181,6 +183,7 @@ def test_figures_that_the_guide_takes_from_the_claims_are_there(page):
 def test_the_guide_counts_the_claims_as_the_page_does():
     table = PAGE.read_text(encoding="utf-8").partition(MARKS[0])[2].partition(MARKS[1])[0]
     verdicts = [line.split(" | ")[2] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert LINKING, "or no page's figures are held against the claims"
     words = {1: "One", 8: "Eight", 13: "thirteen", 22: "Twenty-two"}
     page = (PROJECT / "docs/guide/elsewhere.md").read_text(encoding="utf-8")
     assert f"{words[len(verdicts)]} claims" in page

@@ -11,6 +11,7 @@ import yaml
 from lockstep import columns
 from lockstep.columns import Column
 from lockstep.report import page, paper, words
+from tests import made
 
 ENTRIES = yaml.safe_load(words.FILE.read_text(encoding="utf-8"))
 # What users script against; see the docstring of columns.py.
@@ -41,7 +42,7 @@ def test_every_column_that_people_see_has_a_heading_and_says_what_it_means(colum
 
 def test_a_new_column_is_one_entry_and_stands_wherever_it_is_to_be_shown(monkeypatch):
     new = Column(
-        "hops", measure=lambda run: run["hops"], digits=1, unit="km", most=9, shown=columns.AT_ONCE, terminal=0
+        "hops", measure=lambda run: run.test["hops"], digits=1, unit="km", most=9, shown=columns.AT_ONCE, terminal=0
     )
     monkeypatch.setattr(columns, "COLUMNS", (*columns.COLUMNS, new))
     monkeypatch.setattr(columns, "MEASURED", [new])
@@ -57,8 +58,8 @@ def test_a_new_column_is_one_entry_and_stands_wherever_it_is_to_be_shown(monkeyp
             "Hardware", [("device", str, "cpu"), ("devices", int, 2), ("nodes", int, 1)]
         )(),
     )
-    runs = [{"hops": hops, "precision": "fp32", "world_size": 2, "global_batch": 8, "steps": 9} for hops in (1.0, 2, 6)]
-    runs = [run | {"asked": {"hardware": {"devices": 2}}, "watch": {}, "status": "ok", "repeat": 1} for run in runs]
+    asked_of_hardware = {"hardware": {"devices": 2}}
+    runs = [made.run(test={"hops": hops}, asked=asked_of_hardware) for hops in (1.0, 2, 6)]
     row = columns.line(asked, runs) | {"proof": "equal", "status": "ok"}
     assert row["hops"] == 2  # the median
     (line,) = page.table([row])

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from lockstep.proof import fairness
 from lockstep.records import board, checking, packing, privacy
 from lockstep.report import summary
 from lockstep.run import journal
+from tests.made import run as one_run
 from tests.proof.test_fairness import ROWS, results, run  # noqa: F401 - a fixture
 
 
@@ -498,15 +500,21 @@ FAST, SLOW = [1.00, 1.01, 0.99], [1.30, 1.31, 1.29]
 def made(name: str, seconds: dict[str, list[float]], torch="2.13.0", session="", **changed) -> checking.Checked:
     """A record of rows with these training seconds."""
     machine = {"cpu": "X", "cores": 2, "gpus": [], "packages": {"torch": torch}}
-    whole = {"precision": "fp32", "hashes": {"plan": "p"}, "session": session or name, "watch": {"disturbed": []}}
-    whole |= {"division": "closed", "strategy": "ddp", "steps": 9, "global_batch": 32, "departed": []}
-    whole |= {"asked": {"hardware": {"threads": 1}}} | changed
+    whole = {
+        "session": session or name,
+        "steps": 9,
+        "global_batch": 32,
+        "asked": {"hardware": {"threads": 1}},
+    } | changed
     runs = [
-        whole | {"row": row, "repeat": number, "clock": {"train_seconds": each}}
+        one_run(
+            **whole | {"row": row, "strategy": "single" if row == "single" else "ddp"},
+            repeat=number,
+            clock={"train_seconds": each},
+        )
         for row, several in seconds.items()
         for number, each in enumerate(several, 1)
     ]
-    runs = [each | ({"strategy": "single"} if each["row"] == "single" else {}) for each in runs]
     data = {"unit": "texts", "parameters": 5, "splits": {"train": {"texts": 100}}}
     manifest = {"kind": "benchmark", "made": f"2026-01-0{name}", "commit": None, "command": "make bench", "files": {}}
     proofs = dict.fromkeys(seconds, "equal")
@@ -533,8 +541,7 @@ def test_rows_that_are_open_disturbed_not_proven_or_of_other_work_are_no_best():
         assert board.bests([made("1", {"ddp": FAST}, **changed)]) == []
     mixed = made("1", {"single": SLOW, "ddp": FAST, "amp": [0.5, 0.51, 0.49], "wrong": [0.1, 0.11, 0.1]})
     mixed.proofs["wrong"] = "unequal"
-    for each in mixed.runs:
-        each["precision"] = "bf16" if each["row"] == "amp" else "fp32"
+    mixed = replace(mixed, runs=[replace(run, precision="bf16") if run.row == "amp" else run for run in mixed.runs])
     assert mixed.fastest == "ddp"
     assert mixed.speedup.value == pytest.approx(1.3, rel=0.01)
     assert mixed.speedup.distinct
@@ -543,8 +550,9 @@ def test_rows_that_are_open_disturbed_not_proven_or_of_other_work_are_no_best():
 
 def test_the_speed_up_is_over_one_process_with_one_thread():
     several = made("1", {"all_threads": [1.1, 1.11, 1.09], "single": SLOW, "ddp": FAST})
-    for each in several.runs[:3]:
-        each |= {"strategy": "single", "asked": {"hardware": {"threads": 2}}}
+    by_two = {"strategy": "single", "asked": {"hardware": {"threads": 2}}}
+    runs = [replace(run, **by_two) if run.row == "all_threads" else run for run in several.runs]
+    several = replace(several, runs=runs)
     assert several.baseline == "single"
     assert several.speedup.value == pytest.approx(1.3, rel=0.01)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel, tukey_hsd
 
 from lockstep import stats
+from tests import made
 
 times = st.dictionaries(st.integers(1, 9), st.floats(0.5, 50), min_size=1, max_size=9)
 SIGMA = 0.036  # of log time, as seen in a default run
@@ -54,7 +55,7 @@ def test_without_a_common_block_there_is_no_ratio():
 
 def test_runs_of_another_session_are_in_another_block():
     """A row that was trained alone, later, is compared with none; one of whose blocks are whole, with all."""
-    first, later = [{"repeat": 1, "session": session} for session in ("morning", "evening")]
+    first, later = [made.run(repeat=1, session=session) for session in ("morning", "evening")]
     seconds = {"a": {stats.block(first): 10.0}, "b": {stats.block(first): 5.0}, "c": {stats.block(later): 9.0}}
     fit = stats.Fit(seconds)
     assert fit.groups() == [["a", "b"], ["c"]]

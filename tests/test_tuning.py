@@ -10,6 +10,7 @@ from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import write_json
 from lockstep.run import runs
+from tests import made
 from tests.conftest import Workplace, copy_project
 
 TEXTS = 6400
@@ -30,7 +31,7 @@ def search(results, monkeypatch):
             warm, cold = cost(row.options | {"precision": row.precision, "processes": row.hardware.processes})
             samples = row.train.max_steps * row.train.global_batch
             clock = {"train_seconds": warm * samples, "stall_seconds": 0, "cold_seconds": cold}
-            return {"clock": clock, "work": {"samples": samples}}
+            return made.run(clock=clock, work={"samples": samples})
 
         monkeypatch.setattr(runs, "run", run)
         checked = reading.parse({"hardware": {"device": "cpu", "processes": 2}, "train": {"epochs": 2}} | asked)

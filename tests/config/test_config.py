@@ -21,6 +21,7 @@ from lockstep.config.row import times_trained
 from lockstep.data import plan
 from lockstep.errors import BadInput
 from lockstep.run import staleness
+from tests import made
 from tests.conftest import PROJECT
 
 DEFAULT = PROJECT / "config" / "config.yaml"
@@ -220,6 +221,23 @@ def test_a_broken_file_is_named(tmp_path, text, message):
         reading.read([file])
 
 
+@pytest.mark.parametrize(
+    ("row", "waits"),
+    [
+        ({"strategy": "ddp"}, True),
+        ({"strategy": "accelerate"}, True),  # which inherits it
+        ({"strategy": "ddp", "find_unused_parameters": True}, False),
+        ({"strategy": "ddp", "processes": 1}, False),
+        ({"strategy": "ddp", "lora": 4}, False),  # freezes the weights that would get none
+        ({"strategy": "fsdp"}, False),
+        ({"strategy": "single"}, False),
+    ],
+)
+def test_which_rows_wait_for_gradients_that_never_come(row, waits):
+    read = reading.parse(CPU | {"rows": {"x": row}}).rows["x"]
+    assert read.awaits_gradients == ("Set find_unused_parameters: true in the row" if waits else "")
+
+
 def test_a_row_overrides_and_keeps_the_rest():
     rows = {"a": {"strategy": "ddp", "precision": "bf16", "processes": 1}, "b": {"strategy": "ddp", "global_batch": 32}}
     checked = reading.parse(CPU | {"rows": rows})
@@ -390,12 +408,12 @@ def test_a_batch_that_is_said_in_the_other_way_trains_nothing_again():
     assert rows[0].deciding() == rows[1].deciding()
     asked = [row.settings().of_row() | {"dropout": None} for row in rows]
     for config in said:
-        for made in asked:
-            assert staleness.written(config, {"row": "x", "repeat": 1, "asked": made}) == ""
+        for settings in asked:
+            assert staleness.written(config, made.record(row="x", asked=settings)) == ""
     more = reading.parse(
         CPU | {"train": {"device_batch": 16, "global_batch": None}, "rows": {"x": {"strategy": "ddp"}}}
     )
-    assert "train.device_batch 32, now 16" in staleness.written(more, {"row": "x", "repeat": 1, "asked": asked[0]})
+    assert "train.device_batch 32, now 16" in staleness.written(more, made.record(row="x", asked=asked[0]))
 
 
 def test_a_seed_that_no_generator_takes_is_refused():

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,8 @@ from lockstep.files import read_json, write_json
 from lockstep.model import metrics
 from lockstep.proof import fairness
 from lockstep.report import summary
-from lockstep.run import node, refusals, runs
+from lockstep.run import node, record_files, refusals, runs
+from lockstep.run.record import Gpu
 from tests.conftest import PROJECT
 
 SCRIPTS = PROJECT / "workflow" / "scripts"
@@ -65,6 +67,7 @@ def main(folder):
     live |= {"groups": [optimizer | {"weight_decay": 0.0}], "optimizer": "AdamW", "dropout": [], "matmul": "highest"}
     live |= {"lora": {"lora": 0}}
     clock = {"setup": {"imports": 0.01}, "first_step_seconds": 0.1, "train_seconds": now - began, "stall_seconds": 0}
+    clock |= {"warm_up_seconds": 0.0, "cold_seconds": 0.0, "evaluation_seconds": 0.0}
     clock |= {"step_seconds_median": 0.01, "step_seconds_quartiles": [0.01, 0.01], "total_seconds": now - began + 0.1}
     data = read_json(Path(settings["data"]) / "data.json")
     files.write(
@@ -152,9 +155,9 @@ def test_every_place_that_counts_ranks_with_two_gpus(two_gpus, results, scripts,
     made = runs.run(checked, row, 1, results)
 
     folder = results / f"runs/x/n{devices}/rep1"
-    assert made == read_json(folder / "record.json")
-    assert made["world_size"] == devices
-    assert len(made["seeds"]) == len(made["memory"]["peak_mb_per_rank"]) == made["settings"]["world_size"] == processes
+    assert made == record_files.read_run(folder)
+    assert made.world_size == devices
+    assert len(made.seeds) == len(made.memory.peak_mb_per_rank) == made.settings["world_size"] == processes
     with np.load(folder / "ledger.npz") as ledger:
         assert set(ledger["rank"]) == set(range(processes))
     assert "step 9/9" in (folder / "run.log").read_text()  # the progress of all ranks, and of no other
@@ -201,23 +204,27 @@ def test_speed_up_and_utilisation_are_per_device(two_gpus, results, scripts, mon
         folder = results / row.folder(1)
         made = runs.run(checked, row, 1, results)
         seconds = {"single": 2.0, "dataparallel": 1.25}[row.name]
-        gpus = [{"utilisation": 91.4, "sm_mhz": 1410, "memory_mb": 900}, {"utilisation": 80, "sm_mhz": 1395.2}]
-        watch = made["watch"] | {
-            "disturbed": [],
-            "gpus": [{"memory_mb": None} | gpu for gpu in gpus[: row.hardware.devices]],
-        }
-        made |= {"memory_by_gpu": [10.0, 20.4][: row.hardware.devices], "watch": watch}
-        write_json(folder / "record.json", made | {"clock": made["clock"] | {"train_seconds": seconds}})
+        gpus = [
+            Gpu(gpu=0, utilisation=91.4, sm_mhz=1410, memory_mb=900, throttled=[]),
+            Gpu(gpu=1, utilisation=80, sm_mhz=1395.2, memory_mb=None, throttled=[]),
+        ]
+        made = replace(
+            made,
+            clock=replace(made.clock, train_seconds=seconds),
+            memory_by_gpu=[10.0, 20.4][: row.hardware.devices],
+            watch=replace(made.watch, disturbed=[], gpus=gpus[: row.hardware.devices]),
+        )
+        record_files.write_run(folder / "record.json", made)
         write_json(folder / "test" / "report.json", TESTED)
         (folder / "test" / "report.txt").write_text("")
     alone, both = summary.gather(checked, results).rows
     assert both["speedup"] == pytest.approx(1.6)
     assert both["efficiency"] == pytest.approx(0.8)
     assert both["mfu"] / alone["mfu"] == pytest.approx(0.8)
-    made = {"environment": {"gpus": ["Pretended GPU"]}, "settings": {"matmul": "highest"}}
-    assert metrics.peak_of(checked.rows["dataparallel"], made, None)[0] == 2
+    about = {"matmul": "highest"}, {"gpus": ["Pretended GPU"]}, None
+    assert metrics.peak_of(checked.rows["dataparallel"], *about)[0] == 2
     apart = parse(ddp={"strategy": "ddp", "nodes": 2}).rows["ddp"]
-    assert metrics.peak_of(apart, made, None)[0] == 4  # of all nodes
+    assert metrics.peak_of(apart, *about)[0] == 4  # of all nodes
     told = ("memory_by_gpu_mb", "reserved_by_gpu_mb", "nvml_memory_by_gpu_mb", "utilisation_by_gpu", "sm_mhz_by_gpu")
     assert [alone[name] for name in told] == ["10", None, "900", "91", "1410"]
     assert [both[name] for name in told] == ["10 + 20", None, None, "91 / 80", "1410 / 1395"]

@@ -6,7 +6,8 @@ import torch
 from lockstep.config import precisions, schema
 from lockstep.errors import BadInput
 from lockstep.model import metrics
-from lockstep.run import record
+from lockstep.run import record_files
+from lockstep.run.record import Record
 from lockstep.strategies import fabric
 from lockstep.strategies.single import autocast
 
@@ -28,7 +29,9 @@ def test_rows_may_ask_for_the_declared_ones_and_records_hold_them():
     of_rows = [precision.name for precision in precisions.DECLARED if precision.of_rows]
     assert schema.of_configuration()["properties"]["train"]["properties"]["precision"]["enum"] == [*of_rows, "amp"]
     wrong = {
-        name for name in (*precisions.PRECISIONS, "fp8") if "$.precision: " in str(record.invalid({"precision": name}))
+        name
+        for name in (*precisions.PRECISIONS, "fp8")
+        if "$.precision: " in str(record_files.invalid(Record, {"precision": name}))
     }
     assert wrong == {"fp8"}
     assert set(precisions.AMP.values()) <= set(of_rows)

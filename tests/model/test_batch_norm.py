@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.config import reading
 from lockstep.errors import RunFailed
 from lockstep.model import batch_norm
 from lockstep.model.convnets import BasicNetBN, ResNet
+from lockstep.proof import parity
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -67,3 +69,20 @@ def test_a_normalisation_that_is_not_known_is_named():
 )
 def test_which_models_depend_on_the_batch(model, depends):
     assert any(batch_norm.depends_on_batch(module) for module in model.modules()) == depends
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"strategy": "single"}, ""),
+        ({"strategy": "ddp", "sync_batchnorm": True}, ""),
+        ({"strategy": "horovod", "sync_batchnorm": True}, ""),
+        ({"strategy": "ddp"}, "over each device's share of the batch; sync_batchnorm: true takes them over all"),
+        ({"strategy": "pp", "processes": 4}, "over each device's share of the batch"),  # has no such option
+        ({"strategy": "ddp", "sync_batchnorm": True, "accumulation": 2}, "over a micro-batch"),
+    ],
+)
+def test_where_shares_are_normalised_apart_a_row_is_another_model(row, why):
+    asked = reading.parse({"hardware": {"device": "cpu", "processes": 2, "oversubscribe": True}, "rows": {"x": row}})
+    told = parity._splits_batch_statistics(asked.trial(asked.rows["x"]))
+    assert told == (f"batch normalisation takes its statistics {why}" if why else "")

@@ -1,5 +1,6 @@
 """Several reports side by side: what differs is told first, and texts of the folders stay texts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lockstep import files, paths, stats
 from lockstep.errors import BadInput
 from lockstep.report import comparison, comparison_page
+from tests import made
 from tests.test_stats import blocks
 
 HOSTILE = "</table><script>alert(1)</script>"
@@ -15,17 +17,15 @@ HOSTILE = "</table><script>alert(1)</script>"
 def folder(place: Path, cpu: str, torch: str, rows: dict[str, list[float]], **changed) -> Path:
     """A results folder with a report in it, as far as a comparison reads it; what is `changed` is so in each run."""
     about = {
-        "status": "ok",
-        "started": "2026-01-01T00:00:00+00:00",
-        "world_size": 1,
-        "precision": "fp32",
         "watch": {"disturbed": []},
         "environment": {"cpu": cpu, "commit": "abc"},
-        "hashes": {"plan": "p", "weights": "w", "data": "d"},
         "asked": {"train": {"epochs": 1}},
     }
     runs = {
-        name: [about | {"repeat": k} | changed | {"clock": {"train_seconds": value}} for k, value in enumerate(seconds)]
+        name: [
+            made.raw(**about | {"repeat": k} | changed | {"clock": {"train_seconds": value}})
+            for k, value in enumerate(seconds)
+        ]
         for name, seconds in rows.items()
     }
     summary = {
@@ -102,7 +102,7 @@ def test_two_folders_are_compared_by_one_spread_for_all_rows_as_a_report_is(tmp_
     assert ratio.high / ratio.low == pytest.approx(other.high / other.low)
     # A row of another plan has a spread of its own.
     for report in reports:
-        report["runs"]["single"] = [run | {"hashes": {"plan": "another"}} for run in report["runs"]["single"]]
+        report["runs"]["single"] = [replace(run, hashes={"plan": "another"}) for run in report["runs"]["single"]]
     alone = comparison.ratio(*reports[::-1], "ddp")
     assert alone.low == pytest.approx(alone.value) == pytest.approx(alone.high)
 

@@ -5,19 +5,20 @@ import pytest
 
 from lockstep.config import reading
 from lockstep.report import ladder
+from lockstep.run.record import Tested
+from tests import made
 
 
-def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, seed: int | None = None) -> dict:
-    return {
-        "repeat": repeat,
-        "status": "ok",
-        "global_batch": 64,
-        "clock": {"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
-        "work": {"samples": 6400},
-        "test": {"macro_f1": macro_f1, "confusion_matrix": [[30, 10], [10, 50]]},
-        "watch": {"disturbed": []},
-        "asked": {"train": {"seed": repeat if seed is None else seed}},
-    }
+def run(repeat: int, seconds: float, macro_f1: float, stall: float = 0.0, disturbed: tuple = ()) -> Tested:
+    return made.run(
+        repeat=repeat,
+        global_batch=64,
+        work={"samples": 6400},
+        clock={"train_seconds": seconds + stall, "stall_seconds": stall, "setup": {"imports": 3.0}},
+        test={"macro_f1": macro_f1, "confusion_matrix": [[30, 10], [10, 50]]},
+        watch={"disturbed": list(disturbed)},
+        asked={"train": {"seed": repeat}},
+    )
 
 
 @pytest.fixture
@@ -76,9 +77,10 @@ def test_a_row_is_not_as_good_as_one_that_learnt_nothing(two_rows):
 
 
 def test_a_level_that_was_always_disturbed_is_marked_and_not_the_best(two_rows):
-    runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
-    for fast_run in runs["fast"]:
-        fast_run["watch"] = {"disturbed": ["a neighbour"]}
+    runs = {
+        "single": [run(k, 10.0, 0.5) for k in range(1, 6)],
+        "fast": [run(k, 5.0, 0.5, disturbed=("a neighbour",)) for k in range(1, 6)],
+    }
     climbed = ladder.climb(*two_rows, runs, runs)
     (level,) = climbed["rungs"]
     assert (level["disturbed"], level["quality"], climbed["best"]) == (True, "as_good", None)
@@ -93,8 +95,8 @@ def test_a_level_without_a_block_in_common_with_the_base_keeps_its_line(two_rows
 def test_a_run_that_was_disturbed_counts_for_quality(two_rows):
     """Five seeds are five, whatever else the machine did meanwhile; of the time, four tell."""
     runs = {name: [run(k, seconds, 0.5) for k in range(1, 6)] for name, seconds in (("single", 10.0), ("fast", 5.0))}
-    runs["single"][2]["clock"]["train_seconds"] = 30.0
-    timed = {"single": [slow_run for slow_run in runs["single"] if slow_run["repeat"] != 3], "fast": runs["fast"]}
+    runs["single"][2] = run(3, 30.0, 0.5)
+    timed = {"single": [slow_run for slow_run in runs["single"] if slow_run.repeat != 3], "fast": runs["fast"]}
     climbed = ladder.climb(*two_rows, runs, timed)
     assert climbed["rungs"][0]["gain"] == pytest.approx(2.0)
     assert (climbed["rungs"][0]["quality"], climbed["best"]) == ("as_good", "fast")

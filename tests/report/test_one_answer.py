@@ -9,6 +9,8 @@ import pytest
 from lockstep import columns, stats
 from lockstep.config import reading
 from lockstep.report import charts, page, ranking, words
+from lockstep.run.record import Tested
+from tests import made
 
 HARDWARE = {"device": "cpu", "oversubscribe": True}
 ROWS = {
@@ -26,16 +28,14 @@ SECONDS = {
 CONFIG = reading.parse({"hardware": HARDWARE, "rows": ROWS})
 
 
-def run(row: str, repeat: int, seconds: float, **changes) -> dict:
-    return {
-        "status": "ok",
+def run(row: str, repeat: int, seconds: float, **changes) -> Tested:
+    about = {
         "repeat": repeat,
-        "steps": 100,
-        "watch": {"disturbed": []},
         "clock": {"train_seconds": seconds},
         "settings": {"dropout": [0.1]},
         "asked": {"hardware": CONFIG.rows[row].deciding()["hardware"]},
-    } | changes
+    }
+    return made.run(**about | changes)
 
 
 RUNS = {name: [run(name, k, taken) for k, taken in enumerate(several)] for name, several in SECONDS.items()}
@@ -61,7 +61,7 @@ def test_every_part_of_the_page_has_the_same_interval_of_the_same_two_rows(compa
     told = between("ddp", "single")
     assert told == ratios["ddp"]["single"]
     assert (1 / told["high"], 1 / told["low"]) == (rows["ddp"]["speedup_low"], rows["ddp"]["speedup_high"])
-    blocks = {name: {stats.block(each): each["clock"]["train_seconds"] for each in RUNS[name]} for name in RUNS}
+    blocks = {name: {stats.block(each): each.clock.train_seconds for each in RUNS[name]} for name in RUNS}
     alone = stats.ratio(blocks["ddp"], blocks["single"])
     assert (alone.low, alone.high) != pytest.approx((told["low"], told["high"]), rel=1e-3)
     # Rows of two plans are not in the table's ratios; theirs is by the same model, of all rows.
@@ -79,10 +79,9 @@ def test_efficiency_is_per_core_however_many_processes_share_them(compared):
 
 
 def test_a_step_takes_the_training_time_over_the_steps():
-    made = run("ddp", 1, 6.0)
-    made["clock"]["step_seconds_median"] = 0.049
-    assert columns.BY_KEY["step_ms"].measure(made) == pytest.approx(60.0)
-    assert columns.BY_KEY["median_step_ms"].measure(made) == pytest.approx(49.0)  # which has its own name
+    timed = run("ddp", 1, 6.0, clock={"train_seconds": 6.0, "step_seconds_median": 0.049})
+    assert columns.BY_KEY["step_ms"].measure(timed) == pytest.approx(60.0)
+    assert columns.BY_KEY["median_step_ms"].measure(timed) == pytest.approx(49.0)  # which has its own name
 
 
 def test_the_parts_of_a_step_add_up_to_the_step_time_of_the_table():
@@ -126,12 +125,11 @@ def test_rows_whose_losses_coincide_share_a_line_and_all_have_one_over_seconds()
 def test_the_picture_of_start_up_has_the_times_of_the_table():
     """Its parts are of the run with the median training time, whose start-up may be another one."""
     clocks = {"single": (6.0, 10.0), "ddp": (4.0, 8.0)}
-    runs = {
-        name: [run("ddp", 1, seconds) | {"clock": {"setup": {"imports": first / 2}, "first_step_seconds": first}}]
-        for name, (first, seconds) in clocks.items()
-    }
-    for name, (_, seconds) in clocks.items():
-        runs[name][0]["clock"]["train_seconds"] = seconds
+
+    def clock(first: float, seconds: float) -> dict:
+        return {"setup": {"imports": first / 2}, "first_step_seconds": first, "train_seconds": seconds}
+
+    runs = {name: [run("ddp", 1, seconds, clock=clock(first, seconds))] for name, (first, seconds) in clocks.items()}
     rows = [row | {"startup_seconds": seconds} for row, seconds in zip(_ranked(clocks), (5.0, 5.2), strict=True)]
     drawn = charts.setup(rows, SimpleNamespace(runs=runs))
     assert drawn.title.en == "single is ready soonest: 5.0 s from launch to the end of the first step"
@@ -165,8 +163,8 @@ def test_the_title_of_the_losses_is_of_the_curve_that_is_drawn_and_says_why(drop
     [({}, True), ({"steps": 3}, False), ({"watch": {"disturbed": ["others"]}}, False), ({"peak": None}, False)],
 )
 def test_utilisation_is_of_runs_that_tell_it(changes, known):
-    made = run("ddp", 1, 2.0) | {"peak": {"devices": 2, "flops_per_second": 1e9}, "work": {"flops": 1e9}} | changes
-    assert columns.BY_KEY["mfu"].measure(made) == (0.25 if known else None)
+    about = {"peak": {"devices": 2, "flops_per_second": 1e9}, "work": {"flops": 1e9}}
+    assert columns.BY_KEY["mfu"].measure(run("ddp", 1, 2.0, **about | changes)) == (0.25 if known else None)
 
 
 def test_settings_are_those_that_differ_in_words_and_without_empty_ones():
@@ -176,13 +174,13 @@ def test_settings_are_those_that_differ_in_words_and_without_empty_ones():
         for fused, rate in ((True, 0.1), (False, 0.2))
     ]
     live[0]["backend"] = ""
-    shown = page.settings([(name, {"settings": each}) for name, each in zip("ab", live, strict=True)])
+    shown = page.settings([(name, made.run(settings=each)) for name, each in zip("ab", live, strict=True)])
     assert shown == {"fused": ["yes", "no"], "group 0.initial_lr": ["0.1", "0.2"]}
 
 
 def test_a_setting_that_only_some_strategies_have_is_no_difference():
     live = [{"device": "cpu", "options": options} for options in ({}, {"bucket_mb": 25}, {"bucket_mb": 25, "zero": 2})]
-    tested = [(name, {"settings": each}) for name, each in zip("abc", live, strict=True)]
+    tested = [(name, made.run(settings=each)) for name, each in zip("abc", live, strict=True)]
     assert page.settings(tested) == {}
     assert page.own_settings(tested) == {"b": ["bucket_mb 25"], "c": ["bucket_mb 25", "zero 2"]}
 

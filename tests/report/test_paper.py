@@ -7,6 +7,7 @@ import pytest
 
 from lockstep import __version__, columns, files, paths
 from lockstep.report import page, paper
+from lockstep.report.reading import Missing
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,9 @@ def test_the_table_has_the_columns_that_decide_and_as_many_cells_in_each_line():
 
 
 def test_every_run_has_its_line_and_no_cell_is_a_formula(tmp_path):
-    failed = {"status": "failed", "reason": "=1+1", "repeat": 2, "log_end": []}
+    missing = [Missing(2, "failed", "=1+1"), Missing(3, "skipped", "not run yet")]
     row = dict.fromkeys(columns.KEYS) | {"row": "ddp", "strategy": "ddp", "world_size": 2, "division": "closed"}
-    summary = SimpleNamespace(rows=[row], runs={"ddp": [failed, failed | {"status": "skipped", "repeat": 3}]})
+    summary = SimpleNamespace(rows=[row], runs={"ddp": missing})
     file = tmp_path / paths.RUNS_TABLE
     files.write_csv(file, list(paper.ABOUT_RUN), [line[: len(paper.ABOUT_RUN)] for line in paper.run_lines(summary)])
     with file.open(encoding="utf-8-sig", newline="") as stream:

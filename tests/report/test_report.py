@@ -19,6 +19,7 @@ from lockstep.config.hardware import shares_gpus
 from lockstep.errors import BadInput
 from lockstep.report import cautions, conditions, headline, page, reasons, words
 from lockstep.report.summary import Summary, gather
+from tests.made import run as one_run
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_what_would_tell_the_rows_apart_is_a_command_with_its_minutes():
     """Three blocks of two rows, of 40 s a run; an interval is half as wide over four times as many."""
     done = [dict.fromkeys(columns.KEYS) | {"row": name, "strategy": name, "world_size": 2} for name in ("ddp", "fsdp")]
     done = [row | {"place": 1, "repeats": 3, "train_seconds": 4.0} for row in done]
-    runs = [{"status": "ok", "wall_seconds": 40.0}] * 3
+    runs = [one_run(wall_seconds=40.0)] * 3
     about = {"runs": {"ddp": runs, "fsdp": runs}, "succeeded_runs": [*runs, *runs], "blocks": None}
     about["manifest"] = {"command": "snakemake --cores all --configfile 'my own.yaml' --config repeats=3"}
     (said,) = headline._further(done[0], done, SimpleNamespace(config={"quick": False}, **about))

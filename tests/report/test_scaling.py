@@ -4,6 +4,7 @@ import pytest
 
 from lockstep.config import reading
 from lockstep.report import charts, headline, scaling
+from tests import made
 
 HARDWARE = {"device": "cpu", "threads": 1, "oversubscribe": True}
 ROWS = {
@@ -30,14 +31,12 @@ def families(rows: dict, seconds: dict[str, float], width: float | None = 1.01, 
         hardware = row.hardware
         samples = 100 * row.train.global_batch
         runs[name] = [
-            {
-                "status": "ok",
-                "watch": {"disturbed": []},
-                "clock": {"train_seconds": seconds[name]},
-                "throughput": {"samples_per_second": samples / seconds[name]},
-                "work": {"samples": samples},
-                "asked": row.settings().of_row(),
-            }
+            made.run(
+                clock={"train_seconds": seconds[name]},
+                throughput={"samples_per_second": samples / seconds[name]},
+                work={"samples": samples},
+                asked=row.settings().of_row(),
+            )
         ]
         line = {
             "row": name,

@@ -2,21 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 import stat
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
-from jsonschema import ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 from safetensors.torch import save_file
 
 from lockstep import files, paths
 from lockstep.data import plan
-from lockstep.errors import RunFailed
-from lockstep.run import record
+from lockstep.errors import BadInput, RunFailed
+from lockstep.run import facts, record, record_files
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_steps
 from lockstep.run.progress import RankFiles
+from tests import made
 
 PLAN = plan.make(np.full(21, 5), global_batch=7, epochs=1, seed=0, batching="plain")
 
@@ -28,7 +31,7 @@ def written(tmp_path, shares):
         for step in range(PLAN.steps):
             rank_files.consume(step, np.asarray(shares(step, PLAN.step_ids(step), rank)))
         rank_files.event("run_stop")
-        rank_files.write({"seed": rank}, np.full(PLAN.steps, 0.5 + rank))
+        rank_files.write({}, np.full(PLAN.steps, 0.5 + rank))
     return gather_ledger(tmp_path, 2)
 
 
@@ -44,7 +47,6 @@ def test_a_ledger_that_follows_the_plan_is_accepted(tmp_path):
     ledger = written(tmp_path, lambda step, ids, rank: plan.share(ids, rank, 2))
     check_ledger(ledger, PLAN)
     assert np.array_equal(ledger["id"], PLAN.ids)  # in order of step and rank
-    assert [rank["seed"] for rank in record.read_ranks(tmp_path, 2)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,121 @@ def test_a_ledger_with_too_many_steps_is_refused(tmp_path):
 
 def test_a_record_must_follow_the_schema(tmp_path):
     with pytest.raises(ValidationError):
-        record.write_run(tmp_path / "record.json", {"row": "ddp", "status": "great"})
+        record_files.write_run(tmp_path / "record.json", made.record(status="great"))
     assert not list(tmp_path.iterdir())
+
+
+# What users' scripts read; see the docstring of run/record.py.
+NAMES = (
+    *(
+        "row",
+        "strategy",
+        "division",
+        "status",
+        "reason",
+        "notes",
+        "world_size",
+        "replicas",
+        "repeat",
+        "session",
+        "steps",
+    ),
+    *("disturbed_before", "precision", "global_batch", "asked", "settings", "seeds", "started", "log", "command"),
+    *("wall_seconds", "losses", "rates", "departed", "terms", "gradient_norm", "dev", "resumed", "snapshots"),
+    *("clock.setup", "clock.warm_up_seconds", "clock.cold_seconds", "clock.first_step_seconds", "clock.train_seconds"),
+    *("clock.stall_seconds", "clock.step_seconds_median", "clock.step_seconds_quartiles", "clock.evaluation_seconds"),
+    *("clock.total_seconds", "work.samples", "work.tokens", "work.padded_tokens", "work.flops", "work.padded_flops"),
+    *("throughput.samples_per_second", "throughput.tokens_per_second", "throughput.padded_tokens_per_second"),
+    *("throughput.flops_per_second", "throughput.padded_flops_per_second", "memory.before_mb", "memory.peak_mb"),
+    *("memory.reserved_mb", "memory.proportional_mb", "memory.before_mb_per_rank", "memory.peak_mb_per_rank"),
+    *("memory.reserved_mb_per_rank", "memory.proportional_mb_per_rank", "memory_by_gpu", "reserved_by_gpu"),
+    *("bytes_read_per_rank", "energy.gpu_joules", "energy.cpu_joules", "energy.counters", "watch.samples"),
+    *("watch.others_cores", "watch.cpu_mhz", "watch.cpu_celsius", "watch.gpu_mhz", "watch.gpu_celsius"),
+    *("watch.gpus", "watch.disturbed", "hashes", "saved.count", "saved.seconds", "saved.bytes"),
+    *("evaluation.seconds", "evaluation.samples", "evaluation.samples_per_second"),
+)
+WHOLE = {
+    "saved": {"count": 1, "seconds": 0.5, "bytes": 9},
+    "evaluation": {"seconds": 1.0, "samples": 20, "samples_per_second": 20.0},
+    "snapshots": [{"epoch": 1, "step": 3, "dev": None, "seconds": 0.1}],
+    "disturbed_before": [{"started": "2026-01-01", "train_seconds": 2.0, "disturbed": ["others"]}],
+}
+
+
+def test_no_name_that_users_script_against_is_gone_from_a_record(tmp_path):
+    record_files.write_run(tmp_path / paths.RECORD, made.record(**WHOLE))
+    content = json.loads((tmp_path / paths.RECORD).read_text())
+    for name in NAMES:
+        inside = content
+        for part in name.split("."):
+            inside = inside[part]
+    assert content["snapshots"] == WHOLE["snapshots"]
+
+
+def test_what_is_written_is_what_is_read(tmp_path):
+    whole = made.record(**WHOLE)
+    record_files.write_run(tmp_path / paths.RECORD, whole)
+    assert record_files.read_run(tmp_path) == whole
+    assert whole.snapshots[0].epoch == 1
+    assert whole.disturbed_before[0].wall_seconds == 0
+
+
+def test_what_records_of_earlier_versions_lack_is_completed(tmp_path):
+    files.write_json(tmp_path / paths.RECORD, made.raw() | {"a_later_version": "has this"})
+    read = record_files.read_run(tmp_path)
+    assert (read.session, read.resumed, read.rates, read.nodes, read.evaluation) == (None, [], [], [], None)
+    assert (read.clock.cold_seconds, read.memory.before_mb, read.energy.counters, read.watch.gpus) == (
+        None,
+        None,
+        [],
+        [],
+    )
+    read.resumed.append(3)
+    assert record_files.read_run(tmp_path).resumed == [], "a default is not shared"
+
+
+def test_a_run_that_failed_has_no_figures(tmp_path):
+    failed = replace(made.record(), status="failed", reason="rank 1 died")
+    record_files.write_run(tmp_path / paths.FAILED, failed)
+    read = record_files.read_run(tmp_path)
+    assert (read.status, read.reason, read.repeat) == ("failed", "rank 1 died", 1)
+    with pytest.raises(AttributeError, match="clock"):
+        _ = read.clock
+
+
+def test_a_field_that_is_misspelt_is_an_error():
+    with pytest.raises(AttributeError, match="train_second"):
+        _ = made.record().clock.train_second
+    with pytest.raises(TypeError, match="byte"):
+        record.Saved(count=1, seconds=0.0, byte=3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"clock": {"train_seconds": 0}}, "$.clock.train_seconds: 0 is less than or equal to the minimum of 0"),
+        ({"clock": {"setup": {"imports": -1}}}, "$.clock.setup.imports: -1 is less than the minimum of 0"),
+        ({"hashes": {"plan": "p"}}, "$.hashes.plan: 'p' does not match"),
+        ({"watch": None}, "$.watch: None is not of type 'object'"),
+        ({"snapshots": [{"epoch": 0, "step": 3, "dev": None, "seconds": 0.1}]}, "$.snapshots[0].epoch: 0 is less than"),
+        ({"resumed": [0]}, "$.resumed[0]: 0 is less than the minimum of 1"),
+        ({"evaluation": {"seconds": 1.0}}, "$.evaluation: 'samples' is a required property"),
+        ({"division": "fifth"}, "$.division: 'fifth' is not one of"),
+        ({"losses": "none"}, "$.losses: 'none' is not of type 'array'"),
+        ({"status": "failed"}, "$.status: 'failed' is not one of ['ok']"),
+    ],
+)
+def test_a_record_that_can_not_be_is_refused_with_its_field(tmp_path, changed, said):
+    whole = made.raw(**{name: value for name, value in changed.items() if name != "watch"})
+    files.write_json(tmp_path / paths.RECORD, whole | ({"watch": None} if "watch" in changed else {}))
+    with pytest.raises(BadInput, match=re.escape(f"{tmp_path / paths.RECORD}: is not a valid record: {said}")):
+        record_files.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [record.Begun, record.Record, record.RankSummary])
+def test_every_declared_field_has_a_valid_schema(kind):
+    Draft202012Validator.check_schema(facts.schema(kind))
+    assert facts.schema(kind)["properties"].keys() == {each.name for each in fields(kind)}
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path):
@@ -147,7 +262,7 @@ def test_which_rank_failed_first_does_not_depend_on_a_clock_that_is_set(tmp_path
     monkeypatch.setattr("lockstep.run.progress.time.time", lambda: next(dates))
     for rank in (1, 0):
         RankFiles(tmp_path, rank).write_error(ValueError("wrong"), step=3)
-    assert [error["rank"] for error in record.read_errors(tmp_path)] == [1, 0]
+    assert [error["rank"] for error in record_files.read_errors(tmp_path)] == [1, 0]
 
 
 def test_a_full_disk_has_room_for_the_reason_once_what_was_being_written_is_gone(tmp_path):
@@ -176,4 +291,4 @@ torch.distributed.DistNetworkError: The server socket has failed to listen: EADD
 )
 def test_why_a_launcher_did_not_start(tmp_path, log, said):
     (tmp_path / "run.log").write_text(log)
-    assert record.first_error(tmp_path / "run.log") == said
+    assert record_files.first_error(tmp_path / "run.log") == said

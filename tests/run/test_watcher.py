@@ -28,17 +28,17 @@ def sample(begin: float, others: float = 0.0, **changes) -> dict:
 
 def test_a_quiet_run():
     verdict = watcher.judge([sample(at, 0.03) for at in range(10)], [2.0, 8.0], cores=2, busy=2)
-    assert verdict["disturbed"] == []
-    assert verdict["others_cores"] == pytest.approx(0.03)
-    assert verdict["samples"] == 6
-    assert verdict["cpu_mhz"] == [2002, 2007]
-    assert verdict["cpu_celsius"] is None
+    assert verdict.disturbed == []
+    assert verdict.others_cores == pytest.approx(0.03)
+    assert verdict.samples == 6
+    assert verdict.cpu_mhz == [2002, 2007]
+    assert verdict.cpu_celsius is None
 
 
 def test_only_what_happens_in_the_window_counts():
     samples = [sample(at, 2.0 if at in (0, 1, 9) else 0.0) for at in range(10)]
-    assert watcher.judge(samples, [2.0, 9.0], cores=2, busy=2)["disturbed"] == []
-    (reason,) = watcher.judge(samples, [1.5, 3.5], cores=2, busy=2)["disturbed"]
+    assert watcher.judge(samples, [2.0, 9.0], cores=2, busy=2).disturbed == []
+    (reason,) = watcher.judge(samples, [1.5, 3.5], cores=2, busy=2).disturbed
     # Half of one second's sample, in two seconds.
     assert reason == "other processes took 0.50 of the 2 CPU cores that it keeps busy"
 
@@ -46,11 +46,11 @@ def test_only_what_happens_in_the_window_counts():
 def test_others_that_fit_beside_the_run_do_not_disturb_it():
     """A tenth of a core slows what fills both by more than it tells apart, and what fills one not at all."""
     samples = [sample(at, 0.1) for at in range(10)]
-    assert watcher.judge(samples, [0.0, 10.0], cores=2, busy=2)["disturbed"]
-    assert not watcher.judge(samples, [0.0, 10.0], cores=2, busy=1)["disturbed"]
-    assert watcher.judge([sample(at, 1.1) for at in range(10)], [0.0, 10.0], cores=2, busy=1)["disturbed"]
+    assert watcher.judge(samples, [0.0, 10.0], cores=2, busy=2).disturbed
+    assert not watcher.judge(samples, [0.0, 10.0], cores=2, busy=1).disturbed
+    assert watcher.judge([sample(at, 1.1) for at in range(10)], [0.0, 10.0], cores=2, busy=1).disturbed
     # More threads than there are cores: it keeps no more busy than there are.
-    assert not watcher.judge([sample(at, 0.03) for at in range(10)], [0.0, 10.0], cores=2, busy=6)["disturbed"]
+    assert not watcher.judge([sample(at, 0.03) for at in range(10)], [0.0, 10.0], cores=2, busy=6).disturbed
 
 
 def gpu(number: int, **changes) -> dict:
@@ -64,14 +64,14 @@ def test_others_on_a_gpu_and_a_throttled_one():
     gpus = [gpu(1, celsius=91, throttled=["power brake"])]
     samples = [sample(0, gpus=gpus, others_on_gpus=others), sample(1, gpus=gpus, others_on_gpus=others[:1])]
     verdict = watcher.judge(samples, [0.0, 2.0], cores=64, busy=4)
-    assert verdict["disturbed"] == [
+    assert verdict.disturbed == [
         "other processes were on its GPUs: process 77 (python) on GPU 1 with 512 MiB,"
         " process 78 (of unknown name) on GPU 1",
         "GPU 1 was throttled (power brake)",
     ]
-    assert (verdict["gpu_mhz"], verdict["gpu_celsius"]) == ([1200, 1200], [91, 91])
+    assert (verdict.gpu_mhz, verdict.gpu_celsius) == ([1200, 1200], [91, 91])
     before = watcher.judge([*samples, *[sample(at, gpus=[gpu(1)]) for at in (2, 3)]], [2.0, 4.0], cores=64, busy=4)
-    assert before["disturbed"] == []
+    assert before.disturbed == []
 
 
 def test_each_gpu_is_told_of_over_the_window():
@@ -80,12 +80,12 @@ def test_each_gpu_is_told_of_over_the_window():
         sample(1, gpus=[gpu(2, utilisation=100, sm_mhz=1000), gpu(5, utilisation=None)]),
         sample(2, gpus=[gpu(2, utilisation=70, sm_mhz=1900, memory_mb=800), gpu(5, sm_mhz=None, memory_mb=None)]),
     ]
-    first, second = watcher.judge(samples, [1.0, 2.5], cores=64, busy=4)["gpus"]
-    assert (first["gpu"], first["memory_mb"], first["sm_mhz_range"]) == (2, 800, [1000, 1900])
+    first, second = watcher.judge(samples, [1.0, 2.5], cores=64, busy=4).gpus
+    assert (first.gpu, first.memory_mb, first.sm_mhz_range) == (2, 800, [1000, 1900])
     # Half of the last second lies inside.
-    assert first["utilisation"] == pytest.approx(90)
-    assert first["sm_mhz"] == pytest.approx(1300)
-    assert (second["gpu"], second["utilisation"], second["sm_mhz"], second["memory_mb"]) == (5, 90, 1200, 700)
+    assert first.utilisation == pytest.approx(90)
+    assert first.sm_mhz == pytest.approx(1300)
+    assert (second.gpu, second.utilisation, second.sm_mhz, second.memory_mb) == (5, 90, 1200, 700)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_the_server_of_mps_does_not_count_and_its_clients_do(on_gpus, monkeypatc
 
 def test_without_samples_nothing_is_claimed():
     judged = watcher.judge([], [0.0, 5.0], cores=2, busy=2)
-    assert (judged["samples"], judged["others_cores"], judged["disturbed"], judged["cpu_mhz"]) == (0, 0, [], None)
+    assert (judged.samples, judged.others_cores, judged.disturbed, judged.cpu_mhz) == (0, 0, [], None)
 
 
 RUN = """

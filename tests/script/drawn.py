@@ -22,7 +22,7 @@ class Classifier(nn.Module):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mistake", default="")
+    parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
     parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
@@ -41,7 +41,7 @@ def main():
     for step in range(10):
         for place in range(batches):
             number = (step * batches + place) * parts + part
-            if arguments.mistake == "step_later":
+            if "step_later" in arguments.mistake:
                 number = step + part
             generator = torch.Generator().manual_seed(number)
             points = torch.randn(8, 20, generator=generator)

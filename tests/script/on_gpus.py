@@ -17,7 +17,7 @@ def main():
     parser.add_argument("--mistake", default="")
     parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", 0 if arguments.mistake == "one_gpu" else int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
     torch.manual_seed(0)

@@ -40,7 +40,9 @@ def proven(place: Path, *command: str, options: tuple[str, ...] = (), code: int 
 
 def started(words: list[str], folder: Path) -> subprocess.CompletedProcess:
     """A command in a user's shell, without the variables of the test's own process."""
-    environment = {name: os.environ[name] for name in ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR") if name in os.environ}
+    kept = ("HOME", "TMPDIR", "TORCH_EXTENSIONS_DIR", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # beside the scripts, which are this project's
     environment["PATH"] = f"{BIN}:{os.environ['PATH']}"
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)

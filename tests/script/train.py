@@ -1,6 +1,7 @@
 """A training script as users write them, which knows nothing of Lockstep, with a mistake if one is named."""
 
 import argparse
+import io
 import os
 
 import numpy as np
@@ -11,6 +12,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+# How launchers tell a process its rank and the number of ranks.
+TOLD = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
+BY_HAND = {"summed", "wrong_number", "clipped_apart", "other_weights"}  # mistakes of one who averages gradients himself
 
 
 class Points(Dataset):
@@ -48,7 +53,10 @@ def network(arguments):
     layers = [nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4)]
     if "batch_norm" in arguments.having:
         layers.insert(1, nn.BatchNorm1d(32))
-    return nn.Sequential(*layers)
+    model = nn.Sequential(*layers)
+    if "unused" in arguments.mistake:
+        model.register_parameter("spare", nn.Parameter(torch.zeros(4)))
+    return model
 
 
 def coarse(state, bucket):
@@ -65,16 +73,18 @@ def train(rank, world, epochs, arguments):
         dist.init_process_group("gloo", rank=rank, world_size=world)
     else:
         dist.init_process_group("gloo")
-    torch.manual_seed(rank if mistake == "other_weights" else 0)
+    torch.manual_seed(rank if "other_weights" in mistake else 0)
     model = network(arguments)
-    torch.manual_seed(rank)
-    by_hand = mistake in ("summed", "other_weights") or "by_hand" in having
+    if "random_alike" not in mistake:
+        torch.manual_seed(rank)
+    by_hand = bool(BY_HAND & set(mistake)) or "by_hand" in having
     if "sync_batch_norm" in having:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    wrapped = model if by_hand else DistributedDataParallel(model)
+    unused = "unused" in mistake
+    wrapped = model if by_hand else DistributedDataParallel(model, find_unused_parameters=unused)
     if "half_hook" in having:
         wrapped.register_comm_hook(state=None, hook=fp16_compress_hook)
-    if mistake == "coarse_hook":
+    if "coarse_hook" in mistake:
         wrapped.register_comm_hook(None, coarse)
     if "fsdp" in having:
         from torch.distributed.fsdp import fully_shard
@@ -85,8 +95,8 @@ def train(rank, world, epochs, arguments):
         wrapped = fully_shard(model)
     if "compile" in having:
         wrapped = torch.compile(wrapped)
-    data = Points(arguments.samples, "noisy" in having, seed=rank if mistake == "other_data" else 1)
-    sampler = None if mistake == "same_samples" else DistributedSampler(data, drop_last="drop_last" in having)
+    data = Points(arguments.samples, "noisy" in having, seed=rank if "other_data" in mistake else 1)
+    sampler = None if "same_samples" in mistake else DistributedSampler(data, drop_last="drop_last" in having)
     if "own_sampler" in having:
         sampler = Own(len(data), rank, world)
     if "validation" in having and rank == 0:
@@ -95,13 +105,13 @@ def train(rank, world, epochs, arguments):
         held = Points(41, seed=2)
         validation = DataLoader(held, batch_size=5, sampler=DistributedSampler(held, shuffle=False))
     workers = 2 if "workers" in having else 0
-    size = 4 if rank and mistake == "uneven" else 8
+    size = 4 if rank and "uneven" in mistake else 8
     loader = DataLoader(data, batch_size=size, sampler=sampler, num_workers=workers)
     if "sgd" in having:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if mistake == "rate_scaled" else 1))
-    if mistake == "group_rate":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (world if "rate_scaled" in mistake else 1))
+    if "group_rate" in mistake:
         groups = [{"params": model[0].parameters()}, {"params": model[2:].parameters(), "lr": 0.1 * world}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
     planned = arguments.samples * epochs // (8 * (world if "planned" in having else 2))
@@ -110,45 +120,52 @@ def train(rank, world, epochs, arguments):
     loss_of = nn.CrossEntropyLoss()
     every = 2 if "accumulation" in having else 1
     for epoch in range(epochs):
-        if sampler and mistake != "same_order":
+        if sampler and "same_order" not in mistake:
             sampler.set_epoch(epoch)
         for number, (points, labels) in enumerate(loader, 1):
+            if "tokens" in mistake:  # of a text those that count
+                labels = labels.masked_fill(points[:, 0] < 0, -100)
             last = number % every == 0
             if not by_hand and "fsdp" not in having and "compile" not in having:
-                wrapped.require_backward_grad_sync = last or mistake == "every_micro_batch"
-            called = model if mistake == "inner_model" else wrapped
+                wrapped.require_backward_grad_sync = last or "every_micro_batch" in mistake
+            called = model if "inner_model" in mistake else wrapped
             with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in having):
                 scores = called.forward(points) if "forward" in having else called(points)
                 loss = loss_of(scores, labels) / every
-            if mistake == "single_class":
+            if "single_class" in mistake:
                 loss = loss_of(scores[:, :1], 0 * labels)
             if "zero_late" in having:
                 optimizer.zero_grad()
-            if mistake == "averaged_twice":
+            if "averaged_twice" in mistake:
                 loss = loss / world
             scaler.scale(loss).backward()
             if not last:
                 continue
             if by_hand:
+                if "clipped_apart" in mistake:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                 for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
-                    if mistake != "summed":
-                        parameter.grad /= world
-            if mistake == "clipped_while_scaled":
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad)
+                        if "summed" not in mistake:
+                            parameter.grad /= world + ("wrong_number" in mistake)
+            if "clipped_while_scaled" in mistake:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
-            for _ in range(world if mistake == "schedule_of_ranks" else 1):
+            for _ in range(world if "schedule_of_ranks" in mistake else 1):
                 schedule.step()
-            if mistake == "drifting" and rank:
+            if "drifting" in mistake and rank:
                 with torch.no_grad():
                     model[0].bias += 1e-3
-            if mistake != "not_cleared" and "zero_late" not in having:
+            if "not_cleared" not in mistake and "zero_late" not in having:
                 optimizer.zero_grad()
-            if mistake == "crash" and number == 3:
+            if "saved_as_module" in mistake and not rank:
+                torch.save(wrapped.state_dict(), io.BytesIO())
+            if "crash" in mistake and number == 3:
                 raise SystemExit("no more")
         if "shared_validation" in having or ("validation" in having and rank == 0):
             with torch.no_grad():
@@ -161,17 +178,28 @@ def train(rank, world, epochs, arguments):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mistake", default="")
+    parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
     parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     parser.add_argument("--spawn", type=int)
+    parser.add_argument("--fork", type=int)
+    parser.add_argument("--local_rank", type=int)  # as deepspeed tells it
     parser.add_argument("--port", default="29511")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.spawn:
         mp.spawn(train, args=(arguments.spawn, arguments.epochs, arguments), nprocs=arguments.spawn)
+    elif arguments.fork:
+        count = arguments.fork
+        ranks = [mp.Process(target=train, args=(rank, count, arguments.epochs, arguments)) for rank in range(count)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
     else:
-        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), arguments.epochs, arguments)
+        told = ([int(os.environ[name]) for name in names] for names in TOLD if names[0] in os.environ)
+        rank, world = next(told, [0, 1])
+        train(rank, world, arguments.epochs, arguments)
 
 
 if __name__ == "__main__":

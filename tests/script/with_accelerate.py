@@ -12,7 +12,7 @@ from train import Points, network
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mistake", default="")
+    parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
     parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
     accelerator = Accelerator(
@@ -25,7 +25,9 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Points(256), batch_size=8, shuffle=True)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if "same_samples" not in arguments.mistake:
+        loader = accelerator.prepare(loader)
     if "prepared_schedule" in arguments.having:
         schedule = accelerator.prepare(schedule)
     if arguments.having and "evaluation" in arguments.having[0]:
@@ -34,16 +36,20 @@ def main():
         with torch.no_grad():
             print(len(torch.cat([gather(model.eval()(points)) for points, _ in held])))
         model.train()
+    called = accelerator.unwrap_model(model) if "inner_model" in arguments.mistake else model
     for _ in range(2):
         for points, labels in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.cross_entropy(model(points), labels)
+                loss = nn.functional.cross_entropy(called(points), labels)
+                if "averaged_twice" in arguments.mistake:
+                    loss = loss / accelerator.num_processes
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-                optimizer.zero_grad()
+                if "not_cleared" not in arguments.mistake:
+                    optimizer.zero_grad()
     accelerator.print("done")
 
 

@@ -12,7 +12,7 @@ from train import Points, network
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mistake", default="")
+    parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
     parser.add_argument("--having", default=[], type=lambda words: words.split(","))
     arguments = parser.parse_args()
     hvd.init()
@@ -21,16 +21,18 @@ def main():
     scale = hvd.size() if "scaled_rate" in arguments.having else 1
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * scale, momentum=0.9)
     data = Points(256)
-    sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())
+    replicas = 1 if "same_samples" in arguments.mistake else hvd.size()
+    sampler = DistributedSampler(data, num_replicas=replicas, rank=hvd.rank() % replicas)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    if arguments.mistake != "other_weights":
+    if "other_weights" not in arguments.mistake:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    operation = hvd.Sum if arguments.mistake == "summed" else hvd.Average
+    operation = hvd.Sum if "summed" in arguments.mistake else hvd.Average
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=operation)
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for points, labels in loader:
-            optimizer.zero_grad()
+            if "not_cleared" not in arguments.mistake:
+                optimizer.zero_grad()
             nn.functional.cross_entropy(model(points), labels).backward()
             optimizer.step()
 

@@ -9,6 +9,8 @@ import yaml
 from lockstep.config import reading, registry
 from lockstep.report import ranking, studies
 from lockstep.report.words import say
+from lockstep.run.record import Tested
+from tests import made
 from tests.conftest import PROJECT
 
 CONFIG = reading.read([PROJECT / "config" / "config.yaml", PROJECT / "config" / "published.yaml"])
@@ -54,17 +56,15 @@ def test_every_row_of_the_configuration_is_on_a_way_or_a_level():
     assert set(CONFIG.rows) == named | {"fabric"}
 
 
-def run(row: str, repeat: int, seconds: float) -> dict:
+def run(row: str, repeat: int, seconds: float) -> Tested:
     asked = CONFIG.rows[row]
-    return {
-        "repeat": repeat,
-        "clock": {"train_seconds": seconds},
-        "strategy": asked.strategy,
-        "work": {"samples": 8384},
-        "status": "ok",
-        "watch": {"disturbed": []},
-        "asked": {"options": asked.options, "hardware": {"processes": 2}},
-    }
+    return made.run(
+        repeat=repeat,
+        clock={"train_seconds": seconds},
+        strategy=asked.strategy,
+        work={"samples": 8384},
+        asked={"options": asked.options, "hardware": {"processes": 2}},
+    )
 
 
 def answered(seconds: dict[str, list[float]]) -> dict:

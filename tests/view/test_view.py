@@ -26,6 +26,7 @@ from lockstep.config import reading
 from lockstep.paths import PROJECT
 from lockstep.run.progress import Progress
 from lockstep.view import choice, jobs, live, plain
+from tests import made
 from tests.conftest import copy_project
 
 DEFAULT = (
@@ -107,13 +108,24 @@ def lines(handler):
     return made
 
 
-def left(handler, repeat: int, row: str, **values) -> None:
-    """A record of a run, as its supervisor leaves it."""
-    record = {"status": "ok", "watch": {"disturbed": []}, "clock": {"train_seconds": 1.0}} | values
-    name = paths.RECORD if record["status"] == "ok" else paths.FAILED
-    folder = paths.RESULTS / handler.config.rows[row].folder(repeat)
+def left(handler, repeat: int, row: str, status: str = "ok", **values) -> None:
+    """A record of a run by the handler's settings, as its supervisor leaves it, and the data that it is of."""
+    config = handler.config
+    data = {"hash": 64 * "d", "weights": 64 * "f", "asked": config.data_settings}
+    paths.data_folder(config.results).mkdir(parents=True, exist_ok=True)
+    paths.data_file(config.results).write_text(json.dumps(data), encoding="utf-8")
+    asked = config.rows[row].settings().of_row() | {"dropout": config.model.dropout}
+    about = {
+        "row": row,
+        "repeat": repeat,
+        "asked": asked,
+        "status": status,
+        "reason": "" if status == "ok" else "ended",
+    }
+    name = paths.RECORD if status == "ok" else paths.FAILED
+    folder = config.results / config.rows[row].folder(repeat)
     folder.mkdir(parents=True)
-    (folder / name).write_text(json.dumps(record), encoding="utf-8")
+    (folder / name).write_text(json.dumps(made.raw(**about | values)), encoding="utf-8")
 
 
 def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
@@ -121,7 +133,7 @@ def test_the_fastest_row_is_first_and_what_went_wrong_is_marked(handler):
         left(handler, repeat, "single", clock={"train_seconds": seconds})
     left(handler, 1, "ddp", clock={"train_seconds": 2.5})
     left(handler, 2, "ddp", clock={"train_seconds": 9.0}, watch={"disturbed": ["something else ran"]})
-    left(handler, 3, "ddp", status="failed", clock=None)
+    left(handler, 3, "ddp", status="failed")
     rows = handler.rows_now()
     assert [row["row"] for row in rows] == ["ddp", "single"]
     assert (rows[0]["seconds"], rows[0]["runs"], rows[0]["note"]) == (2.5, "2 of 3", "1 disturbed, 1 failed")
@@ -143,12 +155,7 @@ def test_what_is_to_be_trained_again_is_not_shown_as_if_it_were_new(handler):
 def trained_as_asked(handler, row: str) -> None:
     """A run and a proof of a row by the handler's settings, and the data that they are of."""
     config = handler.config
-    data = {"hash": "of the data", "weights": "of the weights", "asked": config.data_settings}
-    paths.data_folder(config.results).mkdir(parents=True)
-    paths.data_file(config.results).write_text(json.dumps(data), encoding="utf-8")
-    asked = config.rows[row].settings().of_row() | {"dropout": config.model.dropout}
-    hashes = {"data": "of the data", "weights": "of the weights"}
-    left(handler, 1, row, clock={"train_seconds": 4.0}, asked=asked, hashes=hashes)
+    left(handler, 1, row, clock={"train_seconds": 4.0})
     trial = config.trial(config.rows[row])
     proof = config.results / trial.folder(1)
     proof.mkdir(parents=True)

@@ -23,7 +23,8 @@ def rank_and_world():
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
+    initialised = getattr(horovod, "is_initialized", None)  # it is not there yet while horovod.torch imports torch
+    if initialised and initialised():
         return horovod.rank(), horovod.size()
     rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
     world = next((int(os.environ[name]) for name in WORLDS if os.environ.get(name, "").isdigit()), 1)

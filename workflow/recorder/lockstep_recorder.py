@@ -14,6 +14,8 @@ one, then gets that recording's samples, initial weights and learning rates.
 
 import atexit
 import contextlib
+import copy
+import functools
 import hashlib
 import inspect
 import itertools
@@ -45,6 +47,7 @@ class State:
     def __init__(self):
         self.depth = 0  # of nested calls of modules; only the outermost call records samples
         self.stepping = 0  # the depth of nested calls of optimizers' steps
+        self.losses = 0  # of the current step, before its optimizer stepped
         self.stages = False  # whether a model's layers are stages of a pipeline
         self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold only parts of the parameters
         self.models = []  # the outermost modules that were trained, in the order of their first call
@@ -65,7 +68,8 @@ class State:
 
 
 def _empty_step():
-    return {"calls": [], "losses": [], "clip": [], "dropout": []}
+    # factors: what gradients were multiplied by to clip them, by a norm of this rank's tensors
+    return {"calls": [], "losses": [], "clip": [], "factors": [], "dropout": []}
 
 
 state = State()
@@ -351,22 +355,19 @@ def _put_weights_into(model, number=0):
                 target.copy_(stored[key].to(target.device))
 
 
-def before_step(optimizer, *_):
-    """Called before an optimizer's step."""
+def before_step(optimizer, args, kwargs):
+    """Called before an optimizer's step, whose closure, if it has one, may call the model and compute gradients."""
     state.stepping += 1
-    if state.finished or not state.models or state.engine:
+    if state.finished or state.engine:
         return
     step = state.step
     step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
+    state.losses = len(step["losses"])
     _describe(optimizer)
-    for group in optimizer.param_groups:
-        left = [parameter for parameter in group["params"] if id(parameter) in state.pending]
-        if left and state.step["losses"]:
-            about = {"step": len(state.steps) + 1, "line": step.get("backward_line", "")}
-            state.notes.setdefault("not_cleared", about)
-    if REPLAY and (recorded := recorded_rates()):
+    by_closure = any(callable(each) for each in (*args[1:], kwargs.get("closure")))
+    if REPLAY and (recorded := recorded_rates(by_closure)):
         for group, rate in zip(optimizer.param_groups, recorded, strict=False):
             step.setdefault("own_rates", list(step["rates"]))
             if hasattr(group["lr"], "fill_"):
@@ -377,17 +378,22 @@ def before_step(optimizer, *_):
 
 def after_step(optimizer, *_):
     state.stepping -= 1
-    if state.stepping or state.finished or not state.models or state.engine:
+    if state.stepping or state.finished or state.engine:
         return
-    if "own_rates" in state.step:  # restore them, since a schedule may start from the current rate
-        for group, rate in zip(optimizer.param_groups, state.step["own_rates"], strict=False):
-            if not hasattr(group["lr"], "fill_"):
-                group["lr"] = rate
-    if "rates" not in state.step:  # the first model was called by a closure within this step
+    for group, rate in zip(optimizer.param_groups, state.step.get("own_rates", ()), strict=False):
+        if not hasattr(group["lr"], "fill_"):
+            group["lr"] = rate  # since a schedule may start from the current rate
+    if not state.models:  # nothing is trained yet
+        state.step = _empty_step()
+        return
+    if len(state.step["losses"]) > state.losses:  # its closure has computed the gradients
         _describe(optimizer)
         state.step["gradients"] = gradients()
-    for group in optimizer.param_groups:
-        state.pending |= {id(each): each for each in group["params"] if _holds_gradient(each)}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if state.step["losses"] and any(id(parameter) in state.pending for parameter in parameters):
+        about = {"step": len(state.steps) + 1, "line": state.step.get("backward_line", "")}
+        state.notes.setdefault("not_cleared", about)
+    state.pending |= {id(each): each for each in parameters if _holds_gradient(each)}
     step_done()
 
 
@@ -440,9 +446,9 @@ def _seed():
     return 1_000_003 * (0 if REPLAY else rank) + 17
 
 
-def change_numpy(module):
-    """Called once NumPy is imported."""
-    module.random.seed(_seed())
+def change_random(module):
+    """Called once numpy.random is imported, which NumPy may do late."""
+    module.seed(_seed())
 
 
 def write():
@@ -510,7 +516,7 @@ def _change_modules(torch):
         seen_already = frame is not None and frame is state.frame
         state.frame = frame
         inputs = (args, kwargs) if frame is None else arguments_of(frame)
-        trains = module.training and torch.is_grad_enabled()
+        trains = torch.is_grad_enabled() and any(part.training for part in module.modules())  # a wrapper may not say so
         if state.loader is not None:
             state.loader["trains"] |= trains
             state.loader["evaluates"] |= not trains
@@ -581,7 +587,14 @@ def _change_clipping(torch):
 
         def noted(*args, _clip=clip, **kwargs):
             state.step["clip"].append(line())
-            return _clip(*args, **kwargs)
+            norm = _clip(*args, **kwargs)
+            of_rank = isinstance(norm, torch.Tensor) and not hasattr(
+                norm, "full_tensor"
+            )  # not a DTensor's, of all ranks
+            if of_rank and not torch.compiler.is_compiling():
+                most = args[1] if len(args) > 1 else kwargs["max_norm"]
+                state.step["factors"].append(min(1.0, float(most) / (float(norm) or 1.0)))
+            return norm
 
         setattr(module, name, noted)
         setattr(torch.nn.utils, name, noted)
@@ -692,6 +705,7 @@ def _change_loaders(torch):
     reset_again = dataloader._BaseDataLoaderIter._reset
     fetch_usual = fetch._MapDatasetFetcher.fetch
 
+    @functools.wraps(initialise)  # Lightning makes loaders again, with the arguments that it finds in the signature
     def noted_init(self, dataset, *args, **kwargs):
         initialise(self, dataset, *args, **kwargs)
         try:
@@ -803,10 +817,10 @@ def recorded_loader(about):
     return same[0] if same else None
 
 
-def recorded_rates():
+def recorded_rates(by_closure):
     """The recorded learning rates of the parameter groups of the optimizer that is about to step."""
     rates, step, before = recorded()["rates"], len(state.steps), 0
-    if of_same_step():
+    if of_same_step() and not by_closure:
         step, before = step - 1, len(state.steps[-1]["rates"])
     return rates[step][before:] if step < len(rates) else None
 
@@ -897,6 +911,14 @@ def change_stages(module):
     module._PipelineStageBase.__init__ = noted
 
 
+def change_lightning(module):
+    """In a replay, tell Lightning that it is one process, so that it starts no others and its world has one rank."""
+    if REPLAY:
+        environment = module.LightningEnvironment
+        environment.creates_processes_externally = property(lambda self: True)
+        environment.set_world_size = lambda self, size: None  # it remains 1
+
+
 def change_accelerate(module):
     """Note evaluations whose repeated samples Accelerate leaves out of a metric."""
     gather = module.Accelerator.gather_for_metrics
@@ -941,6 +963,7 @@ def change_deepspeed_itself(module):
             given["train_micro_batch_size_per_gpu"] = micro * world
         _put_weights_into(model, next(numbers))
         if args is not None and hasattr(args, "deepspeed_config"):
+            args = copy.copy(args)  # a script may make several engines with them
             args.deepspeed_config = None
         return initialise(args=args, model=model, config=given, **kwargs)
 
@@ -951,9 +974,11 @@ random.seed(_seed())
 processes.watch_files()
 CHANGES = {
     "torch": change_torch,
-    "numpy": change_numpy,
+    "numpy.random": change_random,
     "torch.multiprocessing": change_spawn,
     "torch.distributed.pipelining.stage": change_stages,
+    "lightning_fabric.plugins.environments.lightning": change_lightning,  # of pytorch_lightning, too
+    "lightning.fabric.plugins.environments.lightning": change_lightning,
     "accelerate.accelerator": change_accelerate,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,

@@ -10,7 +10,7 @@ from lockstep import cli, paths
 from lockstep.config import containers, reading
 from lockstep.errors import BadInput
 from lockstep.files import read_json
-from lockstep.run import record
+from lockstep.run import record_files
 
 
 def main() -> int:
@@ -24,12 +24,12 @@ def main() -> int:
     wanted = reading.read([made_with])
     blocks, runs = set(), {}
     for folder in folders:
-        run = record.read_run(folder)
-        row, repeat = wanted.rows.get(run["row"]), run["repeat"]
+        run = record_files.read_run(folder)
+        row, repeat = wanted.rows.get(run.row), run.repeat
         known = row and repeat in wanted.repetitions and folder == arguments.results / row.folder(repeat)
         if known:
-            runs.setdefault(repeat, {})[run["row"]] = run
-        if not (reasons := run["watch"]["disturbed"]):
+            runs.setdefault(repeat, {})[run.row] = run
+        if not (reasons := run.watch.disturbed):
             continue
         if known:
             print(f"{folder}: {'; '.join(reasons)}")
@@ -37,7 +37,7 @@ def main() -> int:
         else:
             print(f"{folder}: {'; '.join(reasons)}; but {made_with} has no such run any more, so it is not repeated")
     for repeat, several in runs.items():
-        if len({run.get("session") for run in several.values()}) > 1:
+        if len({run.session for run in several.values()}) > 1:
             print(f"repetition {repeat}: its runs are of several sessions, in which the machine may have differed")
             blocks.add(repeat)
     rules = [f"train_{row}_{repeat}" for repeat in sorted(blocks) for row in runs[repeat]]

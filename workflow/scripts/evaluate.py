@@ -13,7 +13,7 @@ from lockstep.config import registry
 from lockstep.config.machine import selection
 from lockstep.errors import RunFailed
 from lockstep.files import MANIFEST, atomic_folder, read_json, verify, write_json
-from lockstep.run import journal
+from lockstep.run import journal, record_files
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def tested_twin(run: Path) -> Path | None:
         if other != run and all((other / file).is_file() for file in files):
             same = [
                 read_json(folder / paths.CHECKPOINT / MANIFEST)["weights"]
-                + read_json(folder / paths.RECORD)["hashes"]["data"]
+                + record_files.read_run(folder).hashes["data"]
                 for folder in (run, other)
             ]
             if same[0] == same[1] and _sealed(other / paths.MODEL):

@@ -69,8 +69,8 @@ def main() -> None:
     if VIEW in os.environ:  # the view shows the result
         return
     print(
-        f"{record['row']}: {record['steps']} steps in {record['clock']['train_seconds']:.2f} s,"
-        f" {record['throughput']['samples_per_second']:.0f} samples/s, final loss {record['losses'][-1]:.4f}"
+        f"{record.row}: {record.steps} steps in {record.clock.train_seconds:.2f} s,"
+        f" {record.throughput.samples_per_second:.0f} samples/s, final loss {record.losses[-1]:.4f}"
     )
 
 

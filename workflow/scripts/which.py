@@ -34,11 +34,11 @@ from lockstep import cli, paths
 from lockstep.config import registry
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.files import read_json, write_json
+from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory, model, sharded
 from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.sharded import Run, Shape
-from lockstep.run import seals
+from lockstep.run import record_files, seals
 from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
@@ -143,9 +143,9 @@ def _tell_one(found: dict) -> dict:
 
 def _measured(row: Row, results: Path) -> float | None:
     """The milliseconds of a row's step in the runs that it has already; None without any that trains the same plan."""
-    runs = [read_json(file) for file in paths.run_files(results, paths.RECORD, row=row.name)]
-    own = [run for run in runs if (run["world_size"], run["asked"]["plan"]) == (row.hardware.devices, row.plan_name)]
-    steps = [1000 * run["clock"]["train_seconds"] / run["steps"] for run in own]
+    runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=row.name)]
+    own = [run for run in runs if (run.world_size, run.asked["plan"]) == (row.hardware.devices, row.plan_name)]
+    steps = [1000 * run.clock.train_seconds / run.steps for run in own]
     return statistics.median(steps) if steps else None
 
 

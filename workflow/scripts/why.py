@@ -70,7 +70,7 @@ def _row(results: frames.Results, name: str) -> dict:
 
 
 def _work(results: frames.Results, row: dict) -> str:
-    return good_runs(results.report["runs"][row["row"]])[0]["asked"]["plan"]
+    return good_runs(results.report["runs"][row["row"]])[0].asked["plan"]
 
 
 def _first(results: frames.Results, row: dict, against: dict) -> str:

@@ -16,6 +16,7 @@ from lockstep.config.hardware import device_count
 from lockstep.config.row import Row
 from lockstep.model import metrics
 from lockstep.run.progress import WARMUP_STEPS
+from lockstep.run.record import Tested
 
 AT_ONCE, ON_DEMAND = "at once", "on demand"  # where the page shows a column; LaTeX has what it shows at once
 
@@ -27,8 +28,7 @@ class Column:
     A row's value comes from one of four sources. `asked`: the configuration. `ran`: the first run that counts.
     `measure`: the median over all runs of a measured value. None of these: the report computes it from all runs.
 
-    A run here is its record with its `test` and `peak` (report/reading.py). A value is None if a device does not report
-    it.
+    A run here is a Tested (run/record.py). A value is None if a device does not report it.
 
     digits: after the decimal point, for display; None for a word. factor: applied before display.
     least, most: the valid range, which `check.py` checks. ends: the columns with the ends of its interval.
@@ -39,8 +39,8 @@ class Column:
 
     key: str
     asked: Callable[[Row], object] | None = None
-    ran: Callable[[dict], object] | None = None
-    measure: Callable[[dict], float | None] | None = None
+    ran: Callable[[Tested], object] | None = None
+    measure: Callable[[Tested], float | None] | None = None
     digits: int | None = None
     unit: str = ""
     factor: float = 1
@@ -59,54 +59,54 @@ class Column:
         return (self.key, *self.ends, *filter(None, [self.former]))
 
 
-def _clock(name: str) -> Callable[[dict], float | None]:
-    return lambda run: run["clock"].get(name)
+def _clock(name: str) -> Callable[[Tested], float | None]:
+    return lambda run: getattr(run.clock, name)
 
 
-def _memory(name: str) -> Callable[[dict], float | None]:
-    return lambda run: run["memory"].get(name)
+def _memory(name: str) -> Callable[[Tested], float | None]:
+    return lambda run: getattr(run.memory, name)
 
 
-def _evaluation(name: str) -> Callable[[dict], float | None]:
-    return lambda run: run["evaluation"][name] if run.get("evaluation") else None
+def _evaluation(name: str) -> Callable[[Tested], float | None]:
+    return lambda run: getattr(run.evaluation, name) if run.evaluation else None
 
 
-def _tested(name: str) -> Callable[[dict], float | None]:
-    return lambda run: run["test"].get(name)
+def _tested(name: str) -> Callable[[Tested], float | None]:
+    return lambda run: run.test.get(name)
 
 
-def _throughput(name: str) -> Callable[[dict], float | None]:
-    return lambda run: run["throughput"][name]
+def _throughput(name: str) -> Callable[[Tested], float | None]:
+    return lambda run: getattr(run.throughput, name)
 
 
-def _watched(name: str) -> Callable[[dict], list]:
-    return lambda run: [gpu[name] for gpu in run["watch"].get("gpus", ())]
+def _watched(name: str) -> Callable[[Tested], list]:
+    return lambda run: [getattr(gpu, name) for gpu in run.watch.gpus]
 
 
-def _each(values: Callable[[dict], list], between: str) -> Callable[[dict], str | None]:
+def _each(values: Callable[[Tested], list], between: str) -> Callable[[Tested], str | None]:
     """The figures of all GPUs of a run as one text; None without GPUs, or if one of them does not report it."""
 
-    def told(run: dict) -> str | None:
+    def told(run: Tested) -> str | None:
         figures = values(run)
         return between.join(f"{value:.0f}" for value in figures) if figures and None not in figures else None
 
     return told
 
 
-def _energy(run: dict) -> float | None:
-    joules = [run["energy"][name] for name in ("gpu_joules", "cpu_joules") if run["energy"][name] is not None]
+def _energy(run: Tested) -> float | None:
+    joules = [each for each in (run.energy.gpu_joules, run.energy.cpu_joules) if each is not None]
     return sum(joules) if joules else None
 
 
-def _utilisation(operations: str) -> Callable[[dict], float | None]:
+def _utilisation(operations: str) -> Callable[[Tested], float | None]:
     """The share of the peak; None for a run that was disturbed, or too short to measure a step's time."""
 
-    def share(run: dict) -> float | None:
-        if run["watch"]["disturbed"] or too_short(run["steps"]) or not run.get("peak"):
+    def share(run: Tested) -> float | None:
+        if run.watch.disturbed or too_short(run.steps) or not run.peak:
             return None
-        peak = run["peak"]
+        peak = run.peak
         return metrics.utilisation(
-            run["work"][operations], run["clock"]["train_seconds"], peak["devices"], peak["flops_per_second"]
+            getattr(run.work, operations), run.clock.train_seconds, peak["devices"], peak["flops_per_second"]
         )
 
     return share
@@ -143,7 +143,7 @@ _TABLE = (
     # The mean time of a step: multiplied by `steps` it is the training time, and its phases add up to it.
     Column(
         "step_ms",
-        measure=lambda run: 1000 * run["clock"]["train_seconds"] / run["steps"],
+        measure=lambda run: 1000 * run.clock.train_seconds / run.steps,
         digits=1,
         unit="ms",
         shown=ON_DEMAND,
@@ -180,10 +180,10 @@ _TABLE = (
     Column("peak_memory_mb", measure=_memory("peak_mb"), digits=0, unit="MiB", shown=AT_ONCE, terminal=6),
     Column("proportional_memory_mb", measure=_memory("proportional_mb"), digits=0, unit="MiB", shown=ON_DEMAND),
     # Memory is a sum over GPUs; their other figures can't be added.
-    Column("memory_by_gpu_mb", ran=_each(lambda run: run.get("memory_by_gpu", ()), " + "), unit="MiB", shown=ON_DEMAND),
+    Column("memory_by_gpu_mb", ran=_each(lambda run: run.memory_by_gpu, " + "), unit="MiB", shown=ON_DEMAND),
     Column(
         "reserved_by_gpu_mb",
-        ran=_each(lambda run: run.get("reserved_by_gpu", ()), " + "),
+        ran=_each(lambda run: run.reserved_by_gpu, " + "),
         unit="MiB",
         shown=ON_DEMAND,
     ),
@@ -207,11 +207,11 @@ _TABLE = (
     Column("strategy", asked=lambda row: row.strategy),
     Column("division", asked=lambda row: row.division, shown=ON_DEMAND, alike=False),
     Column("device", asked=lambda row: row.hardware.device),
-    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run["world_size"], least=1),
+    Column("world_size", asked=lambda row: row.hardware.devices, ran=lambda run: run.world_size, least=1),
     Column(
         "devices",
         asked=lambda row: device_count(asdict(row.hardware)),
-        ran=lambda run: device_count(run["asked"]["hardware"]),
+        ran=lambda run: device_count(run.asked["hardware"]),
         digits=0,
         least=1,
         shown=ON_DEMAND,
@@ -220,21 +220,21 @@ _TABLE = (
     Column(
         "precision",
         asked=lambda row: row.precision,
-        ran=lambda run: run["precision"],
+        ran=lambda run: run.precision,
         shown=ON_DEMAND,
         alike=False,
         terminal=5,
     ),
-    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run["global_batch"], least=1),
+    Column("global_batch", asked=lambda row: row.train.global_batch, ran=lambda run: run.global_batch, least=1),
     Column("repeats", digits=0, shown=AT_ONCE, terminal=10, best="highest"),
     Column("disturbed", digits=0, shown=AT_ONCE),
     Column("status", shown=AT_ONCE, alike=False, terminal=0),
     # Columns that only files have.
     Column("reason"),
-    Column("steps", ran=lambda run: run["steps"], least=1),
-    Column("median_step_ms", measure=lambda run: 1000 * run["clock"]["step_seconds_median"]),
+    Column("steps", ran=lambda run: run.steps, least=1),
+    Column("median_step_ms", measure=lambda run: 1000 * run.clock.step_seconds_median),
     Column("tokens_per_second", measure=_throughput("tokens_per_second")),
-    Column("final_loss", measure=lambda run: run["losses"][-1], least=-math.inf),
+    Column("final_loss", measure=lambda run: run.losses[-1], least=-math.inf),
     Column("mfu_padded", measure=_utilisation("padded_flops"), most=1),
     Column("reserved_memory_mb", measure=_memory("reserved_mb")),
     Column("memory_before_mb", measure=_memory("before_mb"), unit="MiB"),
@@ -264,7 +264,7 @@ COUNTS = (
 MEASURED = [column for column in COLUMNS if column.measure]
 
 
-def line(row: Row, runs: list[dict]) -> dict:
+def line(row: Row, runs: list[Tested]) -> dict:
     """A row's line by all KEYS, from the configuration and the `runs` that count; columns of other sources are None.
 
     Measured columns are medians, with the ends of their spread if there are columns for them.
@@ -281,7 +281,7 @@ def line(row: Row, runs: list[dict]) -> dict:
     return values
 
 
-def median(column: Column, runs: list[dict]) -> stats.Spread | None:
+def median(column: Column, runs: list[Tested]) -> stats.Spread | None:
     """The median of a column over `runs`, with its spread; None if one of them has no value."""
     figures = [column.measure(run) for run in runs]
     return None if None in figures else stats.spread(figures)

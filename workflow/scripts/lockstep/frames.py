@@ -12,7 +12,7 @@ import pandas as pd
 
 from lockstep import paths
 from lockstep.errors import BadInput
-from lockstep.files import read_json
+from lockstep.run import record_files
 
 
 class Results:
@@ -22,7 +22,7 @@ class Results:
         from lockstep.report import comparison
 
         self.folder = folder
-        self.report = comparison.read_report(folder)  # summary.json as it stands
+        self.report = comparison.read_report(folder)  # summary.json, whose runs are records
 
     def __repr__(self) -> str:
         return f"<results of {len(self.rows)} rows in {self.folder}>"
@@ -48,11 +48,11 @@ class Results:
         """
         frames = []
         for file in paths.run_files(self.folder, paths.RECORD):
-            record, seconds = read_json(file), np.load(file.with_name(paths.STEPS))
+            record, seconds = record_files.read_run(file.parent), np.load(file.with_name(paths.STEPS))
             ranks, steps = seconds.shape
             frame = pd.MultiIndex.from_product([range(ranks), range(1, steps + 1)], names=["rank", "step"])
-            frame = frame.to_frame(index=False).assign(seconds=seconds.ravel(), loss=np.tile(record["losses"], ranks))
-            frames.append(frame.assign(row=record["row"], repetition=record["repeat"]))
+            frame = frame.to_frame(index=False).assign(seconds=seconds.ravel(), loss=np.tile(record.losses, ranks))
+            frames.append(frame.assign(row=record.row, repetition=record.repeat))
         columns = ["row", "repetition", "rank", "step", "seconds", "loss"]
         return pd.concat(frames, ignore_index=True)[columns] if frames else pd.DataFrame(columns=columns)
 

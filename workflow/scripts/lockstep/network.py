@@ -16,7 +16,7 @@ from lockstep.config.row import Row, read_row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.rank.network import ASKED, BUS, MEASURED
-from lockstep.run import addresses, lifetime, node, record, watcher
+from lockstep.run import addresses, lifetime, node, record_files, watcher
 from lockstep.run.processes import Interrupted
 
 PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
@@ -73,14 +73,14 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
             raise RunFailed(str(error)) from None
         if outcome.reason or outcome.exit_code or not (folder / MEASURED).is_file():
             why = outcome.reason or f"the ranks ended with exit code {outcome.exit_code}"
-            raise RunFailed(f"{why}{record.first_error(folder / paths.LOG)}")
+            raise RunFailed(f"{why}{record_files.first_error(folder / paths.LOG)}")
         measured = read_json(folder / MEASURED)
     watched = watcher.judge(watcher.read(folder), measured.pop("window"), cpu_cores(), busy_cores(asdict(hardware)))
     fitted = {
         name: {"points": points} | fit(points, BUS[name](measured["ranks"]))
         for name, points in measured.pop("operations").items()
     }
-    about = {"interface": meeting.interface, "disturbed": watched["disturbed"]}
+    about = {"interface": meeting.interface, "disturbed": watched.disturbed}
     return measured | about | {"operations": fitted}
 
 

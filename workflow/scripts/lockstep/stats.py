@@ -23,12 +23,12 @@ UNLIKE = 4  # if standard deviations of rows differ by more than this factor, on
 Block = tuple[int, str | None]
 
 
-def block(run: dict) -> Block:
-    """The block of a run, given its record: the runs of the same repetition in the same session.
+def block(run) -> Block:
+    """The block of a run, given its record (run/record.py): the runs of the same repetition in the same session.
 
     A run that is repeated hours later meets different conditions, which would favour or harm its row.
     """
-    return run["repeat"], run.get("session")
+    return run.repeat, run.session
 
 
 @dataclass(frozen=True)

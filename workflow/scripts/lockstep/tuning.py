@@ -1,14 +1,15 @@
 """The search for this machine's fastest recipe: short runs with one change at a time, which is kept if it is faster.
 
-It is coordinate ascent over CHANGES, in the order of their usual benefit; a change that seems faster is tried twice. A
-try is judged by the time of the whole configured training: all steps at the warm speed, plus one-time costs such as
-compiling, which must therefore be worth it.
+It is coordinate ascent over the changes that its strategy declares (TRIES), in the order of their usual benefit; one
+that seems faster is tried twice. A try is judged by the time of the whole configured training: all steps at the warm
+speed, plus one-time costs such as compiling, which must therefore be worth it.
 """
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput, RunFailed, RunStopped
 from lockstep.files import read_json
@@ -16,16 +17,7 @@ from lockstep.paths import data_file
 from lockstep.run import runs
 
 START = {"strategy": "recipe", "processes": 1}
-CHANGES = [
-    {"precision": "bf16"},
-    {"precision": "bf16", "weights": "bf16"},
-    {"processes": "auto"},
-    {"tf32": True},
-    {"packed": True},
-    {"resident": True},
-    {"compile": "dynamic"},
-    {"compile": "static"},
-]
+CHANGES = registry.literals(START["strategy"])["TRIES"]
 # A change is kept if it takes less than this share of the time, twice, each time compared with a run of the recipe that
 # it would replace. A change without effect seems faster in one of six single short runs.
 BETTER = 0.95
@@ -75,9 +67,9 @@ def _try(config: Config, recipe: dict, results: Path, name: str) -> dict:
         raise
     except (BadInput, RunFailed) as error:  # this machine does not support the recipe
         return attempt | {"reason": str(error)}
-    clock, samples = record["clock"], record["work"]["samples"]
-    warm = (clock["train_seconds"] - clock["stall_seconds"]) / samples
-    seconds = clock["cold_seconds"] + clock["stall_seconds"] + warm * _all_samples(config, results)
+    clock, samples = record.clock, record.work.samples
+    warm = (clock.train_seconds - clock.stall_seconds) / samples
+    seconds = clock.cold_seconds + clock.stall_seconds + warm * _all_samples(config, results)
     return attempt | {"seconds": seconds, "samples_per_second": 1 / warm}
 
 

@@ -41,7 +41,10 @@ TELLING = (
 )
 # Files that decide the result from outside the ranks: how they are started, with which environment, and how their files
 # become a record. Below, files that decide the verdict of a trial, or a profile.
-AROUND = ("config/launchers.py", "run/ledger.py", "run/node.py", "run/record.py", "run/runs.py", "run/summing.py")
+AROUND = (
+    *("config/launchers.py", "run/facts.py", "run/ledger.py", "run/node.py", "run/record.py", "run/record_files.py"),
+    *("run/runs.py", "run/summing.py"),
+)
 OF_A_KIND = {
     Kind.TRIAL: ("config/configuration.py", "proof/conversion.py", "proof/parity.py"),
     Kind.PROFILE: ("rank/profiling.py",),

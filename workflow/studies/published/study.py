@@ -19,6 +19,7 @@ from lockstep.config.configuration import Config
 from lockstep.config.row import times_trained
 from lockstep.report.charts import COLOURS, GAP, Drawing, bars
 from lockstep.report.words import Text, same, say
+from lockstep.run.record import Tested
 
 FILE = Path(__file__).with_name("table.yaml")
 NEAR = 0.2  # a published ratio stands where the one measured here is as near to it, or its interval holds it
@@ -75,8 +76,8 @@ def _row_of(strategy: str, by_name: dict[str, dict]) -> str | None:
     return next((name for name, row in by_name.items() if row["strategy"] == strategy), None)
 
 
-def _seconds(runs: list[dict]) -> dict[stats.Block, float]:
-    return {stats.block(run): run["clock"]["train_seconds"] for run in runs}
+def _seconds(runs: list[Tested]) -> dict[stats.Block, float]:
+    return {stats.block(run): run.clock.train_seconds for run in runs}
 
 
 def _worth(line: dict, config: Config, by_name: dict, timed: dict) -> dict | None:
@@ -150,9 +151,7 @@ def _paired(before: str, after: str, timed: dict) -> dict[stats.Block, float]:
 def _figure(name: str, row: str, by_name: dict, timed: dict) -> float:
     if name == "samples":  # that were trained: some more than once, where no sampler shares them out
         run = timed[row][0]
-        return run["work"]["samples"] * times_trained(
-            run["strategy"], run["asked"]["options"], run["asked"]["hardware"]["processes"]
-        )
+        return run.work.samples * times_trained(run.strategy, run.asked["options"], run.asked["hardware"]["processes"])
     return by_name[row][name] or 0.0
 
 

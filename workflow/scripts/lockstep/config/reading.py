@@ -58,38 +58,9 @@ def parse(raw: dict, where: str = "config") -> Config:
     values = schema.coerce(raw, schema.of_configuration())
     schema.check(values, schema.of_configuration(), where)
     values = _plain(schema.fill(values, schema.of_configuration()))
-    data, task = values["data"], values["task"]
-    if task not in registry.tasks():
-        known = registry.tasks()
-        raise BadInput(f"{where}: task: {task!r} is not one of {', '.join(known)}.{schema.hint(task, known)}")
-    if abs(sum(data["splits"].values()) - 1) > 1e-6:
-        raise BadInput(
-            f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
-        )
-    if data["url"] and not data["path"] and not data["sha256"]:
-        raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same data.")
-    if data["hub"] and not data["path"] and not data["url"] and not data["revision"]:
-        raise BadInput(
-            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same data."
-        )
-    name = values["model"]["name"]
-    file = Model(**values["model"]).file
-    if file and not Path(file).is_file():
-        raise BadInput(f"{where}: model.name: {file} is not a file. Name an existing one, as in my_model.py:MyModel.")
-    if Path(name).is_file():
-        raise BadInput(f"{where}: model.name: {name} is a file. Name the class in it too, as in my_model.py:MyModel.")
-    names = ["scratch", *registry.task_literals(task)["MODELS"]]
-    if not (file or name in names or Path(name).is_dir() or values["model"]["revision"]):
-        raise BadInput(
-            f"{where}: model.revision: model.name {name} is neither a local folder, nor one of {', '.join(names)}, nor"
-            " a class in a file (my_model.py:MyModel); a model of the hub needs a revision (a commit hash), so that"
-            f" everybody starts from the same weights.{schema.hint(name, names)}"
-        )
-    if name == "scratch" and values["model"]["hidden_size"] % values["model"]["heads"]:
-        raise BadInput(
-            f"{where}: model.heads: {values['model']['heads']} heads can't share"
-            f" model.hidden_size: {values['model']['hidden_size']} evenly. Make it a multiple of heads."
-        )
+    _require_task(values["task"], where)
+    _check_data(values["data"], where)
+    _check_model(values["model"], values["task"], where)
     if not _order(values["rows"]):
         raise BadInput(f"{where}: rows: no row is left. Name one, as in rows: {{ddp: {{strategy: ddp}}}}.")
     shared = Shared(values["task"], Train(**values["train"]), AskedHardware(**values["hardware"]))
@@ -104,7 +75,7 @@ def parse(raw: dict, where: str = "config") -> Config:
     shared = replace(shared, hardware=replace(shared.hardware, world_sizes=[]))
     return Config(
         task=values["task"],
-        data=Data(**data),
+        data=Data(**values["data"]),
         model=Model(**values["model"]),
         train=shared.train,
         hardware=shared.hardware,
@@ -121,6 +92,47 @@ def parse(raw: dict, where: str = "config") -> Config:
         quick=values["quick"],
         source=values,
     )
+
+
+def _require_task(task: str, where: str) -> None:
+    if task not in registry.tasks():
+        known = registry.tasks()
+        raise BadInput(f"{where}: task: {task!r} is not one of {', '.join(known)}.{schema.hint(task, known)}")
+
+
+def _check_data(data: dict, where: str) -> None:
+    """Raise BadInput if keys of the section `data` contradict each other, or one lacks what it needs."""
+    if abs(sum(data["splits"].values()) - 1) > 1e-6:
+        raise BadInput(
+            f"{where}: data.splits: train, dev and test must add up to 1, not {sum(data['splits'].values()):g}."
+        )
+    if data["url"] and not data["path"] and not data["sha256"]:
+        raise BadInput(f"{where}: data.sha256: data.url needs it, so that everybody trains on the same data.")
+    if data["hub"] and not data["path"] and not data["url"] and not data["revision"]:
+        raise BadInput(
+            f"{where}: data.revision: data.hub needs it (a commit hash), so that everybody trains on the same data."
+        )
+
+
+def _check_model(model: dict, task: str, where: str) -> None:
+    """Raise BadInput if the section `model` names no model, or its sizes contradict each other."""
+    name, file = model["name"], Model(**model).file
+    if file and not Path(file).is_file():
+        raise BadInput(f"{where}: model.name: {file} is not a file. Name an existing one, as in my_model.py:MyModel.")
+    if Path(name).is_file():
+        raise BadInput(f"{where}: model.name: {name} is a file. Name the class in it too, as in my_model.py:MyModel.")
+    names = ["scratch", *registry.task_literals(task)["MODELS"]]
+    if not (file or name in names or Path(name).is_dir() or model["revision"]):
+        raise BadInput(
+            f"{where}: model.revision: model.name {name} is neither a local folder, nor one of {', '.join(names)}, nor"
+            " a class in a file (my_model.py:MyModel); a model of the hub needs a revision (a commit hash), so that"
+            f" everybody starts from the same weights.{schema.hint(name, names)}"
+        )
+    if name == "scratch" and model["hidden_size"] % model["heads"]:
+        raise BadInput(
+            f"{where}: model.heads: {model['heads']} heads can't share model.hidden_size: {model['hidden_size']}"
+            " evenly. Make it a multiple of heads."
+        )
 
 
 def _plain(values: dict) -> dict:

@@ -35,6 +35,11 @@ so without importing torch or its framework:
                    their times, which should be 1, as a control
     FILES          options that name a file of the user's, whose content then belongs to the row's settings
     CHECKED        option -> a file in lockstep/config, whose `refuse` raises BadInput if the option contradicts the row
+    COMPILES       such pairs for rows that compile the model, which takes a compiler; the reason is what compiles it
+    AWAITS_GRADIENTS such pairs for rows whose ranks wait for the gradient of every trained weight; the reason is what
+                   to do if some weights of the model never get one
+    SYNCS_BATCH_NORM options that, if true, take the statistics of batch normalisation over all replicas
+    TRIES          changes of a row that the search for the fastest recipe tries, in this order (tuning.py)
     UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
     SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
                    the name of a strategy that sends the same; without any that applies, or if it has None, no time is
@@ -71,14 +76,14 @@ from lockstep.paths import PROJECT, STRATEGIES, STUDIES, TASKS
 DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any other one is a study's name
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
-PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER")
+PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER", "COMPILES", "AWAITS_GRADIENTS")
 # Literals that are lists of pairs of which the first that applies counts. A strategy does not inherit them: one that
 # extends another may send something else.
 FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 # All literals that are lists of options.
-OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE", "FILES")
+OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE", "FILES", "SYNCS_BATCH_NORM")
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def literals(name: str) -> dict:
     """The literals of a strategy, read from its source."""
     values = {"OPTIONS": {}, "DEFAULTS": {}, "INHERITS": None, "ONE_DEVICE_ON": (), "ONE_PROCESS_ON": (), "NEEDS": {}}
     values |= {name: [] for name in PAIRS + FIRSTS + OF_OPTIONS}
-    values |= {"DIVISION": study(name), "NO_FP64": "", "CHECKED": {}, "PLAIN_ON": ()}
+    values |= {"DIVISION": study(name), "NO_FP64": "", "CHECKED": {}, "PLAIN_ON": (), "TRIES": []}
     statements = ast.parse(path(name).read_text(encoding="utf-8")).body
     _read_literals(statements, values)
     for statement in statements:

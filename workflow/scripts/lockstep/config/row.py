@@ -285,8 +285,8 @@ class Row:
             return "threads: all gives a row all cores of a CPU, but here GPUs train"
         if why := self.launcher.unavailable(self.options, self.hardware):
             return why
-        if self.options.get("compile", "off") != "off" and not provenance.has_compiler(self.hardware.device):
-            return "torch.compile needs a compiler; to install one (Debian): apt install g++"
+        if (compiling := self._reason("COMPILES")) and not provenance.has_compiler(self.hardware.device):
+            return f"{compiling} needs a compiler; to install one (Debian): apt install g++"
         return ""
 
     @property
@@ -322,6 +322,11 @@ class Row:
         if self.precision != "fp32":
             return f"it trains in {self.precision}"
         return registry.literals(self.strategy)["NO_FP64"]
+
+    @property
+    def awaits_gradients(self) -> str:
+        """What to do if weights get no gradient, since its ranks would wait for it; empty if they would not."""
+        return self._reason("AWAITS_GRADIENTS")
 
     @property
     def own_optimizer(self) -> str:

@@ -79,33 +79,10 @@ def divide(
     """
     _, first, which = np.unique(digests, return_index=True, return_inverse=True)
     kept = np.sort(first)
-    own_names = own_labels.names
-    labels = [unicodedata.normalize("NFC", name) for name in data.labels or ()]
-    labels = labels or in_order(own_names[code] for code in np.unique(codes[kept]))
-    if len(labels) < 2:
-        if len(own_names) > 1 and not data.labels:
-            raise BadInput(
-                f"{source}: only the label {labels[0]} is left, since every {unit} with another label repeats an"
-                " earlier one. At least two labels are needed."
-            )
-        only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
-        raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
-    number_of = np.full(len(own_names), -1)
-    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # the first sample of each label
-        first_at = int(kept[at])
-        number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, f"{source}, {where(first_at)}")
-    numbers = number_of[codes]
-    if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
-        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
-        if labels[0] in absent and labels != own_names and all(name.isdecimal() for name in own_names):
-            notes.append(f"numbers are taken for positions in data.labels, counted from 0, and no {unit} has the 0")
-    gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
-    if gone:
-        notes.append(f"every {unit} with the label {listed(gone)} repeats an earlier one, so the class is empty")
-    if contradicted := int((codes != codes[first[which]]).sum()):
-        notes.append(f"{contradicted} of the removed duplicates have another label than the {unit} that they repeat")
-    counts = Counter({own_names[code]: count for code, count in Counter(codes.tolist()).items()})
-    notes += own_labels.notes(counts, unit)
+    labels = _label_names(codes, kept, own_labels.names, data, source, unit)
+    numbers = _label_numbers(codes, kept, own_labels.names, labels, lambda at: f"{source}, {where(at)}")
+    contradicted = int((codes != codes[first[which]]).sum())
+    notes += _label_notes(codes, kept, numbers, own_labels, labels, contradicted, unit)
     held_back = kept[tests[kept]] if tests is not None else kept[:0]
     divided = kept[~tests[kept]] if tests is not None else kept
     removed = len(codes) - len(kept)
@@ -123,12 +100,64 @@ def divide(
         "labels": labels,
         "rows_read": len(codes),
         "duplicates_removed": removed,
-        "duplicates_with_another_label": int((codes != codes[first[which]]).sum()),
+        "duplicates_with_another_label": contradicted,
         "splits": {
             part: {"texts": len(inside), "labels": _counts(numbers[inside], labels)} for part, inside in parts.items()
         },
     }
     return numbers, parts, summary
+
+
+def _label_names(
+    codes: np.ndarray, kept: np.ndarray, own_names: list[str], data: Data, source: str, unit: str
+) -> list[str]:
+    """The names of the labels: those of data.labels or, without, those of the samples that are kept."""
+    labels = [unicodedata.normalize("NFC", name) for name in data.labels or ()]
+    labels = labels or in_order(own_names[code] for code in np.unique(codes[kept]))
+    if len(labels) > 1:
+        return labels
+    if len(own_names) > 1 and not data.labels:
+        raise BadInput(
+            f"{source}: only the label {labels[0]} is left, since every {unit} with another label repeats an"
+            " earlier one. At least two labels are needed."
+        )
+    only = f" of the first {data.limit} (data.limit)" if data.limit and len(codes) == data.limit else ""
+    raise BadInput(f"{source}: all rows{only} have the label {labels[0]}; at least two labels are needed.")
+
+
+def _label_numbers(
+    codes: np.ndarray, kept: np.ndarray, own_names: list[str], labels: list[str], where: Callable[[int], str]
+) -> np.ndarray:
+    """Each sample's label, as its position in `labels`. Raises BadInput for the first sample whose label is absent."""
+    number_of = np.full(len(own_names), -1)
+    for at in sorted(np.unique(codes[kept], return_index=True)[1]):  # the first sample of each label
+        first_at = int(kept[at])
+        number_of[codes[first_at]] = position(own_names[codes[first_at]], labels, where(first_at))
+    return number_of[codes]
+
+
+def _label_notes(
+    codes: np.ndarray,
+    kept: np.ndarray,
+    numbers: np.ndarray,
+    own_labels: Labels,
+    labels: list[str],
+    contradicted: int,
+    unit: str,
+) -> list[str]:
+    """What is odd about the labels. contradicted: how many removed duplicates have another label."""
+    own_names, notes = own_labels.names, []
+    if absent := [name for number, name in enumerate(labels) if number not in numbers[kept]]:
+        notes.append(f"no {unit} has the label {listed(absent)}, which counts as 0 in every macro-F1")
+        if labels[0] in absent and labels != own_names and all(name.isdecimal() for name in own_names):
+            notes.append(f"numbers are taken for positions in data.labels, counted from 0, and no {unit} has the 0")
+    gone = [own_names[code] for code in np.setdiff1d(codes, codes[kept])]
+    if gone:
+        notes.append(f"every {unit} with the label {listed(gone)} repeats an earlier one, so the class is empty")
+    if contradicted:
+        notes.append(f"{contradicted} of the removed duplicates have another label than the {unit} that they repeat")
+    counts = Counter({own_names[code]: count for code, count in Counter(codes.tolist()).items()})
+    return notes + own_labels.notes(counts, unit)
 
 
 def _write(rows: Iterator[tuple[str, int, int]], file: Path) -> tuple[np.ndarray, np.ndarray]:

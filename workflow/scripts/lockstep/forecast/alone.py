@@ -23,6 +23,7 @@ from lockstep.data.plan import Plan
 from lockstep.errors import RunFailed
 from lockstep.files import read_json, write_json
 from lockstep.forecast.ranks import Alone
+from lockstep.run import record_files
 from lockstep.run.progress import WARMUP_STEPS
 
 STEPS = 32  # that are timed, and then recorded by phase
@@ -104,7 +105,7 @@ def _read(folders: list[Path], threads: int) -> Alone:
     means = timed.mean(axis=1)
     spread = float((means.max() - means.min()) / means.mean())
     # Each copy's watcher takes the other copies for other programs, which may use the cores that no copy does.
-    seen = np.mean([read_json(folder / paths.RECORD)["watch"]["others_cores"] for folder in folders])
+    seen = np.mean([record_files.read_run(folder).watch.others_cores for folder in folders])
     free = max(0, cpu_cores() - threads * len(folders))
     others = max(0.0, float(seen) - threads * (len(folders) - 1) - free)
     return Alone(**seconds, rest=step - sum(seconds.values()), spread=spread, others=others)

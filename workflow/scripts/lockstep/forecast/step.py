@@ -51,11 +51,11 @@ def line(results: Results, row: str) -> Line:
     runs = good_runs(results.report["runs"].get(row, ()))
     if not runs:
         raise BadInput(f"{row}: no run of it has succeeded in {results.folder}.")
-    asked = runs[0]["asked"]
+    asked = runs[0].asked
     plan = Plan.load(paths.require(paths.plan_file(results.folder, asked["plan"]), "plan.py"))
     tokens = (plan.widths * np.diff(plan.starts))[WARMUP_STEPS:]
-    folder = results.folder / paths.RUNS / paths.run_name(row, runs[0]["world_size"], 1)
-    files = [folder.with_name(f"rep{run['repeat']}") / paths.STEPS for run in runs]
+    folder = results.folder / paths.RUNS / paths.run_name(row, runs[0].world_size, 1)
+    files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in runs]
     seconds = [each for each in map(step_seconds, files) if len(each) == len(tokens)]
     if not seconds:
         raise BadInput(f"{row}: its runs' steps are not in {results.folder}.")

@@ -123,14 +123,14 @@ def device_peak(name: str, precision: str) -> float | None:
     return None
 
 
-def peak_of(row, run: dict, cpu: dict | None) -> tuple[float, float | None]:
+def peak_of(row, settings: dict, environment: dict, cpu: dict | None) -> tuple[float, float | None]:
     """The number of GPUs or CPU cores of a run, and the peak of each in operations per second; None if unknown.
 
-    row: a config.Row; run: its record, with "settings" and "environment"; cpu: what peak.py measured, if anything.
+    row: a config.Row; settings, environment: those of its run, as read back; cpu: what peak.py measured, if anything.
     """
     if row.hardware.device == "cuda":
-        tf32 = row.precision == "fp32" and run["settings"]["matmul"] != "highest"
-        name = (run["environment"]["gpus"] or [""])[0]
+        tf32 = row.precision == "fp32" and settings["matmul"] != "highest"
+        name = (environment["gpus"] or [""])[0]
         return row.hardware.gpu_count * row.hardware.nodes, device_peak(name, "tf32" if tf32 else row.precision)
     cores = row.hardware.devices * row.hardware.threads
     rate = (cpu or {"flops_per_second": {}})["flops_per_second"].get(row.precision)

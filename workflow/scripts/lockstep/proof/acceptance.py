@@ -252,24 +252,24 @@ class Acceptance:
         folder = self.folder / "times"
         with contextlib.redirect_stdout(sys.stderr):
             record = runs.run(self.times, row, 1, folder)
-        clock, work = record["clock"], record["work"]
+        clock, work = record.clock, record.work
         environment = read_json(folder / row.folder(1) / paths.ENVIRONMENT)
-        devices, peak = metrics.peak_of(row, record | {"environment": environment}, None)
+        devices, peak = metrics.peak_of(row, record.settings, environment, None)
         shutil.rmtree(folder / row.folder(1) / paths.CHECKPOINT, ignore_errors=True)
         return {
             "name": row.name,
             "precision": row.precision,
             "devices": row.hardware.devices,
-            "step_ms": 1000 * clock["step_seconds_median"],
-            "samples_per_second": record["throughput"]["samples_per_second"],
-            "train_seconds": clock["train_seconds"],
-            "cold_seconds": clock["cold_seconds"],
-            "stall_seconds": clock["stall_seconds"],
-            "startup_seconds": clock["first_step_seconds"],
-            "mfu": metrics.utilisation(work["flops"], clock["train_seconds"], devices, peak),
-            "mfu_padded": metrics.utilisation(work["padded_flops"], clock["train_seconds"], devices, peak),
-            "attention": record["settings"].get("attention_kernels"),
-            "disturbed": record["watch"]["disturbed"],
+            "step_ms": 1000 * clock.step_seconds_median,
+            "samples_per_second": record.throughput.samples_per_second,
+            "train_seconds": clock.train_seconds,
+            "cold_seconds": clock.cold_seconds,
+            "stall_seconds": clock.stall_seconds,
+            "startup_seconds": clock.first_step_seconds,
+            "mfu": metrics.utilisation(work.flops, clock.train_seconds, devices, peak),
+            "mfu_padded": metrics.utilisation(work.padded_flops, clock.train_seconds, devices, peak),
+            "attention": record.settings.get("attention_kernels"),
+            "disturbed": record.watch.disturbed,
         }
 
     def _bare(self, name: str) -> dict:

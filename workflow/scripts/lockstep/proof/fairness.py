@@ -21,8 +21,9 @@ from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_json, verify
 from lockstep.model.schedule import lr_factor, other_rates
 from lockstep.proof.verdicts import PROVEN
-from lockstep.run import blocks, journal, record, seals, staleness, watcher
+from lockstep.run import blocks, facts, journal, record_files, seals, staleness, watcher
 from lockstep.run.ledger import check_ledger
+from lockstep.run.record import Record, Tested
 
 OF_A_VERDICT = {"losses", "norm", "update"}
 DISTURBED, TOO_FEW = "it was disturbed: ", "are needed to tell a difference from chance"
@@ -65,7 +66,7 @@ def check(results: Path) -> Findings:
     breaches, records = [], {}
     for file in files:
         try:
-            records[file.parent] = record.read_run(file.parent)
+            records[file.parent] = record_files.read_run(file.parent)
         except BadInput as error:
             breaches.append((str(file.parent), str(error)))
     breaches += [(str(file.parent), "it failed") for file in paths.run_files(results, paths.FAILED)]
@@ -74,7 +75,7 @@ def check(results: Path) -> Findings:
             breaches += _readable(str(folder), ((str(folder), breach) for breach in rule(folder, run, results)))
     for rule in (_together, _blocks, _rows, _decided, _current, _written, _foretold, _reported):
         breaches += _readable(str(results), rule(records, results))
-    return Findings(len(files), len({run["row"] for run in records.values()}), breaches)
+    return Findings(len(files), len({run.row for run in records.values()}), breaches)
 
 
 def is_counted(breach: str) -> bool:
@@ -94,11 +95,11 @@ def _readable(where: str, breaches: Iterator[Breach]) -> Iterator[Breach]:
         yield where, f"not all of it can be checked: {error!r}"
 
 
-def _current(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _current(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """Records must have the settings that their rows have now."""
     now = _asked(results)
     for folder, run in records.items() if now else ():
-        if run["row"] in now.rows and (why := staleness.written(now, run)):
+        if run.row in now.rows and (why := staleness.written(now, run)):
             yield str(folder), f"it was {why}"
 
 
@@ -112,22 +113,22 @@ def _asked(results: Path) -> Config | None:
     return reading.read([asked]) if asked.is_file() and not paths.packed_file(results).is_file() else None
 
 
-def _placed(folder: Path, run: dict, results: Path) -> Iterator[str]:
+def _placed(folder: Path, run: Record, results: Path) -> Iterator[str]:
     """A record must be in the folder that its own content names."""
-    own = paths.run_name(run["row"], run["world_size"], run["repeat"])
+    own = paths.run_name(run.row, run.world_size, run.repeat)
     if folder != results / paths.RUNS / own:
         yield f"its record is that of {own}"
     if read_json(folder / paths.ENVIRONMENT).get("changed"):
         yield "it was made by files that differ from their commit"
 
 
-def _ledger(folder: Path, run: dict, plan: Plan) -> Iterator[str]:
+def _ledger(folder: Path, run: Record, plan: Plan) -> Iterator[str]:
     """A run's ledger must hold each sample of its plan as often as its strategy trains it."""
-    if run["strategy"] not in registry.names():
-        yield f"its ledger can't be checked: {registry.path(run['strategy'])}, its strategy, is not there; put it there"
+    if run.strategy not in registry.names():
+        yield f"its ledger can't be checked: {registry.path(run.strategy)}, its strategy, is not there; put it there"
         return
-    asked = run["asked"]
-    times = times_trained(run["strategy"], asked["options"], asked["hardware"]["processes"])
+    asked = run.asked
+    times = times_trained(run.strategy, asked["options"], asked["hardware"]["processes"])
     try:
         with np.load(folder / paths.LEDGER, allow_pickle=False) as ledger:
             check_ledger(dict(ledger), plan, times)
@@ -135,29 +136,29 @@ def _ledger(folder: Path, run: dict, plan: Plan) -> Iterator[str]:
         yield f"its ledger is wrong: {error}"
 
 
-def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
+def _trained(folder: Path, run: Record, results: Path) -> Iterator[str]:
     """A run must have trained its plan, from the given data and weights, with the requested settings."""
-    file = paths.plan_file(results, run["asked"]["plan"])
+    file = paths.plan_file(results, run.asked["plan"])
     if not file.is_file():
         yield f"its plan, {file}, does not exist any more"
     else:
         plan = Plan.load(file)
-        if plan.hash != run["hashes"]["plan"]:
+        if plan.hash != run.hashes["plan"]:
             yield "it trained another plan than the one that exists now"
         yield from _ledger(folder, run, plan)
-        train = Train.of(run["asked"]["train"])
+        train = Train.of(run.asked["train"])
         factor = lr_factor(train, plan.steps, plan.epochs)
         asked = [train.learning_rate * factor(step) for step in range(plan.steps)]
-        if other := other_rates(asked, run.get("rates", ())):
+        if other := other_rates(asked, run.rates):
             yield other
     data = read_json(paths.data_file(results))
     for name, wanted in (("data", data["hash"]), ("weights", data["weights"])):
-        if run["hashes"][name] != wanted:
+        if run.hashes[name] != wanted:
             yield f"it started from other {name} than those that exist now"
     threads = read_json(folder / paths.ENVIRONMENT)["variables"].get("OMP_NUM_THREADS")
-    if threads != str(run["asked"]["hardware"]["threads"]):
-        yield f"OMP_NUM_THREADS was {threads}, but {run['asked']['hardware']['threads']} threads were asked for"
-    asked, settings = run["asked"], run["settings"]
+    if threads != str(run.asked["hardware"]["threads"]):
+        yield f"OMP_NUM_THREADS was {threads}, but {run.asked['hardware']['threads']} threads were asked for"
+    asked, settings = run.asked, run.settings
     rates = sorted({group["initial_lr"] for group in settings["groups"]})
     for name, wanted, live in (
         ("precision", asked["precision"], settings["precision"]),
@@ -169,7 +170,7 @@ def _trained(folder: Path, run: dict, results: Path) -> Iterator[str]:
             yield f"{name}: {wanted} was asked for, but {live} was used"
 
 
-def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
+def sealed(folder: Path, run: Record, results: Path) -> Iterator[str]:
     """A run's checkpoint, and the model converted from it, must be unchanged, if they were kept."""
     weights = []
     for part in (paths.CHECKPOINT, paths.MODEL):
@@ -183,36 +184,35 @@ def sealed(folder: Path, run: dict, results: Path) -> Iterator[str]:
         yield "its model has other weights than its checkpoint"
 
 
-def _timed(folder: Path, run: dict, results: Path) -> Iterator[str]:
+def _timed(folder: Path, run: Record, results: Path) -> Iterator[str]:
     """A run's times must be consistent, and nothing may have disturbed them."""
-    clock, seconds = run["clock"], run["clock"]["train_seconds"]
-    total = clock["total_seconds"]
-    if not (max(clock["setup"].values(), default=0) <= clock["first_step_seconds"] <= total <= run["wall_seconds"]):
+    clock, seconds = run.clock, run.clock.train_seconds
+    total = clock.total_seconds
+    if not (max(clock.setup.values(), default=0) <= clock.first_step_seconds <= total <= run.wall_seconds):
         yield "its clocks contradict each other"
-    if not clock["step_seconds_median"] <= seconds <= total:
+    if not clock.step_seconds_median <= seconds <= total:
         yield f"its {seconds:.4g} s of training do not fit into the {total:.4g} s of the whole run"
-    if seconds + clock.get("evaluation_seconds", 0) > total:
+    if seconds + (clock.evaluation_seconds or 0) > total:
         yield "its training and its evaluation took longer than the whole run"
     # Where others took the cores, as is told below, steps stall for that reason.
-    if (stalled := clock["stall_seconds"]) > STALLED * seconds and not run["watch"]["disturbed"]:
+    if (stalled := clock.stall_seconds) > STALLED * seconds and not run.watch.disturbed:
         yield f"its steps stalled for {stalled:.3g} of {seconds:.3g} s, on warm-up that should have come before them"
-    if not math.isclose(run["throughput"]["samples_per_second"], run["work"]["samples"] / seconds, rel_tol=1e-6):
+    if not math.isclose(run.throughput.samples_per_second, run.work.samples / seconds, rel_tol=1e-6):
         yield "its throughput is not its work divided by its training time"
-    summaries = record.read_ranks(folder, run["asked"]["hardware"]["processes"])
-    ranks = [rank["clock"] for rank in summaries]
-    if not math.isclose(seconds, max(rank["train_seconds"] for rank in ranks), rel_tol=1e-9):
+    summaries = record_files.read_ranks(folder, run.asked["hardware"]["processes"])
+    if not math.isclose(seconds, max(rank.clock.train_seconds for rank in summaries), rel_tol=1e-9):
         yield "its training time is not that of its slowest rank"
     steps = float(np.load(folder / paths.STEPS, allow_pickle=False).sum(axis=1).max())
-    if not run.get("resumed") and not math.isclose(steps, seconds, rel_tol=STEPS_AGREE, abs_tol=STEPS_AGREE_SECONDS):
+    if not run.resumed and not math.isclose(steps, seconds, rel_tol=STEPS_AGREE, abs_tol=STEPS_AGREE_SECONDS):
         yield f"its steps took {steps:.4g} s, and its training {seconds:.4g} s"
-    if not run["watch"]["samples"] and seconds > 2:
+    if not run.watch.samples and seconds > 2:
         yield "nothing watched the machine while it ran"
-    window = record.window([rank for rank in summaries if rank.get("node", 0) == 0])
-    cores, busy = read_json(folder / paths.ENVIRONMENT)["cores"], busy_cores(run["asked"]["hardware"])
+    window = record_files.window([rank for rank in summaries if rank.node == 0])
+    cores, busy = read_json(folder / paths.ENVIRONMENT)["cores"], busy_cores(run.asked["hardware"])
     seen = watcher.judge(watcher.read(folder), window, cores, busy)
-    if seen["samples"] != run["watch"]["samples"]:
-        yield f"its record counts {run['watch']['samples']} samples of the machine, but there are {seen['samples']}"
-    for why in dict.fromkeys([*run["watch"]["disturbed"], *seen["disturbed"]]):
+    if seen.samples != run.watch.samples:
+        yield f"its record counts {run.watch.samples} samples of the machine, but there are {seen.samples}"
+    for why in dict.fromkeys([*run.watch.disturbed, *seen.disturbed]):
         yield f"{DISTURBED}{why}"
 
 
@@ -225,7 +225,7 @@ def alike(name: str, ours: dict, theirs: dict) -> bool:
     return mine == other
 
 
-def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _together(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """All runs must agree in machine, versions and image; closed ones in plan and optimizer; none may overlap."""
     first = next(iter(records), None)
     for folder in records:
@@ -241,31 +241,31 @@ def _together(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         theirs, first = builds.setdefault(image, (digest, folder))
         if digest != theirs:
             yield str(folder), f"its build of the image {image} is {digest}, but {theirs} in {first}"
-    closed = {folder: run for folder, run in records.items() if run["division"] == "closed"}
+    closed = {folder: run for folder, run in records.items() if run.division == "closed"}
     for name, of in (
-        ("plan", lambda run: run["hashes"]["plan"]),
-        ("optimizer", lambda run: (run["settings"]["optimizer"], _shapes(run["settings"]["groups"]))),
-        ("dropout", lambda run: run["settings"]["dropout"]),
+        ("plan", lambda run: run.hashes["plan"]),
+        ("optimizer", lambda run: (run.settings["optimizer"], _shapes(run.settings["groups"]))),
+        ("dropout", lambda run: run.settings["dropout"]),
     ):
         for folder, run in closed.items():
             if of(run) != of(next(iter(closed.values()))):
                 yield str(folder), f"its {name} differs from the rest of the closed division"
-    spans = sorted((_began(run), folder, run["wall_seconds"]) for folder, run in records.items())
+    spans = sorted((_began(run), folder, run.wall_seconds) for folder, run in records.items())
     for (began, earlier, seconds), (next_began, later, _) in itertools.pairwise(spans):
         if next_began < began + seconds - 1:  # start times are stored in whole seconds
             yield str(later), f"it ran at the same time as {earlier}"
 
 
-def _blocks(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _blocks(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """The runs of a block, which are compared with each other, must follow each other closely."""
-    blocks: dict[int, list[dict]] = {}
+    blocks: dict[int, list[Record]] = {}
     for run in records.values():
-        blocks.setdefault(run["repeat"], []).append(run)
+        blocks.setdefault(run.repeat, []).append(run)
     for repeat, runs in sorted(blocks.items()):
-        if len(sessions := {run.get("session") for run in runs}) > 1:
+        if len(sessions := {run.session for run in runs}) > 1:
             yield f"repetition {repeat}", f"its runs are of {len(sessions)} sessions; only those of one are compared"
-        busy = sum(run["wall_seconds"] for run in runs)
-        spent = max(_began(run) + run["wall_seconds"] for run in runs) - min(map(_began, runs))
+        busy = sum(run.wall_seconds for run in runs)
+        spent = max(_began(run) + run.wall_seconds for run in runs) - min(map(_began, runs))
         if spent - busy > max(IDLE, busy):
             yield f"repetition {repeat}", f"its runs took {busy:.0f} s, but are spread over {spent:.0f} s"
 
@@ -287,15 +287,15 @@ def _shapes(groups: list[dict]) -> list[dict]:
     return [shape for number, shape in enumerate(shapes) if shape not in shapes[:number]]
 
 
-def _began(run: dict) -> float:
-    return datetime.datetime.fromisoformat(run["started"]).timestamp()
+def _began(run: Record) -> float:
+    return datetime.datetime.fromisoformat(run.started).timestamp()
 
 
-def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _rows(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """Every row must have whole blocks, enough repetitions, and a proof."""
     repeats: dict[str, set[int]] = {}
     for run in records.values():
-        repeats.setdefault(run["row"], set()).add(run["repeat"])
+        repeats.setdefault(run.row, set()).add(run.repeat)
     every = set().union(*repeats.values())
     wanted, decided, ended, quick = dict.fromkeys(repeats, every), None, False, False
     if paths.packed_file(results).is_file():  # a row leaves the contest when its time is known well enough
@@ -318,7 +318,7 @@ def _rows(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         yield from ((row, breach) for breach in _proven(row, records, results))
 
 
-def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]:
+def _proven(row: str, records: dict[Path, Record], results: Path) -> Iterator[str]:
     """A row must be proven to train the same model, with the code and packages that it was timed with."""
     files = paths.run_files(results, paths.VERDICT, paths.PARITY, row)
     if not files and not paths.run_files(results, paths.FAILED, paths.PARITY, row):
@@ -331,7 +331,7 @@ def _proven(row: str, records: dict[Path, dict], results: Path) -> Iterator[str]
             yield "it trains another model than the reference"
             continue
         yield from contradictions(verdict)
-        timed = read_json(next(folder for folder, run in records.items() if run["row"] == row) / paths.ENVIRONMENT)
+        timed = read_json(next(folder for folder, run in records.items() if run.row == row) / paths.ENVIRONMENT)
         proven = read_json(file.parent / paths.ENVIRONMENT)
         differing = {name: (proven.get(name), timed.get(name)) for name in PROVENANCE}
         for name, (before, now) in (differing | other_versions(proven, timed)).items():
@@ -355,7 +355,7 @@ def contradictions(verdict: dict) -> Iterator[str]:
         yield f"its verdict is {verdict['proof']}, but its {' and '.join(over)} say otherwise"
 
 
-def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _written(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """Every file must be unchanged, and every requested row must have a record, by the journal."""
     lines = journal.read(results)
     if not lines:
@@ -373,14 +373,14 @@ def _written(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
         if file.parent not in proofs:
             yield str(file.parent), "no line of the journal is about this proof"
     requests = [line for line in lines if line["what"] == "request"]
-    trained = {run["row"] for run in records.values()}
+    trained = {run.row for run in records.values()}
     trained |= {paths.row_of(file.parent) for file in paths.run_files(results, paths.FAILED)}
     for row in requests[-1]["rows"] if requests else ():
         if row not in trained:
             yield row, "it was asked for, but no run of it has a record"
 
 
-def _foretold(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _foretold(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """What was foretold of a row must have been sealed before its first run, and be what the report says."""
     yield from seals.broken(results)
     file, sealed = paths.report_folder(results) / paths.SUMMARY, seals.read(results)
@@ -390,7 +390,7 @@ def _foretold(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield told["row"], "the report has another forecast than the one that was sealed"
 
 
-def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _decided(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """The decisions on further blocks must follow from the records; each is computed again."""
     now = _asked(results)
     for block, decided in enumerate(blocks.decisions(now, results), configuration.FIRST_BLOCKS) if now else ():
@@ -402,7 +402,7 @@ def _decided(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
             yield str(paths.decision_file(results, block)), "does not follow from the records"
 
 
-def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
+def _reported(records: dict[Path, Record], results: Path) -> Iterator[Breach]:
     """The report must agree with the records; each row's medians are computed again."""
     file = paths.report_folder(results) / paths.SUMMARY
     if not file.is_file():
@@ -410,12 +410,12 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
     report = read_json(file)
     for line in report["rows"]:
         yield from ((line["row"], f"the report has {what}") for what in columns.out_of_range(line))
-        runs = {folder: run for folder, run in records.items() if run["row"] == line["row"]}
+        runs = {folder: run for folder, run in records.items() if run.row == line["row"]}
         yield from ((line["row"], f"the report has {what}") for what in _told_otherwise(line, report, runs, results))
-        good = {folder: run for folder, run in runs.items() if not run["watch"]["disturbed"]} or runs
+        good = {folder: run for folder, run in runs.items() if not run.watch.disturbed} or runs
         if line["train_seconds"] is None or not good:
             continue
-        tested = [run | {"test": read_json(folder / paths.TEST_REPORT)} for folder, run in good.items()]
+        tested = [Tested(**vars(run), test=read_json(folder / paths.TEST_REPORT)) for folder, run in good.items()]
         for column in columns.MEASURED:
             if column.key == "step_ms" and "median_step_ms" not in line:
                 continue  # an earlier version used this name for the median
@@ -426,23 +426,24 @@ def _reported(records: dict[Path, dict], results: Path) -> Iterator[Breach]:
                 yield line["row"], f"the report has {column.key} {told:.6g}, but its records have {spread.median:.6g}"
 
 
-def _told_otherwise(line: dict, report: dict, runs: dict[Path, dict], results: Path) -> Iterator[str]:
+def _told_otherwise(line: dict, report: dict, runs: dict[Path, Record], results: Path) -> Iterator[str]:
     """What the report says of a row and its runs, and no file bears out."""
     if line["train_seconds"] is not None and not runs:
         yield "a time, and no run of it has a record"
-    made = {(run["repeat"], run.get("session")): run for run in runs.values()}
-    for run in report["runs"].get(line["row"], ()):
-        if run["status"] != "ok":
+    made = {(run.repeat, run.session): run for run in runs.values()}
+    for raw in report["runs"].get(line["row"], ()):
+        if raw["status"] != "ok":
             continue
-        own = made.get((run["repeat"], run.get("session")))
+        run = facts.of(Record, raw)
+        own = made.get((run.repeat, run.session))
         if own is None:
-            yield f"a repetition {run['repeat']}, which has no record"
+            yield f"a repetition {run.repeat}, which has no record"
         else:
-            names = [name for name in OF_THE_REPORT if name in run and run[name] != own.get(name)]
-            yield from (f"another {name} of repetition {run['repeat']} than its record" for name in names)
+            names = [name for name in OF_THE_REPORT if getattr(run, name) != getattr(own, name)]
+            yield from (f"another {name} of repetition {run.repeat} than its record" for name in names)
     if not runs:
         return
-    if (division := next(iter(runs.values()))["division"]) != line["division"]:
+    if (division := next(iter(runs.values())).division) != line["division"]:
         yield f"it in the division {line['division']}, and its records in {division}"
     proofs = {read_json(file)["proof"] for file in paths.run_files(results, paths.VERDICT, paths.PARITY, line["row"])}
     if line["proof"] in PROVEN and proofs and line["proof"] not in proofs:

@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lockstep import paths
-from lockstep.config import precisions
+from lockstep.config import precisions, registry
 from lockstep.config.configuration import FP64_TOLERANCE, IN_PARTS, MISTAKES, ONE_STEP, REORDERED, Config
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
@@ -37,8 +37,9 @@ from lockstep.errors import BadInput, OtherWork, RunFailed, in_weights
 from lockstep.files import atomic_file, read_json, write_json
 from lockstep.model import lora, models
 from lockstep.proof import conversion
-from lockstep.run import journal, lifetime, record, runs
+from lockstep.run import facts, journal, lifetime, record_files, runs
 from lockstep.run.ledger import check_ledger, gather_ledger
+from lockstep.run.record import Compared
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _prove(config: Config, row: Row, trial: Row, references: dict[str, Path], re
         folder = results / trial.folder(1)
         verdict |= {"proof": "unequal", "reason": str(error), "distances": None}
     else:
-        if departed := read_json(folder / paths.RECORD)["departed"]:
+        if departed := record_files.read_run(folder).departed:
             told = [*departed, verdict["reason"]] if verdict["reason"] else departed
             verdict |= {"proof": "unequal", "reason": "; ".join(told)}
         (folder / paths.FINAL_WEIGHTS).unlink()
@@ -239,8 +240,9 @@ def _splits_batch_statistics(trial: Row) -> str:
     """Why batch normalisation makes this row train another model than one process; empty if it does not."""
     if trial.train.accumulation > 1:
         return "batch normalisation takes its statistics over a micro-batch"
-    if trial.replicas > 1 and not trial.options.get("sync_batchnorm"):
-        remedy = "; sync_batchnorm: true takes them over all" if "sync_batchnorm" in trial.options else ""
+    together = registry.literals(trial.strategy)["SYNCS_BATCH_NORM"]
+    if trial.replicas > 1 and not any(trial.options[key] for key in together):
+        remedy = "".join(f"; {key}: true takes them over all" for key in together)
         return f"batch normalisation takes its statistics over each device's share of the batch{remedy}"
     return ""
 
@@ -294,8 +296,8 @@ class Trained:
     @staticmethod
     def of(folder: Path) -> "Trained":
         file = folder / paths.RECORD if (folder / paths.RECORD).is_file() else paths.rank_summary(folder, 0)
-        numbers = read_json(file)
-        return Trained(numbers["losses"], numbers["gradient_norm"], load_file(folder / paths.FINAL_WEIGHTS))
+        numbers = facts.of(Compared, read_json(file))
+        return Trained(numbers.losses, numbers.gradient_norm, load_file(folder / paths.FINAL_WEIGHTS))
 
     def distances(self, other: "Trained", start: dict[str, torch.Tensor]) -> Distances:
         """The distances of `other` from this result, the reference; both started from the weights `start`.
@@ -360,7 +362,8 @@ def _run(config: Config, trial: Row, results: Path) -> Path:
             with atomic_file(folder / paths.FINAL_WEIGHTS) as temporary:
                 save_file(conversion.read(folder), temporary)
         except RunFailed as error:  # it trained, but its weights can't be read
-            record.write_run(folder / paths.FAILED, finished | {"status": "failed", "reason": str(error)})
+            failed = replace(finished, status="failed", reason=str(error))
+            record_files.write_run(folder / paths.FAILED, failed)
             (folder / paths.RECORD).unlink()
             raise
     finally:

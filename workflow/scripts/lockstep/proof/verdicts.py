@@ -5,8 +5,8 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
-from lockstep.files import read_json, read_object
-from lockstep.run import staleness
+from lockstep.files import read_object
+from lockstep.run import record_files, staleness
 
 PROVEN = ("equal", "within-tolerance")  # the verdicts that say: the same model
 WRONG = ("unequal", "failed")  # those that say: another one, or none
@@ -23,8 +23,8 @@ def read(config: Config, row: Row, results: Path) -> dict | None:
     if (folder / paths.VERDICT).is_file():
         verdict = read_object(folder / paths.VERDICT, ("proof", "reason", "distances", "steps", "world_size"))
         files = paths.run_files(results, paths.RECORD, row=row.name) if row.may_depart else ()
-        finished = [made for made in map(read_json, files) if not staleness.written(config, made)]
-        departed = [reason for made in finished for reason in made["departed"]]
+        finished = [record_files.read_run(file.parent) for file in files]
+        departed = [reason for made in finished if not staleness.written(config, made) for reason in made.departed]
         if departed and verdict["proof"] != "unequal":
             verdict |= {"proof": "unequal", "by_nature": row.other_model, "reason": f"{row.other_model}: {departed[0]}"}
         return verdict

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from lockstep.run.progress import LAUNCHED, WARMUP_STEPS
+from lockstep.run.record import RankClock
 
 # A step is a stall if it takes more than this many times the upper quartile: long texts take less, compiling more.
 STALL = 10
@@ -98,25 +99,25 @@ class Clock:
         windows = [self._ticks[a:b] for a, b in zip(self._windows, [*self._windows[1:], None], strict=True)]
         return np.array([_between(a, b) for ticks in windows for a, b in itertools.pairwise(ticks)])
 
-    def reading(self) -> dict:
+    def reading(self) -> RankClock:
         """All of this rank's clocks, in seconds; call after the last window is closed."""
         steps = self.step_seconds()
         steady = steps[WARMUP_STEPS:] if len(steps) > 2 * WARMUP_STEPS else steps
         median, upper = np.quantile(steady, [0.5, 0.75]).tolist()
         warm = sum(part * steps[step] for step, part in self._warm_up_steps if step < len(steps))
-        return {
-            "setup": self.setup,
-            "warm_up_seconds": self._warm_up,
-            "cold_seconds": max(0.0, self._warm_up - float(warm)),  # more than the same steps took in the window
-            "first_step_seconds": self._opened[0] - self.launched + float(self._step_seconds()[0]),
-            "train_seconds": self.seconds,
-            "stall_seconds": float((steps - median)[steps > STALL * upper].sum()),
-            "step_seconds_median": median,
-            "step_seconds_quartiles": np.quantile(steady, [0.25, 0.75]).tolist(),
-            "evaluation_seconds": self.evaluation,
-            "total_seconds": self.now() - self.launched,
-            "window": [self._opened[0], self._closed],  # when the timed part began and ended, by the machine's clock
-        }
+        return RankClock(
+            setup=self.setup,
+            warm_up_seconds=self._warm_up,
+            cold_seconds=max(0.0, self._warm_up - float(warm)),  # more than the same steps took in the window
+            first_step_seconds=self._opened[0] - self.launched + float(self._step_seconds()[0]),
+            train_seconds=self.seconds,
+            stall_seconds=float((steps - median)[steps > STALL * upper].sum()),
+            step_seconds_median=median,
+            step_seconds_quartiles=np.quantile(steady, [0.25, 0.75]).tolist(),
+            evaluation_seconds=self.evaluation,
+            total_seconds=self.now() - self.launched,
+            window=[self._opened[0], self._closed],  # when the timed part began and ended, by the machine's clock
+        )
 
 
 def _between(start, end) -> float:

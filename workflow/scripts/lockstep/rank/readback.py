@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 
-from lockstep.config import precisions
+from lockstep.config import precisions, registry
 from lockstep.config.settings import Settings
 from lockstep.errors import RunFailed
 from lockstep.model import attention, batch_norm, lora, models
@@ -52,8 +52,9 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
     if asked.train.activation_checkpointing:
         wanted["activation_checkpointing"], actual["activation_checkpointing"] = True, live["activation_checkpointing"]
     if models.has_batch_statistics(strategy.module) and strategy.world.replicas > 1:
-        wanted["sync_batchnorm"] = asked.options.get("sync_batchnorm", False)
-        actual["sync_batchnorm"] = batch_norm.is_synchronised(strategy.module)
+        together = registry.literals(asked.strategy)["SYNCS_BATCH_NORM"]
+        wanted["batch statistics of all ranks"] = any(asked.options.get(key) for key in together)
+        actual["batch statistics of all ranks"] = batch_norm.is_synchronised(strategy.module)
     if "broadcast_buffers" in live["options"]:
         wanted["broadcast_buffers"] = models.has_changing_buffers(strategy.module)
         actual["broadcast_buffers"] = live["options"]["broadcast_buffers"]
@@ -61,7 +62,7 @@ def check(strategy: Strategy, asked: Settings, inputs: dict | None = None) -> di
         if actual[key] != value:
             raise RunFailed(f"{key}: the row asks for {value}, but {asked.strategy} uses {actual[key]}")
     _check_precision(strategy, asked.precision, live)
-    if asked.options.get("compile", "off") != "off":
+    if registry.matches(asked.strategy, "COMPILES", asked.options):
         strategy.model.eval()  # so that no random number is drawn
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             strategy.forward(inputs)

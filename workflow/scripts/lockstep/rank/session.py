@@ -11,6 +11,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from lockstep.rank.resumption import derived_seed
 from lockstep.rank.training import Training, set_up
 from lockstep.rank.workers import Workers
 from lockstep.run.progress import NODE, Progress, RankFiles
+from lockstep.run.record import Compared, RankEnergy, RankMemory, RankSummary, Saved, Snapshot
 from lockstep.tasks._task import Samples
 
 _current: "Session | None" = None  # of this process
@@ -220,34 +222,34 @@ class Run:
         replay.snapshots.finish(replay.dev_split.history)
         if training.train.checkpoint_every:  # so that a longer run can continue from it
             replay.resumption.save(replay.steps)
-        training.files.write(self._summary(), training.clock.step_seconds())
+        training.files.write(asdict(self._summary()), training.clock.step_seconds())
 
-    def _summary(self) -> dict:
+    def _summary(self) -> RankSummary:
         training, strategy, replay = self.training, self.training.strategy, self.replay
-        energy = training.meter.joules | {"counters": training.meter.counters} if training.meter else None
+        meter = training.meter
         parameters = {"parameters": self.start["parameters"], "trained_parameters": self.start["trained"]}
-        return {
-            "clock": training.clock.reading(),
-            "memory": training.gauge.usage,
-            "memory_by_gpu": training.gauge.by_gpu,
-            "reserved_by_gpu": training.gauge.reserved_by_gpu,
-            "local_rank": strategy.world.local_rank,
-            "node": training.files.node,
-            "bytes_read": bytes_read(),
-            "energy": energy,
-            "seed": torch.initial_seed(),  # the current one, because a framework may have set another
-            "settings": replay.live_settings | parameters,
-            "hashes": {"weights": self.start["weights"], "plan": replay.plan.hash},
-            "losses": replay.mean_losses(),
-            "rates": replay.rates,
-            "terms": replay.mean_terms(),
-            "gradient_norm": training.files.gradient_norm,
-            "dev": replay.dev_split.history,
-            "resumed": replay.resumption.began_at,
-            "saved": replay.resumption.cost,
-            "snapshots": replay.snapshots.noted,
-            "notes": strategy.notes,
-        }
+        return RankSummary(
+            clock=training.clock.reading(),
+            memory=RankMemory(**training.gauge.usage),
+            memory_by_gpu=training.gauge.by_gpu,
+            reserved_by_gpu=training.gauge.reserved_by_gpu,
+            local_rank=strategy.world.local_rank,
+            node=training.files.node,
+            bytes_read=bytes_read(),
+            energy=RankEnergy(**meter.joules, counters=meter.counters) if meter else None,
+            seed=torch.initial_seed(),  # the current one, because a framework may have set another
+            settings=replay.live_settings | parameters,
+            hashes={"weights": self.start["weights"], "plan": replay.plan.hash},
+            losses=replay.mean_losses(),
+            rates=replay.rates,
+            terms=replay.mean_terms(),
+            gradient_norm=training.files.gradient_norm,
+            dev=replay.dev_split.history,
+            resumed=replay.resumption.began_at,
+            saved=Saved(**replay.resumption.cost),
+            snapshots=[Snapshot(**noted) for noted in replay.snapshots.noted],
+            notes=strategy.notes,
+        )
 
 
 class Variation(Run):
@@ -268,8 +270,8 @@ class Variation(Run):
             whole = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
             with atomic_file(training.folder / paths.FINAL_WEIGHTS) as temporary:
                 save_file(whole, temporary)
-        summary = {"losses": self.replay.mean_losses(), "gradient_norm": training.files.gradient_norm}
-        training.files.write(summary, training.clock.step_seconds())
+        compared = Compared(losses=self.replay.mean_losses(), gradient_norm=training.files.gradient_norm)
+        training.files.write(asdict(compared), training.clock.step_seconds())
 
 
 def _require_own_device(world: World) -> None:

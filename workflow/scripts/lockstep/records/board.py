@@ -84,7 +84,7 @@ def _benchmarks(group: list[Checked], pinned: str) -> Iterator[str]:
     data, run = group[0].data, group[0].runs[0]
     yield _cell(
         f"{data['splits']['train']['texts']} {data['unit']}, a model of {data['parameters']:,} weights,"
-        f" {run['steps']} steps of {run['global_batch']}, {run['precision']}."
+        f" {run.steps} steps of {run.global_batch}, {run.precision}."
     )
     best = bests(group)
     lines = [

@@ -22,7 +22,8 @@ from lockstep.proof import fairness
 from lockstep.proof.verdicts import PROVEN, WRONG
 from lockstep.records import packing
 from lockstep.report.ranking import BASELINE
-from lockstep.run import record
+from lockstep.run import record_files
+from lockstep.run.record import Record
 
 WORDS = {"type": "string"}
 MACHINE = {
@@ -60,7 +61,7 @@ class Checked:
     identity: str
     manifest: dict
     machine: dict
-    runs: list[dict] = field(default_factory=list)
+    runs: list[Record] = field(default_factory=list)
     proofs: dict[str, str] = field(default_factory=dict)
     data: dict = field(default_factory=dict)
     breaches: list[tuple[str, str]] = field(default_factory=list)
@@ -70,16 +71,16 @@ class Checked:
         return self.manifest["kind"] == "benchmark"
 
     @property
-    def sound(self) -> list[dict]:
+    def sound(self) -> list[Record]:
         """The runs that nothing disturbed, and that kept to their plan."""
-        return [run for run in self.runs if not run["watch"]["disturbed"] and not run["departed"]]
+        return [run for run in self.runs if not run.watch.disturbed and not run.departed]
 
     @cached_property
-    def compared(self) -> list[dict]:
+    def compared(self) -> list[Record]:
         """The undisturbed runs of proven rows of the closed division that trained the same work as `single`."""
         work = self.question
-        good = [run for run in self.sound if run["division"] == "closed"]
-        return [run for run in good if self.proofs.get(run["row"]) in PROVEN and _work(run) == work]
+        good = [run for run in self.sound if run.division == "closed"]
+        return [run for run in good if self.proofs.get(run.row) in PROVEN and _work(run) == work]
 
     @cached_property
     def by_block(self) -> stats.Times:
@@ -99,9 +100,9 @@ class Checked:
     @property
     def baseline(self) -> str | None:
         """The row among them that trains as one process on one device; with the fewest threads, if several do."""
-        alone = [run for run in self.compared if run["strategy"] == BASELINE]
-        fewest = min(alone, key=lambda run: run["asked"]["hardware"]["threads"], default=None)
-        return fewest and fewest["row"]
+        alone = [run for run in self.compared if run.strategy == BASELINE]
+        fewest = min(alone, key=lambda run: run.asked["hardware"]["threads"], default=None)
+        return fewest and fewest.row
 
     @property
     def speedup(self) -> stats.Ratio | None:
@@ -111,9 +112,9 @@ class Checked:
         """
         if not self.fastest or not self.baseline or self.fastest == self.baseline:
             return None
-        plan = self.compared[0]["hashes"]["plan"]
-        beside = [run for run in self.sound if run["hashes"]["plan"] == plan]
-        right = [run for run in beside if self.proofs.get(run["row"]) not in WRONG]
+        plan = self.compared[0].hashes["plan"]
+        beside = [run for run in self.sound if run.hashes["plan"] == plan]
+        right = [run for run in beside if self.proofs.get(run.row) not in WRONG]
         return stats.Fit(_by_block(right)).ratio(self.baseline, self.fastest)
 
     @property
@@ -124,7 +125,7 @@ class Checked:
     @property
     def sessions(self) -> set[str]:
         """The calls of Snakemake in which its runs were made."""
-        return {run.get("session") for run in self.runs}
+        return {run.session for run in self.runs}
 
     @property
     def steps(self) -> set[str]:
@@ -134,15 +135,15 @@ class Checked:
     @property
     def question(self) -> tuple:
         """The work of `single`, or of most closed runs: data, initial weights, plan and precision."""
-        closed = [run for run in self.runs if run["division"] == "closed"]
-        work = Counter(map(_work, [run for run in closed if run["strategy"] == BASELINE] or closed))
+        closed = [run for run in self.runs if run.division == "closed"]
+        work = Counter(map(_work, [run for run in closed if run.strategy == BASELINE] or closed))
         return work.most_common(1)[0][0] if work else ()
 
 
-def _by_block(runs: list[dict]) -> stats.Times:
+def _by_block(runs: list[Record]) -> stats.Times:
     seconds = defaultdict(dict)
     for run in runs:
-        seconds[run["row"]][stats.block(run)] = run["clock"]["train_seconds"]
+        seconds[run.row][stats.block(run)] = run.clock.train_seconds
     return dict(seconds)
 
 
@@ -174,14 +175,14 @@ def _checked(file: Path, unpacked: packing.Record) -> Checked:
         jsonschema.validate(machine, MACHINE)
         return Checked(file, unpacked.identity, unpacked.manifest, machine, proofs=proofs, breaches=breaches)
     here = Path()
-    runs = [record.read_run(each.parent) for each in paths.run_files(here, paths.RECORD)]
+    runs = [record_files.read_run(each.parent) for each in paths.run_files(here, paths.RECORD)]
     if not runs:
         raise BadInput("no run with a record")
     machines = [read_json(each) for each in paths.run_files(here, paths.ENVIRONMENT)]
     for machine in machines:
         jsonschema.validate(machine, MACHINE)
     machine = max(machines, key=lambda machine: len(machine["gpus"]))  # a row sees its own GPUs only
-    rows = {run["row"] for run in runs}
+    rows = {run.row for run in runs}
     trials = [each for each in paths.run_files(here, paths.VERDICT, paths.PARITY) if paths.row_of(each.parent) in rows]
     proofs = {paths.row_of(each.parent): read_json(each)["proof"] for each in trials}
     breaches = [*fairness.check(here).breaches, *_told(unpacked)]
@@ -199,8 +200,8 @@ def _told(unpacked: packing.Record) -> Iterator[tuple[str, str]]:
             yield packing.MANIFEST, f"{name} is {unpacked.manifest[name]}, but the files say {value}"
 
 
-def _work(run: dict) -> tuple:
-    return (*sorted(run["hashes"].items()), run["precision"])
+def _work(run: Record) -> tuple:
+    return (*sorted(run.hashes.items()), run.precision)
 
 
 def _accepted(found: dict, folder: Path) -> Iterator[tuple[str, str]]:

@@ -61,10 +61,10 @@ def draw(summary: Summary):
 def caption(summary: Summary) -> str:
     """What one must know to believe the picture: hardware, precision, work, runs, date, commit, and who did not fit."""
     runs = summary.succeeded_runs
-    dates = sorted(run["started"][:10] for run in runs)
+    dates = sorted(run.started[:10] for run in runs)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     commit = str(summary.environment.get("commit") or "")[:10]
-    sound = sum(not run["watch"]["disturbed"] for run in runs)
+    sound = sum(not run.watch.disturbed for run in runs)
     said = [f"{sound} of {len(runs)} runs undisturbed.", conditions.conditions(summary).en]
     if (left := len(summary.finished_rows) - MOST) > 0:
         said.insert(1, f"{left} other rows are not shown.")

@@ -13,6 +13,7 @@ from lockstep.report.reading import good_runs, trusted
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, say, some
 from lockstep.run import blocks
+from lockstep.run.record import Tested
 
 SAME = ("cpu", "cores", "gpus", "python", "commit")
 
@@ -85,23 +86,21 @@ def _is_blunt(verdict: dict) -> bool:
     return verdict["proof"] in PROVEN and (verdict.get("mistake_of_limit") or math.inf) <= 1
 
 
-def mixed_conditions(runs: list[dict]) -> list[str]:
+def mixed_conditions(runs: list[Tested]) -> list[str]:
     """What differs between runs though it should not: machine, commit, versions, data or initial weights."""
     same = (*SAME, "in_container")
-    environments = [
-        {name: run["environment"].get(name) for name in same} | run["hashes"] | {"plan": ""} for run in runs
-    ]
+    environments = [{name: run.environment.get(name) for name in same} | run.hashes | {"plan": ""} for run in runs]
     mixed = [
         name
         for name in environments[0]
         if not all(alike(name, environment, environments[0]) for environment in environments)
     ]
-    first = runs[0]["environment"]
-    mixed += sorted({name for run in runs for name in other_versions(run["environment"], first)})
-    builds = {(run["environment"].get("image"), run["environment"].get("image_digest")) for run in runs}
+    first = runs[0].environment
+    mixed += sorted({name for run in runs for name in other_versions(run.environment, first)})
+    builds = {(run.environment.get("image"), run.environment.get("image_digest")) for run in runs}
     return mixed + ["build of an image"] * (len(builds) > len({image for image, _ in builds}))
 
 
 def _hardware(row: dict, summary: Summary) -> dict:
     """The hardware that a row asked for (config/hardware.py)."""
-    return good_runs(summary.runs[row["row"]])[0]["asked"]["hardware"]
+    return good_runs(summary.runs[row["row"]])[0].asked["hardware"]

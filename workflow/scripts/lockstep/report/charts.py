@@ -17,9 +17,10 @@ from lockstep.config.hardware import device_count
 from lockstep.config.qualities import QUALITIES
 from lockstep.report import choice, reasons
 from lockstep.report.ranking import BASELINE
-from lockstep.report.reading import good_runs, succeeded, trusted
+from lockstep.report.reading import Run, good_runs, succeeded, trusted
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, on_test_split, same, say, some, three
+from lockstep.run.record import Tested
 
 if "ipykernel" not in sys.modules:  # a notebook has a backend of its own
     matplotlib.use("Agg")
@@ -64,7 +65,7 @@ def drawings(summary: Summary):
         yield "step_parts", lambda: step_parts(profiled, summary)
     if done:
         yield "losses", lambda: losses(done, summary)
-    if of_terms := [row for row in done if median_run(row, summary).get("terms")]:
+    if of_terms := [row for row in done if median_run(row, summary).terms]:
         yield "terms", lambda: terms(of_terms, summary)
     if done:
         yield "quality", lambda: quality(done, summary)
@@ -108,8 +109,7 @@ def times(done: list[dict], summary: Summary) -> Drawing:
         title += say("picture_times_named", row=named["row"], seconds=f"{named['train_seconds']:.3g}")
     every = [(row["row"], run) for row in ordered for run in succeeded(summary.runs[row["row"]])]
     table = [
-        [name, str(run["repeat"]), f"{run['clock']['train_seconds']:.3f}", "; ".join(run["watch"]["disturbed"])]
-        for name, run in every
+        [name, str(run.repeat), f"{run.clock.train_seconds:.3f}", "; ".join(run.watch.disturbed)] for name, run in every
     ]
     return Drawing(
         figure,
@@ -121,14 +121,14 @@ def times(done: list[dict], summary: Summary) -> Drawing:
     )
 
 
-def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: str) -> dict[str, str]:
+def _dots(axes: plt.Axes, position: int, median: float, runs: list[Run], name: str) -> dict[str, str]:
     """A dot for each of a row's runs, their median, and the range of those that count; returns the dots' tooltips."""
-    tips, good = {}, [run["clock"]["train_seconds"] for run in good_runs(runs)]
+    tips, good = {}, [run.clock.train_seconds for run in good_runs(runs)]
     axes.plot([min(good), max(good)], [position, position], color=COLOURS[0], linewidth=2)
     axes.plot(median, position, "|", color=COLOURS[0], markersize=14, markeredgewidth=2)
     for run in succeeded(runs):
-        seconds, disturbed = run["clock"]["train_seconds"], run["watch"]["disturbed"]
-        gid = f"run-{name}-{run['repeat']}"
+        seconds, disturbed = run.clock.train_seconds, run.watch.disturbed
+        gid = f"run-{name}-{run.repeat}"
         axes.plot(
             seconds,
             position,
@@ -140,7 +140,7 @@ def _dots(axes: plt.Axes, position: int, median: float, runs: list[dict], name: 
             zorder=4 if disturbed else 3,  # a ring is visible around a dot, but not below one
         )
         row = name.rpartition("-")[0]
-        tips[gid] = f"{row} #{run['repeat']}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
+        tips[gid] = f"{row} #{run.repeat}: {seconds:.3g} s" + "".join(f"; {why}" for why in disturbed)
     return tips
 
 
@@ -185,15 +185,15 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     """
     runs = {row["row"]: median_run(row, summary) for row in done}
     baseline = next((row["row"] for row in done if row["strategy"] == BASELINE), None)
-    counts = {len(run["losses"]) for run in runs.values()}
+    counts = {len(run.losses) for run in runs.values()}
     alike = baseline is not None and len(counts) == 1
     window = max(1, max(counts) // 25)
-    smooth = {name: _smoothed(run["losses"], min(window, len(run["losses"]))) for name, run in runs.items()}
+    smooth = {name: _smoothed(run.losses, min(window, len(run.losses))) for name, run in runs.items()}
     over_steps = {name: values - smooth[baseline] if alike else values for name, values in smooth.items()}
     figure, (above, below) = plt.subplots(2, 1, figsize=(WIDTH, 2 * HEIGHT - 0.2), layout="constrained")
     for position, names in enumerate(_coinciding(over_steps)):
         values = over_steps[names[0]]
-        steps = np.arange(len(values)) + len(runs[names[0]]["losses"]) - len(values) + 1
+        steps = np.arange(len(values)) + len(runs[names[0]].losses) - len(values) + 1
         keep = _visible(len(values))
         rest = f" +{len(names) - 2}" if len(names) > 2 else ""
         above.plot(steps[keep], values[keep], label=", ".join(names[:2]) + rest, **_line(position))
@@ -201,8 +201,8 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
     named = list(dict.fromkeys([*([baseline] if baseline else []), choice.recommended(done)["row"], slowest]))
     others = {"color": COLOURS[-1], "linewidth": 0.5}
     for name in sorted(runs, key=lambda name: name in named):  # the named rows lie over the others
-        values, count = smooth[name], len(runs[name]["losses"])
-        seconds = np.arange(count - len(values) + 1, count + 1) / count * runs[name]["clock"]["train_seconds"]
+        values, count = smooth[name], len(runs[name].losses)
+        seconds = np.arange(count - len(values) + 1, count + 1) / count * runs[name].clock.train_seconds
         keep = _visible(len(values))
         style = _line(named.index(name)) | {"label": name} if name in named else others
         below.plot(seconds[keep], values[keep], **style)
@@ -217,15 +217,15 @@ def losses(done: list[dict], summary: Summary) -> Drawing:
         axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
     table = []
     for name, run in runs.items():
-        line = [name, *(f"{run['losses'][at]:.4f}" for at in (0, len(run["losses"]) // 2, -1))]
+        line = [name, *(f"{run.losses[at]:.4f}" for at in (0, len(run.losses) // 2, -1))]
         if alike:
-            of_one_step = np.subtract(run["losses"], runs[baseline]["losses"])
+            of_one_step = np.subtract(run.losses, runs[baseline].losses)
             line += [f"{np.abs(values).max():.2g}" for values in (over_steps[name], of_one_step)]
         table.append(line)
     title = say("picture_losses_plain")
     if alike and len(runs) > 1:
         largest = max(float(np.abs(values).max()) for values in over_steps.values())
-        dropout = any(any(run["settings"].get("dropout") or ()) for run in runs.values())
+        dropout = any(any(run.settings.get("dropout") or ()) for run in runs.values())
         why = say("picture_losses_dropout") if dropout else same("")
         each = say("picture_losses_mean", window=window) if window > 1 else say("picture_losses_each")
         title = say("picture_losses", difference=f"{largest:.2g}", each=each, why=why)
@@ -266,15 +266,15 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
     """The terms of a loss that is a sum of several: one row's over steps, and in the table all rows' at the end."""
     runs = {row["row"]: median_run(row, summary) for row in done}
     shown = next((row["row"] for row in done if row["strategy"] == BASELINE), done[0]["row"])
-    factors = runs[shown]["asked"]["train"].get("loss_weights") or {}
-    names = list(runs[shown]["terms"])
-    counts = len(runs[shown]["losses"])
+    factors = runs[shown].asked["train"].get("loss_weights") or {}
+    names = list(runs[shown].terms)
+    counts = len(runs[shown].losses)
     window = max(1, counts // 25)
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     steps = np.arange(window, counts + 1)
     keep = _visible(len(steps))
     for position, name in enumerate(names):
-        smooth = _smoothed(runs[shown]["terms"][name], window)
+        smooth = _smoothed(runs[shown].terms[name], window)
         label = name if factors.get(name, 1) == 1 else f"{name} (x {factors[name]:g})"
         axes.plot(steps[keep], smooth[keep], label=label, **_line(position))
     axes.set_xlabel(say("axis_step").en)
@@ -282,7 +282,7 @@ def terms(done: list[dict], summary: Summary) -> Drawing:
     axes.set_ylim(bottom=0)
     figure.legend(**LEGEND, ncols=3)
     table = [
-        [name, *(f"{np.mean(of_steps[-window:]):.4f}" for of_steps in (*map(run["terms"].get, names), run["losses"]))]
+        [name, *(f"{np.mean(of_steps[-window:]):.4f}" for of_steps in (*map(run.terms.get, names), run.losses))]
         for name, run in runs.items()
     ]
     header = [say("row"), *map(same, names), say("axis_loss")]
@@ -355,9 +355,9 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
     names = [*SETUP, "first", "train"]
     values = []
     for row in ordered:
-        clock = median_run(row, summary)["clock"]
-        scale = row["startup_seconds"] / clock["first_step_seconds"]
-        parts = [scale * clock["setup"].get(part, 0.0) for part in SETUP]
+        clock = median_run(row, summary).clock
+        scale = row["startup_seconds"] / clock.first_step_seconds
+        parts = [scale * clock.setup.get(part, 0.0) for part in SETUP]
         first = max(0.0, row["startup_seconds"] - sum(parts))
         values.append([*parts, first, max(0.0, row["train_seconds"] - first)])
     header = [say(f"setup_{name}") for name in names]
@@ -377,7 +377,7 @@ def setup(done: list[dict], summary: Summary) -> Drawing:
 
 def ranks_are_usual(summary: Summary) -> bool:
     """Whether every row has one rank per device on one machine, so that a picture of the ranks tells nothing new."""
-    asked = [median_run(row, summary)["asked"]["hardware"] for row in summary.finished_rows]
+    asked = [median_run(row, summary).asked["hardware"] for row in summary.finished_rows]
     return all(hardware["nodes"] == 1 and hardware["processes"] == device_count(hardware) for hardware in asked)
 
 
@@ -387,7 +387,7 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
     table, most = [], 1
     for position, row in enumerate(done):
         run = median_run(row, summary)
-        hardware, nodes = run["asked"]["hardware"], run["asked"]["hardware"]["nodes"]
+        hardware, nodes = run.asked["hardware"], run.asked["hardware"]["nodes"]
         processes, devices = hardware["processes"], device_count(hardware)
         for node in range(1, nodes):
             axes.plot([node * devices / nodes - 0.5] * 2, [position - 0.45, position + 0.45], color=COLOURS[-1])
@@ -402,9 +402,9 @@ def ranks(done: list[dict], summary: Summary) -> Drawing:
             at = node * devices // nodes + device + 0.7 * ((turn + 0.5) / sharing - 0.5)
             axes.plot(at, position, "o", color=COLOURS[0], markersize=11)
             axes.text(at, position, str(min(rank, processes - 1)), **INSIDE)
-        where = "; ".join(f"{node['host']} ({node['interface']})" for node in run.get("nodes", []))
+        where = "; ".join(f"{node['host']} ({node['interface']})" for node in run.nodes)
         table.append(
-            [row["row"], str(processes), str(devices), str(nodes), where or "-", run["settings"]["backend"] or "-"]
+            [row["row"], str(processes), str(devices), str(nodes), where or "-", run.settings["backend"] or "-"]
         )
         most = max(most, devices)
     axes.set_xlim(-0.5, max(most, 4) - 0.5)
@@ -476,7 +476,7 @@ def confusion(done: list[dict], summary: Summary) -> plt.Figure:
     for axes in grid.flat[len(done) :]:
         axes.set_visible(False)
     for axes, row in zip(grid.flat, done, strict=False):
-        counts = np.array(median_run(row, summary)["test"]["confusion_matrix"], dtype=float)
+        counts = np.array(median_run(row, summary).test["confusion_matrix"], dtype=float)
         shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         for at, share in np.ndenumerate(shares):
@@ -495,9 +495,9 @@ def confusion(done: list[dict], summary: Summary) -> plt.Figure:
     return figure
 
 
-def median_run(row: dict, summary: Summary) -> dict:
+def median_run(row: dict, summary: Summary) -> Tested:
     """The run whose training time is the row's median, or the next below it."""
-    runs = sorted(good_runs(summary.runs[row["row"]]), key=lambda run: run["clock"]["train_seconds"])
+    runs = sorted(good_runs(summary.runs[row["row"]]), key=lambda run: run.clock.train_seconds)
     return runs[(len(runs) - 1) // 2]
 
 

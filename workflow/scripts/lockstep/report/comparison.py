@@ -10,7 +10,8 @@ from lockstep.config.nested import ABSENT, differing, flat
 from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.proof import fairness
-from lockstep.report.reading import good_runs, trusted
+from lockstep.report.reading import good_runs, of_json, trusted
+from lockstep.run.record import Tested
 
 # Differences that make two times incomparable. Each can be allowed by its name.
 KINDS = ("hardware", "precision", "plan", "weights", "data", "rules")
@@ -57,7 +58,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
         runs = [good_runs(report["runs"][name]) for report in (ours, theirs)]
         differs = differences(runs[0][0], runs[1][0])
         refused |= {kind: f"{name}: {what}" for kind, what in differs.items() if kind not in allowed}
-        seconds = [[run["clock"]["train_seconds"] for run in several] for several in runs]
+        seconds = [[run.clock.train_seconds for run in several] for several in runs]
         lines.append(Line(name, ratio(theirs, ours, name), tuple(map(np.median, seconds)), differs))
     if refused:
         said = "; ".join(f"{kind} differs ({what})" for kind, what in refused.items())
@@ -72,9 +73,7 @@ def compare(first: Path, second: Path, allowed: set[str]) -> Comparison:
 
 def when(report: dict, row: str) -> list[tuple]:
     """Identifies each of a row's runs by when it began and how long it took."""
-    return [
-        (run.get("session"), run["started"], run["clock"]["train_seconds"]) for run in good_runs(report["runs"][row])
-    ]
+    return [(run.session, run.started, run.clock.train_seconds) for run in good_runs(report["runs"][row])]
 
 
 def ratio(ours: dict, theirs: dict, row: str, confidence: float = stats.CONFIDENCE) -> stats.Ratio:
@@ -90,22 +89,30 @@ def _of_kind(report: dict, row: str) -> stats.Times:
     lines = {line["row"]: line for line in report["rows"]}
 
     def kind(name: str) -> tuple:
-        return lines[name].get("device"), good_runs(report["runs"][name])[0]["hashes"]["plan"]
+        return lines[name].get("device"), good_runs(report["runs"][name])[0].hashes["plan"]
 
     names = [name for name, runs in report["runs"].items() if name == row or trusted(runs)]
     return {
-        name: {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(report["runs"][name])}
+        name: {stats.block(run): run.clock.train_seconds for run in good_runs(report["runs"][name])}
         for name in names
         if kind(name) == kind(row)
     }
 
 
 def read_report(folder: Path) -> dict:
-    """A folder's report by the fields of a Summary, as its version of Lockstep had them. Raises BadInput if none."""
+    """A folder's report by the fields of a Summary, as its version of Lockstep had them.
+
+    Raises BadInput if there is none, or if it is damaged.
+    """
     file = paths.report_folder(folder) / paths.SUMMARY
     if not file.is_file():
         raise BadInput(f"{file} does not exist. Name a results folder that has a report.")
-    return read_object(file, ("rows", "runs"))
+    report = read_object(file, ("rows", "runs"))
+    try:
+        runs = {row: [of_json(run) for run in several] for row, several in report["runs"].items()}
+    except ValueError as error:
+        raise BadInput(f"{file}: is damaged ({error}). Make the report again.") from None
+    return report | {"runs": runs}
 
 
 def _breaches(folder: Path) -> str:
@@ -119,20 +126,20 @@ def _breaches(folder: Path) -> str:
     return f"{folder} breaks the rules of a fair run ({': '.join(breaches[0])}{more}): check.py {folder} lists them"
 
 
-def differences(ours: dict, theirs: dict) -> dict[str, str]:
+def differences(ours: Tested, theirs: Tested) -> dict[str, str]:
     """The differences that make the times of two runs incomparable, by KINDS."""
     differs = {}
-    machines = [{name: run["environment"].get(name) for name in SAME_HARDWARE} for run in (ours, theirs)]
+    machines = [{name: run.environment.get(name) for name in SAME_HARDWARE} for run in (ours, theirs)]
     if machines[0] != machines[1]:
         named = [name for name in SAME_HARDWARE if machines[0][name] != machines[1][name]]
         differs["hardware"] = ", ".join(f"{name} {machines[0][name]} and {machines[1][name]}" for name in named)
-    if ours["world_size"] != theirs["world_size"]:
-        differs["hardware"] = f"{ours['world_size']} and {theirs['world_size']} devices"
-    if ours["precision"] != theirs["precision"]:
-        differs["precision"] = f"{ours['precision']} and {theirs['precision']}"
+    if ours.world_size != theirs.world_size:
+        differs["hardware"] = f"{ours.world_size} and {theirs.world_size} devices"
+    if ours.precision != theirs.precision:
+        differs["precision"] = f"{ours.precision} and {theirs.precision}"
     for kind in ("plan", "weights", "data"):
-        if ours["hashes"][kind] != theirs["hashes"][kind]:
-            differs[kind] = f"{ours['hashes'][kind][:12]} and {theirs['hashes'][kind][:12]}"
+        if ours.hashes[kind] != theirs.hashes[kind]:
+            differs[kind] = f"{ours.hashes[kind][:12]} and {theirs.hashes[kind][:12]}"
     return differs
 
 
@@ -182,9 +189,9 @@ def _asked(row: str, ours: dict, theirs: dict) -> list[str]:
     ]
 
 
-def asked_otherwise(ours: dict, theirs: dict) -> list[str]:
+def asked_otherwise(ours: Tested, theirs: Tested) -> list[str]:
     """The differences between the settings of two runs."""
-    return list(_differs(ours["asked"], theirs["asked"]).values())
+    return list(_differs(ours.asked, theirs.asked).values())
 
 
 def _differs(ours: dict, theirs: dict) -> dict[str, str]:

@@ -50,7 +50,7 @@ def _time(report: dict, name: str, line: Line | None) -> Time:
     row = next((row for row in report["rows"] if row["row"] == name), None)
     if row is None or row["train_seconds"] is None:
         return Time(None, "", 0, line)
-    seconds = [run["clock"]["train_seconds"] for run in good_runs(report["runs"][name])]
+    seconds = [run.clock.train_seconds for run in good_runs(report["runs"][name])]
     told = f"{min(seconds):.3g} – {max(seconds):.3g}" if len(seconds) > 1 else ""
     return Time(stats.spread(seconds).median, told, len(seconds), line)
 

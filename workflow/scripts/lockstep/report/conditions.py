@@ -2,7 +2,7 @@
 
 from lockstep.config.hardware import busy_cores
 from lockstep.report.ranking import BASELINE
-from lockstep.report.reading import good_runs
+from lockstep.report.reading import Run, good_runs
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, same, say, some
 
@@ -52,7 +52,7 @@ def baseline_share(summary: Summary) -> tuple[str, int, int] | None:
     rows = [row["row"] for row in summary.finished_rows if row["strategy"] == BASELINE and row["device"] == "cpu"]
     if not rows:
         return None
-    busy = busy_cores(good_runs(summary.runs[rows[0]])[0]["asked"]["hardware"])
+    busy = busy_cores(good_runs(summary.runs[rows[0]])[0].asked["hardware"])
     cores = summary.environment["cores"]
     return (rows[0], busy, cores) if busy < cores else None
 
@@ -64,9 +64,9 @@ def resolution(share: float) -> Text:
     return say("resolution", percent=f"{float(f'{100 * share:.2g}'):g}")
 
 
-def _without_nccl(runs: list[dict]) -> bool:
+def _without_nccl(runs: list[Run]) -> bool:
     """Whether a row ran on GPUs with a framework that was built without NCCL, as Horovod may be."""
-    lives = [run["settings"] for run in good_runs(runs)]
+    lives = [run.settings for run in good_runs(runs)]
     return any(live["device"] != "cpu" and live["options"].get("nccl_built") is False for live in lives)
 
 

@@ -49,7 +49,7 @@ def figures(summary: Summary) -> list[Figure]:
     proven = sum(row["proof"] in PROVEN for row in done)
     shown.append(Figure(say("figure_proven"), say("figure_of", n=proven, all=len(done))))
     runs = summary.succeeded_runs
-    sound = sum(not run["watch"]["disturbed"] for run in runs)
+    sound = sum(not run.watch.disturbed for run in runs)
     return [*shown, Figure(say("figure_runs"), say("figure_of", n=sound, all=len(runs)))]
 
 
@@ -76,7 +76,7 @@ def lines(summary: Summary) -> list[Text]:
     else:
         sentences = [say("all_disturbed_quick" if summary.config.get("quick") else "all_disturbed")]
     sentences += [same_model(summary), conditions(summary)]
-    wanted = sum(run["status"] != "unavailable" for runs in summary.runs.values() for run in runs)
+    wanted = sum(run.status != "unavailable" for runs in summary.runs.values() for run in runs)
     have = len(summary.succeeded_runs)
     if have < wanted:
         sentences.append(say("partial", done=have, all=wanted))
@@ -215,7 +215,7 @@ def _further(best: dict, done: list[dict], summary: Summary) -> list[Text]:
         seconds = (enough - decided["block"]) * decided["next_seconds"]
         setting = f"budget={MINUTE * math.ceil((decided['seconds'] + seconds) / MINUTE)}"
     else:
-        each = [run["wall_seconds"] for run in summary.succeeded_runs]
+        each = [run.wall_seconds for run in summary.succeeded_runs]
         seconds, setting = 3 * sum(each), f"repeats={4 * max(len(runs) for runs in summary.runs.values())}"
     minutes = math.ceil(seconds / MINUTE)
     return [say("further", command=_again_with(summary, setting), minutes=minutes)] if minutes > 0 else []

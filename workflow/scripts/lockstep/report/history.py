@@ -110,10 +110,10 @@ def read(history: Path) -> tuple[list[Kept], list[str]]:
 def _kept(folder: Path) -> Kept:
     report = comparison.read_report(folder)
     runs = [run for several in report["runs"].values() for run in succeeded(several)]
-    environments = [run["environment"] for run in runs]
+    environments = [run.environment for run in runs]
     commits = list(dict.fromkeys((environment.get("commit") or "?")[:10] for environment in environments))
     changed = "+" if any(environment.get("changed") for environment in environments) else ""
-    started = min((run["started"] for run in runs), default="")
+    started = min((run.started for run in runs), default="")
     return Kept(folder.name, started, " / ".join(commits) + changed, report)
 
 
@@ -136,7 +136,7 @@ def rows(kept: list[Kept]) -> dict[str, list[Point]]:
 
 
 def _seconds(look: Kept, row: str) -> list[float]:
-    return [run["clock"]["train_seconds"] for run in good_runs(look.report["runs"][row])]
+    return [run.clock.train_seconds for run in good_runs(look.report["runs"][row])]
 
 
 def _point(row: str, before: Kept | None, look: Kept, confidence: float) -> Point:

@@ -20,6 +20,7 @@ from lockstep.config.configuration import Config
 from lockstep.config.qualities import QUALITIES, Quality
 from lockstep.report.ranking import BASELINE, fitted
 from lockstep.report.reading import trusted
+from lockstep.run.record import Tested
 
 MARGIN = 0.02  # in macro-F1 and mIoU; for log perplexity this is 2 % of perplexity
 SIGNIFICANCE = 0.05
@@ -27,7 +28,9 @@ ENOUGH_SEEDS = 5  # repetitions, each with its own seed
 POWER, MOST_SEEDS = 0.8, 99
 
 
-def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: dict[str, list[dict]]) -> dict | None:
+def climb(
+    config: Config, rows: list[dict], runs: dict[str, list[Tested]], timed: dict[str, list[Tested]]
+) -> dict | None:
     """`rungs` (the levels of the ladder), one for each open row with results; `best`, the fastest one that is as good.
 
     `best` is None without such a row. None if there is no open row, or no baseline to compare with.
@@ -40,7 +43,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
         return None
     figure = QUALITIES[registry.deciding_quality(config.task)]
     warm = {
-        name: {stats.block(run): _warm(run) / run["work"]["samples"] for run in timed[name]}
+        name: {stats.block(run): _warm(run) / run.work.samples for run in timed[name]}
         for name in [baseline, *names]
         if timed[name]
     }
@@ -67,7 +70,7 @@ def climb(config: Config, rows: list[dict], runs: dict[str, list[dict]], timed: 
     }
 
 
-def _level(config: Config, name: str, ours: list[dict], theirs: list[dict], gain: stats.Ratio | None) -> dict:
+def _level(config: Config, name: str, ours: list[Tested], theirs: list[Tested], gain: stats.Ratio | None) -> dict:
     """A row's gain: `gain` is the baseline's warm time per sample divided by the row's; None if no block tells.
 
     disturbed: whether all of its runs, or all of the baseline's, were disturbed; then the times are from disturbed
@@ -76,15 +79,15 @@ def _level(config: Config, name: str, ours: list[dict], theirs: list[dict], gain
     about = {
         "row": name,
         "changes": _changes(config, name),
-        "disturbed": any(all(run["watch"]["disturbed"] for run in several) for several in (ours, theirs)),
+        "disturbed": any(all(run.watch.disturbed for run in several) for several in (ours, theirs)),
     }
     if not gain or not gain.n:
         return about | dict.fromkeys(("gain", "gain_low", "gain_high", "cold_seconds", "pays_after")) | {"n": 0}
     cold, base_cold = (float(np.median([_cold(run) for run in several])) for several in (ours, theirs))
     # The seconds that this row saves per step of the baseline.
     step = (
-        theirs[0]["global_batch"]
-        * float(np.median([_warm(run) / run["work"]["samples"] for run in theirs]))
+        theirs[0].global_batch
+        * float(np.median([_warm(run) / run.work.samples for run in theirs]))
         * (1 - 1 / gain.value)
     )
     return about | {
@@ -151,15 +154,15 @@ def choose(levels: list[dict]) -> None:
             level["quality"] = "not_shown"
 
 
-def _paired(ours: list[dict], theirs: list[dict], figure: Quality) -> tuple[list[float], int]:
+def _paired(ours: list[Tested], theirs: list[Tested], figure: Quality) -> tuple[list[float], int]:
     """A row's quality minus the baseline's in each repetition that both have, and the number of different seeds."""
-    bases = {run["repeat"]: figure.score(run["test"]) for run in theirs}
-    both = [run for run in ours if run["repeat"] in bases]
-    differences = [figure.score(run["test"]) - bases[run["repeat"]] for run in both]
-    return differences, len({run["asked"]["train"]["seed"] for run in both})
+    bases = {run.repeat: figure.score(run.test) for run in theirs}
+    both = [run for run in ours if run.repeat in bases]
+    differences = [figure.score(run.test) - bases[run.repeat] for run in both]
+    return differences, len({run.asked["train"]["seed"] for run in both})
 
 
-def learnt(runs: list[dict], figure: Quality) -> bool:
+def learnt(runs: list[Tested], figure: Quality) -> bool:
     """Whether a row's models have learnt anything, by their median.
 
     They have if their macro-F1 or mIoU exceeds, by more than MARGIN, that of always naming the most frequent label, or
@@ -168,17 +171,17 @@ def learnt(runs: list[dict], figure: Quality) -> bool:
     if not figure.of_nothing:
         return True
     margin = 0 if figure.compared_by else MARGIN
-    return float(np.median([figure.score(run["test"]) for run in runs])) > figure.of_nothing(runs[0]["test"]) + margin
+    return float(np.median([figure.score(run.test) for run in runs])) > figure.of_nothing(runs[0].test) + margin
 
 
-def _warm(run: dict) -> float:
-    return run["clock"]["train_seconds"] - run["clock"]["stall_seconds"]
+def _warm(run: Tested) -> float:
+    return run.clock.train_seconds - run.clock.stall_seconds
 
 
-def _cold(run: dict) -> float:
+def _cold(run: Tested) -> float:
     """The seconds of a run's set-up and stalls, which steps no longer need once they are warm."""
-    clock = run["clock"]
-    return sum(clock["setup"].values()) + clock["stall_seconds"]
+    clock = run.clock
+    return sum(clock.setup.values()) + clock.stall_seconds
 
 
 def _changes(config: Config, name: str) -> str:

@@ -38,9 +38,9 @@ def _of(row: dict, run: dict, results: Path) -> OwnScript:
     strategy = row["strategy"]
     there = registry.path(strategy).is_file()  # the results may be of a strategy that was removed
     lines = difference(strategy) if there and strategy != "single" else ""
-    folder = results / paths.RUNS / paths.run_name(row["row"], row["world_size"], run["repeat"])
+    folder = results / paths.RUNS / paths.run_name(row["row"], row["world_size"], run.repeat)
     files = {name: (folder / name).read_text(encoding="utf-8") for name in OWN_FILES if (folder / name).is_file()}
     own = registry.own_scripts().get(strategy)
     script = own.read_text(encoding="utf-8") if own else ""
-    command = shlex.join(word.removeprefix(f"{paths.PROJECT}/") for word in run["command"])
+    command = shlex.join(word.removeprefix(f"{paths.PROJECT}/") for word in run.command)
     return OwnScript(row["row"], strategy, without_folders(command), script, lines, files)

@@ -25,9 +25,10 @@ from lockstep.report import (
     rendering,
     studies,
 )
-from lockstep.report.reading import good_runs, succeeded
+from lockstep.report.reading import good_runs, records, succeeded
 from lockstep.report.summary import Summary
 from lockstep.report.words import Text, join, meaning, note, same, say
+from lockstep.run.record import Tested
 
 WORDS = ("proof", "status")  # columns whose values are translated
 
@@ -163,40 +164,40 @@ def notes(summary: Summary) -> list[tuple[Text, Text]]:
     said += [(say("all_rows"), same(what)) for what in summary.damaged]
     of_rows: list[tuple[str, Text]] = []
     for name, runs in summary.runs.items():
-        of_rows += [(name, note(text)) for run in runs for text in run.get("notes", ())]
+        of_rows += [(name, note(text)) for made in records(runs) for text in made.notes]
         of_rows += [
-            (name, say("run_disturbed", repeat=run["repeat"], why="; ".join(run["watch"]["disturbed"])))
+            (name, say("run_disturbed", repeat=run.repeat, why="; ".join(run.watch.disturbed)))
             for run in succeeded(runs)
-            if run["watch"]["disturbed"]
+            if run.watch.disturbed
         ]
-        of_rows += [(name, _snapshots(run)) for run in succeeded(runs) if run.get("snapshots")]
+        of_rows += [(name, _snapshots(run)) for run in succeeded(runs) if run.snapshots]
         of_rows += [
-            (name, say("run_repeated", repeat=run["repeat"], why="; ".join(attempt["disturbed"])))
-            for run in runs
-            for attempt in run.get("disturbed_before", ())
+            (name, say("run_repeated", repeat=made.repeat, why="; ".join(attempt.disturbed)))
+            for made in records(runs)
+            for attempt in made.disturbed_before
         ]
     for what, reasons in summary.stale.items():
         of_rows += [(name, say(f"stale_{what}", why=why)) for name, why in reasons.items()]
     return list(dict.fromkeys([*said, *((same(name), told) for name, told in of_rows)]))
 
 
-def _snapshots(run: dict) -> Text:
+def _snapshots(run: Tested) -> Text:
     """The models that a run kept at the ends of epochs: their steps, and their scores on the dev split."""
     told = []
-    for about in run["snapshots"]:
-        scores = {name: value for name, value in (about["dev"] or {}).items() if name != "support"}
+    for about in run.snapshots:
+        scores = {name: value for name, value in (about.dev or {}).items() if name != "support"}
         figures = "".join(f", dev {name} {value:.4f}" for name, value in scores.items())
-        told.append(f"{about['epoch']} (step {about['step']}{figures})")
-    return say("run_snapshots", repeat=run["repeat"], epochs="; ".join(told), folder=Path(run["log"]).parent)
+        told.append(f"{about.epoch} (step {about.step}{figures})")
+    return say("run_snapshots", repeat=run.repeat, epochs="; ".join(told), folder=Path(run.log).parent)
 
 
-def settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
+def settings(tested: list[tuple[str, Tested]]) -> dict[str, list[str]]:
     """The settings, as read back, in which rows differ: name -> one value per row."""
     values = _by_setting(tested)
     return {name: of_rows for name, of_rows in values.items() if len({*of_rows} - {NO_SETTING}) > 1}
 
 
-def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
+def own_settings(tested: list[tuple[str, Tested]]) -> dict[str, list[str]]:
     """The settings that only some rows have, with the same value in all of these: row -> each setting and its value."""
     own = {
         name: of_rows for name, of_rows in _by_setting(tested).items() if NO_SETTING in of_rows and len({*of_rows}) == 2
@@ -208,8 +209,8 @@ def own_settings(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
     return {row: lines for row, lines in told.items() if lines}
 
 
-def _by_setting(tested: list[tuple[str, dict]]) -> dict[str, list[str]]:
-    by_row = [_flat(run["settings"]) for _, run in tested]
+def _by_setting(tested: list[tuple[str, Tested]]) -> dict[str, list[str]]:
+    by_row = [_flat(run.settings) for _, run in tested]
     for of_row in by_row:  # ZeRO-3 leaves empty parameters behind, which earlier versions counted
         of_row |= {name: NO_SETTING for name, value in of_row.items() if name.endswith(".parameters") and value == "0"}
     names = dict.fromkeys(name for of_row in by_row for name in of_row)
@@ -289,7 +290,7 @@ def write(summary: Summary, folder: Path, predictions: Path, galleries: list | N
         "studies": studies.sections(everything),
         "paper": paper.write(summary, cells, caption, folder),
         "peak_text": _peak_text(summary.peak),
-        "counters": list(dict.fromkeys(name for _, run in tested for name in run["energy"].get("counters", ()))),
+        "counters": list(dict.fromkeys(name for _, run in tested for name in run.energy.counters)),
         "variance_text": _variance_text(summary.variance),
         "config_text": yaml.safe_dump(summary.config, allow_unicode=True, sort_keys=False),
     }
@@ -316,7 +317,7 @@ def _caption(summary: Summary) -> Text:
 
 def _made(summary: Summary) -> list[str]:
     """When the first and the last run in the table were started, which may be before the last request."""
-    started = sorted(run["started"] for run in summary.succeeded_runs)
+    started = sorted(run.started for run in summary.succeeded_runs)
     return list(dict.fromkeys([*started[:1], *started[-1:]]))
 
 

@@ -19,9 +19,10 @@ from lockstep.config.machine import UNKNOWN_KIND
 from lockstep.errors import BadInput, printable
 from lockstep.files import read_object, write_csv, write_text
 from lockstep.report import conditions, headline
-from lockstep.report.reading import LONG, good_runs, succeeded, trusted
+from lockstep.report.reading import LONG, good_runs, records, succeeded, trusted
 from lockstep.report.summary import Summary
 from lockstep.report.words import MANY, Text, join, same, say, some
+from lockstep.run.record import Tested
 
 CITATION = paths.PROJECT / "CITATION.cff"
 # Columns of runs.csv. Users' scripts read them, so add freely and never rename.
@@ -129,7 +130,7 @@ def _needs(row: dict) -> list[str]:
 
 def _commits(summary: Summary) -> Text:
     """The commits of the code that trained, and whether it had uncommitted changes."""
-    places = [run["environment"] for run in summary.succeeded_runs]
+    places = [run.environment for run in summary.succeeded_runs]
     commits = list(dict.fromkeys((place.get("commit") or "?")[:12] for place in places))
     changed = any(place.get("changed") for place in places)
     return same(" / ".join(commits)) + (say("changed") if changed else same(""))
@@ -138,7 +139,7 @@ def _commits(summary: Summary) -> Text:
 def _trained(summary: Summary) -> Text:
     """Which model was trained, on which data, with which recipe."""
     data, runs = summary.data, [good_runs(summary.runs[row["row"]])[0] for row in summary.finished_rows]
-    trains, hardware = [run["asked"]["train"] for run in runs], [run["asked"]["hardware"] for run in runs]
+    trains, hardware = [run.asked["train"] for run in runs], [run.asked["hardware"] for run in runs]
 
     def each(values) -> Text:
         return _by_row([row["row"] for row in summary.finished_rows], [str(value) for value in values])
@@ -151,9 +152,9 @@ def _trained(summary: Summary) -> Text:
         weights=data["weights"][:16],
         source=say("methods_corpus") if data["synthetic"] and not conditions.of_images(summary) else data["source"],
         hash=data["hash"][:16],
-        steps=each(run["steps"] for run in runs),
-        batch=each(run["global_batch"] for run in runs),
-        precision=each(run["precision"] for run in runs),
+        steps=each(run.steps for run in runs),
+        batch=each(run.global_batch for run in runs),
+        precision=each(run.precision for run in runs),
         optimizer=each(train.get("optimizer", "adamw") for train in trains),
         rate=each(train["learning_rate"] for train in trains),
         schedule=each(train.get("schedule", "linear") for train in trains),
@@ -178,7 +179,7 @@ def _by_row(names: list[str], values: list[str]) -> Text:
 
 def _repeated(summary: Summary) -> Text:
     runs = summary.succeeded_runs
-    started = sorted(run["started"][:10] for run in runs)
+    started = sorted(run.started[:10] for run in runs)
     counts = sorted(len(succeeded(several)) for several in summary.runs.values() if succeeded(several))
     low, high = counts[0], counts[-1]
     return say(
@@ -196,9 +197,9 @@ def _left_out(summary: Summary) -> list[Text]:
     names = [row["row"] for row in summary.rows]
     every = [(name, run) for name in names for run in summary.runs[name]]
     finished = [(name, run) for name in names for run in succeeded(summary.runs[name])]
-    disturbed = [f"{name} #{run['repeat']}" for name, run in finished if _disturbed(run)]
+    disturbed = [f"{name} #{run.repeat}" for name, run in finished if _disturbed(run)]
     kept = [row["row"] for row in summary.finished_rows if all(map(_disturbed, good_runs(summary.runs[row["row"]])))]
-    again = sum(len(run.get("disturbed_before", ())) for _, run in every)
+    again = sum(len(made.disturbed_before) for made in records([run for _, run in every]))
     if disturbed:
         said.append(say("methods_disturbed", n=len(disturbed), all=len(summary.succeeded_runs), which=_some(disturbed)))
     if kept:
@@ -206,16 +207,16 @@ def _left_out(summary: Summary) -> list[Text]:
     if again:
         said.append(say("methods_again", n=again))
     for status in ("failed", "stale", "unavailable", "skipped"):
-        if missing := [f"{name} #{run['repeat']}" for name, run in every if run["status"] == status]:
+        if missing := [f"{name} #{run.repeat}" for name, run in every if run.status == status]:
             said.append(say("methods_missing", status=say(f"status_{status}"), which=_some(missing)))
-    resumed = [f"{name} #{run['repeat']}" for name, run in finished if run.get("resumed")]
+    resumed = [f"{name} #{run.repeat}" for name, run in finished if run.resumed]
     if resumed:
         said.append(say("methods_resumed", which=_some(resumed)))
     return said or [say("methods_nothing_left_out")]
 
 
-def _disturbed(run: dict) -> list[str]:
-    return run["watch"]["disturbed"]
+def _disturbed(run: Tested) -> list[str]:
+    return run.watch.disturbed
 
 
 def _some(names: list[str]) -> Text:
@@ -234,20 +235,22 @@ def run_lines(summary: Summary) -> list[list]:
     lines = []
     for row in summary.rows:
         for run in summary.runs[row["row"]]:
-            ok, asked = run["status"] == "ok", run.get("asked", {})
+            ok = run.status == "ok"
+            has = next(map(vars, records([run])), {})  # without steps and seconds, if it failed
+            asked = has.get("asked", {})
             hardware = asked.get("hardware", {})
-            about = {name: run.get(name, row[name]) for name in ("strategy", "division", "world_size", "precision")}
-            about |= {name: run.get(name) for name in ("global_batch", "steps", "session", "started", "wall_seconds")}
+            about = {name: has.get(name, row[name]) for name in ("strategy", "division", "world_size", "precision")}
+            about |= {name: has.get(name) for name in ("global_batch", "steps", "session", "started", "wall_seconds")}
             about |= {name: hardware.get(name) for name in ("device", "processes", "threads", "nodes")}
             about |= {
                 "row": row["row"],
-                "repetition": run["repeat"],
-                "block": run["repeat"],  # a block is one repetition of all rows
+                "repetition": run.repeat,
+                "block": run.repeat,  # a block is one repetition of all rows
                 "seed": asked.get("train", {}).get("seed"),
-                "status": run["status"],
-                "reason": run.get("reason"),
+                "status": run.status,
+                "reason": run.reason,
                 "disturbed": "; ".join(_disturbed(run)) if ok else None,
-                "resumed": " ".join(map(str, run.get("resumed", ()))),
+                "resumed": " ".join(map(str, has.get("resumed", ()))),
             }
             values = [about[name] for name in ABOUT_RUN]
             lines.append([*values, *(column.measure(run) if ok else None for column in columns.MEASURED)])
@@ -338,11 +341,11 @@ def installed(summary: Summary, results: Path) -> str:
     rows: dict[str, list[str]] = {}
     for row in summary.finished_rows:
         run = good_runs(summary.runs[row["row"]])[0]
-        file = results / paths.RUNS / paths.run_name(row["row"], run["world_size"], run["repeat"]) / paths.ENVIRONMENT
+        file = results / paths.RUNS / paths.run_name(row["row"], run.world_size, run.repeat) / paths.ENVIRONMENT
         try:
             environment = read_object(file, ())
         except (BadInput, OSError):
-            environment = run["environment"]
+            environment = run.environment
         rows.setdefault(_environment_text(environment), []).append(row["row"])
     return "\n".join(f"# {', '.join(names)}\n\n{text}" for text, names in rows.items())
 

@@ -7,12 +7,12 @@ from lockstep import stats
 from lockstep.config.configuration import Config
 from lockstep.config.hardware import device_count
 from lockstep.proof.verdicts import WRONG
-from lockstep.report.reading import good_runs, trusted
+from lockstep.report.reading import Run, good_runs, trusted
 
 BASELINE = "single"  # the strategy of the row that all others are compared with
 
 
-def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tuple[dict, dict | None, list[str]]:
+def compare(rows: list[dict], runs: dict[str, list[Run]], config: Config) -> tuple[dict, dict | None, list[str]]:
     """Fill in places, and speed-ups over the baseline; return ratios, statistics and unconnected rows.
 
     The ratios are those of each row to every other row of its kind; `shown` is whether one of the two is shown to be
@@ -29,7 +29,7 @@ def compare(rows: list[dict], runs: dict[str, list[dict]], config: Config) -> tu
     for row in rows:
         if row["train_seconds"] is not None and row["proof"] not in WRONG:
             kind = (row["device"], config.rows[row["row"]].plan_name)
-            seconds = {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
+            seconds = {stats.block(run): run.clock.train_seconds for run in good_runs(runs[row["row"]])}
             kinds.setdefault(kind, {})[row["row"]] = seconds
     by_name = {row["row"]: row for row in rows}
     ratios: dict[str, dict[str, dict]] = {}
@@ -70,9 +70,9 @@ def _shown(closed: stats.Fit, ours: str, theirs: str) -> bool | None:
     return closed.shown_faster(ours, theirs) or closed.shown_faster(theirs, ours)
 
 
-def capacity(runs: list[dict]) -> int:
+def capacity(runs: list[Run]) -> int:
     """The number of GPUs of a row's runs or, on a CPU, of cores, as one process may have several."""
-    hardware = good_runs(runs)[0]["asked"]["hardware"]
+    hardware = good_runs(runs)[0].asked["hardware"]
     return device_count(hardware) * (hardware["threads"] if hardware["device"] == "cpu" else 1)
 
 
@@ -91,7 +91,7 @@ def fitted(fit: stats.Fit, members: dict[str, dict[stats.Block, float]], ours: s
 
 
 def between(
-    rows: list[dict], runs: dict[str, list[dict]], ratios: dict[str, dict[str, dict]]
+    rows: list[dict], runs: dict[str, list[Run]], ratios: dict[str, dict[str, dict]]
 ) -> Callable[[str | None, str | None], dict | None]:
     """A function that returns the ratio of any two rows; None if a row has no results, or no block connects them.
 
@@ -99,7 +99,7 @@ def between(
     same model is fitted to all rows.
     """
     seconds = {
-        row["row"]: {stats.block(run): run["clock"]["train_seconds"] for run in good_runs(runs[row["row"]])}
+        row["row"]: {stats.block(run): run.clock.train_seconds for run in good_runs(runs[row["row"]])}
         for row in rows
         if row["train_seconds"] is not None
     }

@@ -1,5 +1,6 @@
 """Reads the results of runs from their folders, and decides which runs count."""
 
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from lockstep.errors import BadInput
 from lockstep.files import read_object
 from lockstep.model import metrics
 from lockstep.proof import verdicts
-from lockstep.run import record, staleness
+from lockstep.run import facts, record_files, staleness
 from lockstep.run.progress import WARMUP_STEPS
+from lockstep.run.record import Begun, Record, Tested
 
 LOG_LINES = 15
 # The keys that are read from files which may have been changed.
@@ -22,63 +24,99 @@ ENVIRONMENT = ("cpu", "cores", "gpus", "packages", "image")
 LONG = ("installed", "torch_config")  # long parts of an environment, which have a file of their own in the report
 
 
-def read_run(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> dict:
+@dataclass(frozen=True)
+class Missing:
+    """A run whose figures are in no table: it failed, is out of date, or has not been trained and tested."""
+
+    repeat: int
+    status: str
+    reason: str
+    record: Begun | None = None
+    log_end: list[str] = field(default_factory=list)  # the last lines of its log
+
+
+Run = Tested | Missing
+
+
+def read_run(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> Tested | Missing:
     """What is known about one run. A run whose files can't be read counts as failed, and does not affect the others."""
     try:
         return _read(config, row, repeat, results, peak)
     except (BadInput, OSError) as error:
-        return {"status": "failed", "reason": str(error), "repeat": repeat, "log_end": []}
+        return Missing(repeat, "failed", str(error))
 
 
-def _read(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> dict:
+def _read(config: Config, row: Row, repeat: int, results: Path, peak: dict | None) -> Tested | Missing:
     folder = results / row.folder(repeat)
-    missing = {"status": "skipped", "reason": "not run yet"}
-    if row.unavailable:
-        missing = {"status": "unavailable", "reason": row.unavailable}
-    run = {"log_end": []} | (record.read_run(folder) or missing) | {"repeat": repeat}
-    if "asked" in run and (why := staleness.run(config, row, run, results)):
-        return run | {"status": "stale", "reason": why}
-    if run["status"] == "ok":
-        tested = folder / paths.TEST_REPORT
-        if not tested.is_file():
-            if (folder / paths.UNTESTED).is_file():
-                return run | {
-                    "status": "failed",
-                    "reason": read_object(folder / paths.UNTESTED, ("reason",))["reason"],
-                }
-            return run | {"status": "skipped", "reason": "trained, but not converted and tested yet"}
-        run["test"] = read_object(tested, _tested(config.task))
-        run["test"]["text"] = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
-        run["environment"] = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
-        for name in LONG:
-            run["environment"].pop(name, None)
-        devices, rate = metrics.peak_of(row, run, peak)
-        run["peak"] = {"devices": devices, "flops_per_second": rate}
-    elif run["status"] == "failed" and Path(run["log"]).is_file():
-        log = Path(run["log"]).read_text(encoding="utf-8", errors="replace")
-        run["log_end"] = log.splitlines()[-LOG_LINES:]
-    return run
+    run = record_files.read_run(folder)
+    if run is None and row.unavailable:
+        return Missing(repeat, "unavailable", row.unavailable)
+    if run is None:
+        return Missing(repeat, "skipped", "not run yet")
+    if why := staleness.run(config, row, run, results):
+        return Missing(repeat, "stale", why, run)
+    if not isinstance(run, Record):
+        log = Path(run.log)
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        return Missing(repeat, run.status, run.reason, run, lines[-LOG_LINES:])
+    if (folder / paths.TEST_REPORT).is_file():
+        return _tested(config, row, repeat, run, folder, peak)
+    if (folder / paths.UNTESTED).is_file():
+        return Missing(repeat, "failed", read_object(folder / paths.UNTESTED, ("reason",))["reason"], run)
+    return Missing(repeat, "skipped", "trained, but not converted and tested yet", run)
 
 
-def _tested(task: str) -> tuple[str, ...]:
+def _tested(config: Config, row: Row, repeat: int, run: Record, folder: Path, peak: dict | None) -> Tested:
+    test = read_object(folder / paths.TEST_REPORT, _of_a_test(config.task))
+    text = (folder / paths.TEST_TEXT).read_text(encoding="utf-8")
+    environment = read_object(folder / paths.ENVIRONMENT, ENVIRONMENT)
+    environment = {name: value for name, value in environment.items() if name not in LONG}
+    devices, rate = metrics.peak_of(row, run.settings, environment, peak)
+    rates = {"devices": devices, "flops_per_second": rate}
+    about = {"test": test | {"text": text}, "environment": environment, "peak": rates}
+    return Tested(**vars(run) | {"repeat": repeat} | about)
+
+
+def _of_a_test(task: str) -> tuple[str, ...]:
     """The keys that a task's report on the test split must have. Results of an earlier version lack later figures."""
     name = registry.deciding_quality(task)
     return (name, "support", *QUALITIES[name].reads)
 
 
-def good_runs(runs: list[dict]) -> list[dict]:
+def as_json(run: Run) -> dict:
+    """A run by the keys of summary.json: those of its record, and the report's own."""
+    if isinstance(run, Tested):
+        return asdict(run)
+    about = {name: value for name, value in vars(run).items() if name != "record"}
+    return (asdict(run.record) if run.record else {}) | about
+
+
+def of_json(raw: dict) -> Run:
+    """A run from summary.json. Raises ValueError if it lacks a part."""
+    if raw.get("status") == "ok":
+        return facts.of(Tested, raw)
+    return facts.of(Missing, {name: value for name, value in raw.items() if name != "record"})
+
+
+def records(runs: list[Run]) -> list[Begun]:
+    """The records of those runs that have one, whatever became of them."""
+    every = [run.record if isinstance(run, Missing) else run for run in runs]
+    return [each for each in every if each]
+
+
+def good_runs(runs: list[Run]) -> list[Tested]:
     """The runs that a row's medians are made of: the successful undisturbed ones or, if none, all successful ones."""
     done = succeeded(runs)
-    return [run for run in done if not run["watch"]["disturbed"]] or done
+    return [run for run in done if not run.watch.disturbed] or done
 
 
-def succeeded(runs: list[dict]) -> list[dict]:
-    return [run for run in runs if run["status"] == "ok"]
+def succeeded(runs: list[Run]) -> list[Tested]:
+    return [run for run in runs if run.status == "ok"]
 
 
-def trusted(runs: list[dict]) -> bool:
+def trusted(runs: list[Run]) -> bool:
     """Whether a row has an undisturbed run."""
-    return any(not run["watch"]["disturbed"] for run in succeeded(runs))
+    return any(not run.watch.disturbed for run in succeeded(runs))
 
 
 def read_verdict(config: Config, row: Row, results: Path) -> dict | None:

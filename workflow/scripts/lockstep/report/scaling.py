@@ -17,7 +17,7 @@ from lockstep.config.nested import without
 from lockstep.config.settings import deciding
 from lockstep.proof.verdicts import WRONG
 from lockstep.report.ranking import BASELINE, capacity
-from lockstep.report.reading import good_runs, trusted
+from lockstep.report.reading import Run, good_runs, trusted
 
 # Keys of `hardware` that determine the number of devices.
 OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
@@ -44,7 +44,7 @@ class Size:
     efficiency_high: float | None
 
 
-def families(rows: list[dict], runs: dict[str, list[dict]], between: Callable) -> list[dict]:
+def families(rows: list[dict], runs: dict[str, list[Run]], between: Callable) -> list[dict]:
     """All families of rows that differ only in the number of devices, in the table's order.
 
     Each has `kind`, strong or weak; `name`; `against`, the row on one device that it is compared with; `sizes`, each a
@@ -131,20 +131,20 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
 
 
-def _rate(runs: list[dict]) -> float:
-    rates = sorted(run["throughput"]["samples_per_second"] for run in good_runs(runs))
+def _rate(runs: list[Run]) -> float:
+    rates = sorted(run.throughput.samples_per_second for run in good_runs(runs))
     return rates[len(rates) // 2] / capacity(runs)
 
 
-def _samples(runs: list[dict]) -> int:
-    return good_runs(runs)[0]["work"]["samples"]
+def _samples(runs: list[Run]) -> int:
+    return good_runs(runs)[0].work.samples
 
 
-def _asked(runs: list[dict]) -> dict:
-    return good_runs(runs)[0]["asked"]
+def _asked(runs: list[Run]) -> dict:
+    return good_runs(runs)[0].asked
 
 
-def _plan(runs: list[dict]) -> str:
+def _plan(runs: list[Run]) -> str:
     """The name of the plan without its seed, since repetitions may have seeds of their own."""
     return _asked(runs)["plan"].rpartition("-s")[0]
 

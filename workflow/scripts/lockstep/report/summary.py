@@ -14,6 +14,8 @@ from lockstep.files import read_json, read_object
 from lockstep.report import foretold, ladder, ranking, scaling, studies
 from lockstep.report.environments import merge_environments
 from lockstep.report.reading import (
+    Run,
+    as_json,
     good_runs,
     read_optional,
     read_run,
@@ -23,6 +25,7 @@ from lockstep.report.reading import (
 )
 from lockstep.report.variance import variance
 from lockstep.run import blocks
+from lockstep.run.record import Tested
 
 # The keys that are read from files which may have been changed.
 PROFILE = ("seconds", "step_seconds", "exposed_by_difference")
@@ -39,7 +42,7 @@ class Summary:
     """
 
     rows: list[dict]  # the lines of summary.csv (lockstep/columns.py)
-    runs: dict[str, list[dict]]  # by row: the record of each repetition, with its test and environment
+    runs: dict[str, list[Run]]  # by row: the record of each repetition, with its test and environment
     ratios: dict[str, dict[str, dict]]  # by row, then by the row that it is compared with: the ratio of their times
     statistics: dict | None  # what the ranked rows can show (ranking.compare); None if there are too few runs
     apart: list[str]  # the rows that no block connects with the rest
@@ -64,7 +67,8 @@ class Summary:
 
     def as_json(self) -> dict:
         """Everything, by the keys of summary.json."""
-        return {name: value for name, value in vars(self).items() if name != "studies"} | self.studies
+        runs = {row: [as_json(run) for run in several] for row, several in self.runs.items()}
+        return {name: value for name, value in vars(self).items() if name != "studies"} | {"runs": runs} | self.studies
 
     @property
     def compared(self) -> "Summary":
@@ -94,7 +98,7 @@ class Summary:
         return [row for row in self.rows if row["train_seconds"] is not None]
 
     @property
-    def succeeded_runs(self) -> list[dict]:
+    def succeeded_runs(self) -> list[Tested]:
         """The successful runs of all rows, including disturbed ones."""
         return [run for runs in self.runs.values() for run in succeeded(runs)]
 
@@ -125,7 +129,7 @@ def gather(config: Config, results: Path) -> Summary:
     ratios, statistics, unconnected = ranking.compare(rows, runs, config)
     between = ranking.between(rows, runs, ratios)
     timed = {name: good_runs(several) for name, several in runs.items()}
-    environments = [run["environment"] for several in runs.values() for run in several if run.get("environment")]
+    environments = [run.environment for several in runs.values() for run in succeeded(several)]
     return Summary(
         rows=rows,
         runs=runs,
@@ -162,15 +166,15 @@ def gather(config: Config, results: Path) -> Summary:
     )
 
 
-def _line(row: Row, runs: list[dict], verdict: dict | None) -> dict:
+def _line(row: Row, runs: list[Run], verdict: dict | None) -> dict:
     """A row's line of summary.csv; ranking.py fills in how it compares with others."""
-    good, bad = good_runs(runs), [run for run in runs if run["status"] != "ok"]
+    good, bad = good_runs(runs), [run for run in runs if run.status != "ok"]
     return columns.line(row, good) | {
         "repeats": len(good),
-        "disturbed": sum(bool(run["watch"]["disturbed"]) for run in succeeded(runs)),
+        "disturbed": sum(bool(run.watch.disturbed) for run in succeeded(runs)),
         "proof": verdict["proof"] if verdict else "not-run",
-        "status": bad[0]["status"] if bad else "ok",
-        "reason": "; ".join(dict.fromkeys(run["reason"] for run in bad)),
+        "status": bad[0].status if bad else "ok",
+        "reason": "; ".join(dict.fromkeys(run.reason for run in bad)),
     }
 
 

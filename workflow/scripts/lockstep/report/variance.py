@@ -7,12 +7,12 @@ import numpy as np
 
 from lockstep import paths, stats
 from lockstep.config.configuration import Config
-from lockstep.report.reading import good_runs, step_seconds, trusted
+from lockstep.report.reading import Run, good_runs, step_seconds, trusted
 
 MOST_STEPS = 100_000  # from this number of steps on, a window counts as unlimited
 
 
-def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict | None:
+def variance(config: Config, runs: dict[str, list[Run]], results: Path) -> dict | None:
     """The variance between runs of a row; None if it is unknown.
 
     `launch` and `step` are the standard deviations between launches and between steps, `steps` is the number of steps
@@ -24,12 +24,12 @@ def variance(config: Config, runs: dict[str, list[dict]], results: Path) -> dict
     rows, startup, step, counts = [], [], [], []
     for row in config.rows.values():
         good = [run for run in good_runs(runs[row.name]) if row.division == "closed" and trusted([run])]
-        times = [step_seconds(results / row.folder(run["repeat"]) / paths.STEPS) for run in good]
+        times = [step_seconds(results / row.folder(run.repeat) / paths.STEPS) for run in good]
         if len(times) > 1 and len({len(seconds) for seconds in times}) == 1 and len(times[0]) > 1:
             rows.append(np.stack(times))
-            startup += [run["wall_seconds"] - run["clock"]["train_seconds"] for run in good]
-            step += [run["clock"]["step_seconds_median"] for run in good]
-            counts += [run["steps"] for run in good]
+            startup += [run.wall_seconds - run.clock.train_seconds for run in good]
+            step += [run.clock.step_seconds_median for run in good]
+            counts += [run.steps for run in good]
     variance = stats.variance(rows)
     if variance is None:
         return None

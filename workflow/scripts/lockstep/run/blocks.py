@@ -13,7 +13,8 @@ from lockstep import stats
 from lockstep.config.configuration import FIRST_BLOCKS, MOST_BLOCKS, PRECISE, Config
 from lockstep.config.row import Row
 from lockstep.paths import decision_file
-from lockstep.run import decision, record, staleness
+from lockstep.run import decision, record_files, staleness
+from lockstep.run.record import Record
 
 # The significance level at which a row drops out of contention. It is lower than the report's, because it is tested
 # after each block, and a row that is wrongly left out may never be trained again. With it, about 7 % of reports make a
@@ -35,7 +36,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
     """
     runs = {name: _runs(config, row, results, block) for name, row in config.rows.items()}
     seconds = {
-        name: {stats.block(run): run["clock"]["train_seconds"] for run in several if not run["watch"]["disturbed"]}
+        name: {stats.block(run): run.clock.train_seconds for run in several if not run.watch.disturbed}
         for name, several in runs.items()
     }
     closed = [name for name, row in config.rows.items() if row.division == "closed" and runs[name]]
@@ -45,7 +46,7 @@ def decide(config: Config, results: Path, block: int) -> dict:
     width = widest(fit, fastest)
     spent = sum(_wall_seconds(run) for several in runs.values() for run in several)
     missing = [name for name in fastest if _run(config, config.rows[name], results, block + 1) is None]
-    more = sum(max(run["wall_seconds"] for run in runs[name]) for name in missing)
+    more = sum(max(run.wall_seconds for run in runs[name]) for name in missing)
     if len(closed) < 2:
         why = "nothing to compare"
     elif len(fastest) < 2:
@@ -121,18 +122,18 @@ def needed(decided: dict | None, row: str, asked: int) -> int:
     return ENOUGH_REPETITIONS if decided is None or row in decided["contending"] else min(ENOUGH_REPETITIONS, asked)
 
 
-def _wall_seconds(run: dict) -> float:
+def _wall_seconds(run: Record) -> float:
     """The seconds that a run took, including earlier attempts at it that were disturbed."""
-    return run["wall_seconds"] + sum(attempt.get("wall_seconds", 0) for attempt in run.get("disturbed_before", ()))
+    return run.wall_seconds + sum(attempt.wall_seconds for attempt in run.disturbed_before)
 
 
-def _runs(config: Config, row: Row, results: Path, block: int) -> list[dict]:
+def _runs(config: Config, row: Row, results: Path, block: int) -> list[Record]:
     """The records of the row's successful runs in the first `block` blocks, as far as they had its present settings."""
     several = [_run(config, row, results, repeat) for repeat in range(1, block + 1)]
     return [run for run in several if run]
 
 
-def _run(config: Config, row: Row, results: Path, repeat: int) -> dict | None:
+def _run(config: Config, row: Row, results: Path, repeat: int) -> Record | None:
     repetition = config.repetition(row, repeat)
-    run = record.read_run(results / repetition.folder(repeat))
-    return run if run and run["status"] == "ok" and not staleness.run(config, repetition, run, results) else None
+    run = record_files.read_run(results / repetition.folder(repeat))
+    return run if isinstance(run, Record) and not staleness.run(config, repetition, run, results) else None

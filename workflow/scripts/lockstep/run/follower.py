@@ -16,7 +16,7 @@ from lockstep.config.resolving import refuse_less
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.run import addresses, coordination, lifetime, node, peers, record, watcher
+from lockstep.run import addresses, coordination, lifetime, node, peers, record_files, watcher
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
@@ -172,13 +172,14 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
         outcome = node.train(row, folder, command, rendezvous, plan.steps, others, listening)
     if outcome.reason:
         raise RunFailed(outcome.reason)
-    if errors := record.read_errors(folder):
-        raise RunFailed(record.say_error(errors[0], plan.steps))
-    ranks = [summary for summary in record.read_written(folder) if summary["node"] == rendezvous.node]
+    if errors := record_files.read_errors(folder):
+        raise RunFailed(record_files.say_error(errors[0], plan.steps))
+    ranks = [summary for summary in record_files.read_written(folder) if summary.node == rendezvous.node]
     if len(ranks) < row.hardware.processes_per_node:
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
-        raise RunFailed(ended + record.first_error(own_folder / paths.LOG))
-    return watcher.judge(watcher.read(own_folder), record.window(ranks), cpu_cores(), busy_cores(asdict(row.hardware)))
+        raise RunFailed(ended + record_files.first_error(own_folder / paths.LOG))
+    window, busy = record_files.window(ranks), busy_cores(asdict(row.hardware))
+    return asdict(watcher.judge(watcher.read(own_folder), window, cpu_cores(), busy))
 
 
 def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -> dict | None:

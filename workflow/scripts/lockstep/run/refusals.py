@@ -20,16 +20,12 @@ def refuse_to_start(row: Row) -> None:
 
 
 def refuse_unused_parameters(row: Row, unused: list[str]) -> None:
-    """Raises BadInput if DistributedDataParallel would wait for gradients that are never computed.
-
-    This does not happen with LoRA, which freezes the model's own parameters.
-    """
-    waits = row.options.get("find_unused_parameters") is False and row.hardware.processes > 1
-    if unused and waits and not row.train.lora:
+    """Raises BadInput if the row's ranks would wait for gradients of weights that never get one."""
+    if unused and (remedy := row.awaits_gradients):
         others = f" (and {len(unused) - 1} more)" if unused[1:] else ""
         raise BadInput(
             f"rows.{row.name}: the model's {unused[0]}{others} gets no gradient, but {row.strategy} would wait"
-            " for it. Set find_unused_parameters: true in the row, or leave the parameter out of the model."
+            f" for it. {remedy}, or leave the parameter out of the model."
         )
 
 

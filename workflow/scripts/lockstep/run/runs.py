@@ -30,7 +30,7 @@ from lockstep.run import (
     journal,
     lifetime,
     node,
-    record,
+    record_files,
     refusals,
     saved,
     summing,
@@ -39,6 +39,7 @@ from lockstep.run import (
 )
 from lockstep.run.ledger import check_ledger, gather_ledger, gather_steps, write_ledger, write_steps
 from lockstep.run.processes import Interrupted, Outcome, Saved
+from lockstep.run.record import Begun, Disturbed, RankSummary, Record, Watch
 
 # What a run leaves in its folder. It is removed before the next run, so that no file stands beside another's record.
 LEFT = (
@@ -50,7 +51,7 @@ LEFT = (
 LAST_WORDS = 30  # lines of each rank's log that the log of a failed run repeats
 
 
-def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | None = None) -> dict:
+def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | None = None) -> Record:
     """Train `row` once, in processes of its own, and return its record, which is written as record.json.
 
     A timed run that was disturbed is repeated at once, at most `config.retries` times, because the runs that it is
@@ -71,17 +72,22 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refusals.refuse_lora_targets(row, about.get("lora_layers", {}))
     if "heads" in about:  # data that an earlier version prepared lacks them
         refusals.refuse_heads(row, about["heads"])
-    disturbed: list[dict] = []
+    disturbed: list[Disturbed] = []
     with lifetime.hold(folder), coordination.leading(results, row, repeat) as lead:
         while True:
             finished = _run(config, row, repeat, results, plan, disturbed, resume, lead)
-            reasons = finished["watch"]["disturbed"]
+            reasons = finished.watch.disturbed
             # A resumed run is no measurement, however often it is repeated.
-            if not row.kind.measured or not reasons or finished["resumed"] or len(disturbed) == config.retries:
+            if not row.kind.measured or not reasons or finished.resumed or len(disturbed) == config.retries:
                 return finished
-            attempt = {name: finished[name] for name in ("started", "wall_seconds")}
-            attempt |= {"train_seconds": finished["clock"]["train_seconds"]}
-            disturbed.append(attempt | {"disturbed": reasons})
+            disturbed.append(
+                Disturbed(
+                    started=finished.started,
+                    wall_seconds=finished.wall_seconds,
+                    train_seconds=finished.clock.train_seconds,
+                    disturbed=reasons,
+                )
+            )
             print(f"{row.name}: {'; '.join(reasons)}; it is repeated", flush=True)
 
 
@@ -106,10 +112,10 @@ def _run(
     repeat: int,
     results: Path,
     plan: Plan,
-    disturbed_before: list[dict],
+    disturbed_before: list[Disturbed],
     resume: Path | None,
     lead: coordination.Lead | None,
-) -> dict:
+) -> Record:
     attempt = _settle(config, row, repeat, results, plan, resume, lead)
     folder, notes = attempt.folder, attempt.notes
     # This comes first, so that nothing is removed if it can't be written.
@@ -127,12 +133,12 @@ def _run(
             finished = _train(attempt, [process["pid"] for process in others])
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         raise _failed(attempt, about, error) from None
-    finished = about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]}
-    record.write_run(folder / paths.RECORD, finished)
+    made = Record(**about | {"status": "ok", "reason": ""} | finished | {"notes": notes + finished["notes"]})
+    record_files.write_run(folder / paths.RECORD, made)
     saved.remove(folder, but=paths.saved_state(folder, plan.steps))
     if row.kind.measured:
         journal.note(results, "run", folder, journal.OF_A_RUN)
-    return finished
+    return made
 
 
 def _settle(
@@ -189,8 +195,8 @@ def _clear(attempt: Attempt) -> None:
     (folder / paths.RANKS).mkdir()
 
 
-def _about(attempt: Attempt, repeat: int, disturbed_before: list[dict]) -> dict:
-    """The part of a run's record that does not depend on how the run ends."""
+def _about(attempt: Attempt, repeat: int, disturbed_before: list[Disturbed]) -> dict:
+    """The fields of a run's record that do not depend on how the run ends."""
     row, settings = attempt.row, attempt.settings
     return {
         "row": row.name,
@@ -228,7 +234,7 @@ def _failed(attempt: Attempt, about: dict, error: BaseException) -> Exception:
     reason = str(error) or "interrupted"
     remove_unfinished(folder)  # which may free space for the reason on a full disk
     try:
-        record.write_run(folder / paths.FAILED, about | {"status": "failed", "reason": reason})
+        record_files.write_run(folder / paths.FAILED, Begun(**about | {"status": "failed", "reason": reason}))
         _add_last_words(folder, log)
     except RunFailed as full:
         reason = f"{reason}; {full}"
@@ -288,7 +294,7 @@ def profile(config: Config, row: Row, results: Path) -> str:
 
 
 def _train(attempt: Attempt, others: list[int]) -> dict:
-    """Start the ranks, wait for them, and return their part of the record.
+    """Start the ranks, wait for them, and return the fields of the record that tell of them.
 
     others: the ids of processes that were on the GPUs before. Raises RunFailed if the ranks failed, and its subclass
     OtherWork if they trained anything but the plan.
@@ -315,12 +321,12 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     outcome = node.train(row, folder, start, attempt.rendezvous, plan.steps, others, meanwhile)
     statuses = _require_success(attempt, outcome)
     ledger = _checked_ledger(attempt)
-    ranks = record.read_ranks(folder, row.hardware.processes)
+    ranks = record_files.read_ranks(folder, row.hardware.processes)
     weights = read_json(data_file(attempt.results))["weights"]
-    if any(rank["hashes"]["weights"] != weights for rank in ranks):
+    if any(rank.hashes["weights"] != weights for rank in ranks):
         file = data_folder(attempt.results) / paths.WEIGHTS
         raise RunFailed(f"a rank started from weights that differ from those in {file}")
-    record.write_events(folder / paths.EVENTS, ranks)
+    record_files.write_events(folder / paths.EVENTS, ranks)
     summary = summing.summarise(ranks, plan, attempt.results)
     summary["departed"] = summing.departed(row, ledger, plan, ranks)
     if summary["departed"] and not row.may_depart:
@@ -333,7 +339,7 @@ def _train(attempt: Attempt, others: list[int]) -> dict:
     watch = _judged(attempt, ranks, statuses)
     if summary["resumed"]:
         steps = " and ".join(str(step) for step in summary["resumed"])
-        watch["disturbed"].insert(0, f"it was interrupted, and carried on after step {steps}")
+        watch.disturbed.insert(0, f"it was interrupted, and carried on after step {steps}")
     about = {"nodes": lead.nodes} if lead else {}
     return {"command": _as_anywhere(command), "wall_seconds": outcome.seconds, "watch": watch} | summary | about
 
@@ -348,7 +354,7 @@ def _require_success(attempt: Attempt, outcome: Outcome) -> list[dict]:
     def missing(ranks: int) -> bool:
         return any(not paths.rank_summary(folder, rank).is_file() for rank in range(ranks))
 
-    errors = record.read_errors(folder)
+    errors = record_files.read_errors(folder)
     failed = outcome.reason or errors or missing(row.hardware.processes_per_node)
     if lead and failed and (reason := lead.first_reason()):
         raise RunFailed(reason)
@@ -358,11 +364,11 @@ def _require_success(attempt: Attempt, outcome: Outcome) -> list[dict]:
         raise RunFailed(outcome.reason)
     if errors:
         kind = OtherWork if errors[0]["type"] == OtherWork.__name__ else RunFailed
-        raise kind(record.say_error(errors[0], attempt.plan.steps))
+        raise kind(record_files.say_error(errors[0], attempt.plan.steps))
     statuses = lead.gather() if lead else []
     if missing(row.hardware.processes):
         ended = f"the processes ended with exit code {outcome.exit_code} before they were done"
-        raise RunFailed(ended + record.first_error(folder / paths.LOG))
+        raise RunFailed(ended + record_files.first_error(folder / paths.LOG))
     return statuses
 
 
@@ -378,14 +384,14 @@ def _checked_ledger(attempt: Attempt) -> dict:
     return ledger
 
 
-def _judged(attempt: Attempt, ranks: list[dict], statuses: list[dict]) -> dict:
+def _judged(attempt: Attempt, ranks: list[RankSummary], statuses: list[dict]) -> Watch:
     """What the watchers of all nodes saw, and why the run was disturbed, if it was."""
-    window = record.window([rank for rank in ranks if rank["node"] == 0])
+    window = record_files.window([rank for rank in ranks if rank.node == 0])
     busy = busy_cores(asdict(attempt.row.hardware))
     watch = watcher.judge(watcher.read(attempt.folder), window, cpu_cores(), busy)
     for number, status in enumerate(statuses, 1):
         reasons = status["watch"]["disturbed"] if status["watch"] else []
-        watch["disturbed"] += [f"node {number} ({status['about']['host']}): {reason}" for reason in reasons]
+        watch.disturbed.extend(f"node {number} ({status['about']['host']}): {reason}" for reason in reasons)
     return watch
 
 
@@ -415,7 +421,7 @@ def _add_last_words(folder: Path, log: Path) -> None:
 
     The report shows the end of the run's log.
     """
-    failed = [error["rank"] for error in record.read_errors(folder)]
+    failed = [error["rank"] for error in record_files.read_errors(folder)]
     files = {int(file.stem): file for file in (folder / paths.RANKS).glob(paths.rank_log(folder, "*").name)}
     order = sorted(files.keys() - set(failed)) + [rank for rank in reversed(failed) if rank in files]
     with named_when_full(log), log.open("a", encoding="utf-8") as stream:

@@ -12,8 +12,8 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
-from lockstep.files import hash_bytes, hash_file, hash_text, read_json, read_object, write_json
-from lockstep.run import journal
+from lockstep.files import hash_bytes, hash_file, hash_text, read_object, write_json
+from lockstep.run import journal, record_files
 
 WHAT = "foretold"  # in the journal
 SLACK = datetime.timedelta(seconds=2)  # by which a clock that is set right may run back; the journal has whole seconds
@@ -64,9 +64,8 @@ def first_run(results: Path, row: str) -> str | None:
     began = []
     for name in (paths.RECORD, paths.FAILED):
         for file in paths.run_files(results, name, row=row):
-            run = read_json(file)
-            attempts = [run, *run.get("disturbed_before", ())]
-            began += [attempt["started"] for attempt in attempts if attempt.get("started")]
+            run = record_files.read_run(file.parent)
+            began += [attempt.started for attempt in (run, *run.disturbed_before)]
     return min(began, key=_moment, default=None)
 
 

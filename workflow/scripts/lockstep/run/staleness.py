@@ -11,43 +11,46 @@ from lockstep.config.sections import Train
 from lockstep.config.settings import deciding
 from lockstep.errors import BadInput
 from lockstep.files import read_json, read_object
-from lockstep.paths import RECORD, SETTINGS, data_file, plan_summary_file
+from lockstep.paths import SETTINGS, data_file, plan_summary_file
+from lockstep.run import record_files
+from lockstep.run.record import Begun, Record
 
 LISTED = 4  # how many settings a reason lists at most
 
 
-def run(config: Config, row: Row, record: dict, results: Path) -> str:
+def run(config: Config, row: Row, record: Begun, results: Path) -> str:
     """Why the record of a run does not match its row as it is now; empty if it does."""
-    return _listed(
-        differences(record["asked"], _now(config, row)) + _data(config, row, record.get("hashes", {}), results)
-    )
+    return _listed(differences(record.asked, _now(config, row)) + _data(config, row, _hashes(record), results))
 
 
 def folder(config: Config, row: Row, results: Path) -> str:
     """Why the row's first repetition, proof or profile does not match the row as it is now; empty if it does.
 
-    The comparison is by its settings.json.
+    The comparison is by its settings.json, and by the hashes in its record.
     """
-    files = [results / row.folder(1) / name for name in (SETTINGS, RECORD)]
-    settings, ended = map(_read, files)
-    return _listed(differences(settings, _now(config, row)) + _data(config, row, ended.get("hashes", {}), results))
+    own = results / row.folder(1)
+    try:
+        hashes = _hashes(record_files.read_run(own))
+    except BadInput as error:
+        return str(error)
+    return _listed(differences(_read(own / SETTINGS), _now(config, row)) + _data(config, row, hashes, results))
 
 
-def written(config: Config, record: dict) -> str:
+def written(config: Config, record: Begun) -> str:
     """Why a record does not match its row in the configuration, on any machine; empty if it does.
 
     The values of settings that are `auto` or `all` may differ between machines.
     """
-    row = config.repetition(config.rows[record["row"]], record["repeat"])
+    row = config.repetition(config.rows[record.row], record.repeat)
     asked, train = asdict(row.asked), asdict(row.train)
     # A device has one process, and a record's folder is named by the number of processes.
     by_machine = {"hardware": ["processes", *(key for key, value in asked.items() if value in ("auto", "all"))]}
     now = deciding({"strategy": row.strategy, "options": row.options, "train": train, "hardware": asked})
-    if row.train.device_batch and record["asked"]["train"].get("device_batch"):
+    if row.train.device_batch and record.asked["train"].get("device_batch"):
         # The global batch depends on the number of devices, and so on the machine.
         by_machine["train"] = ["global_batch"]
         now["train"]["device_batch"] = row.train.device_batch
-    return _listed(differences(record["asked"], without(now, by_machine) | {"dropout": config.model.dropout}))
+    return _listed(differences(record.asked, without(now, by_machine) | {"dropout": config.model.dropout}))
 
 
 def differences(recorded: dict, now: dict) -> list[str]:
@@ -70,6 +73,11 @@ def _complete(asked: dict) -> dict:
     options = asked.get("options", {})
     moved = {name: options[name] for name in ("activation_checkpointing",) if name in options}
     return asked | {"train": {name: key.default for name, key in keys(Train).items()} | moved | asked["train"]}
+
+
+def _hashes(record: Begun | None) -> dict[str, str]:
+    """The hashes of what a run trained; empty if it has not succeeded."""
+    return record.hashes if isinstance(record, Record) else {}
 
 
 def _read(file: Path) -> dict:

@@ -181,12 +181,14 @@ def read(folder: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> dict:
+def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> "Watch":  # noqa: F821
     """What the samples say about the period `window`, [begin, end] (perf_counter, seconds).
 
     The run keeps `busy` of the machine's `cores` busy (hardware.busy_cores); other processes may use the rest without
     disturbing it. `disturbed` lists why the run's times can't be trusted; it is empty if they can.
     """
+    from lockstep.run.record import Watch  # imported here, as the process that watches does not need it
+
     inside = [sample for sample in samples if sample["end"] > window[0] and sample["begin"] < window[1]]
     # A sample is weighted by the seconds of it that lie inside.
     weights = [min(sample["end"], window[1]) - max(sample["begin"], window[0]) for sample in inside]
@@ -199,17 +201,17 @@ def judge(samples: list[dict], window: list[float], cores: int, busy: int) -> di
     if processes := _other_processes(inside):
         reasons.append(f"other processes were on its GPUs: {', '.join(processes)}")
     gpus = _by_gpu(inside, weights)
-    reasons += [f"GPU {gpu['gpu']} was throttled ({', '.join(gpu['throttled'])})" for gpu in gpus if gpu["throttled"]]
-    return {
-        "samples": len(inside),
-        "others_cores": others,
-        "cpu_mhz": _range(sample["cpu_mhz"] for sample in inside),
-        "cpu_celsius": _range(sample["cpu_celsius"] for sample in inside),
-        "gpu_mhz": _range(gpu["sm_mhz"] for sample in inside for gpu in sample["gpus"]),
-        "gpu_celsius": _range(gpu["celsius"] for sample in inside for gpu in sample["gpus"]),
-        "gpus": gpus,
-        "disturbed": reasons,
-    }
+    reasons += [f"GPU {gpu.gpu} was throttled ({', '.join(gpu.throttled)})" for gpu in gpus if gpu.throttled]
+    return Watch(
+        samples=len(inside),
+        others_cores=others,
+        cpu_mhz=_range(sample["cpu_mhz"] for sample in inside),
+        cpu_celsius=_range(sample["cpu_celsius"] for sample in inside),
+        gpu_mhz=_range(gpu["sm_mhz"] for sample in inside for gpu in sample["gpus"]),
+        gpu_celsius=_range(gpu["celsius"] for sample in inside for gpu in sample["gpus"]),
+        gpus=gpus,
+        disturbed=reasons,
+    )
 
 
 def _other_processes(samples: list[dict]) -> list[str]:
@@ -220,21 +222,23 @@ def _other_processes(samples: list[dict]) -> list[str]:
     return list(seen.values())
 
 
-def _by_gpu(samples: list[dict], weights: list[float]) -> list[dict]:
+def _by_gpu(samples: list[dict], weights: list[float]) -> list["Gpu"]:  # noqa: F821
     """What was measured on each GPU: weighted means over time, and ranges of what varies."""
+    from lockstep.run.record import Gpu
+
     seen: dict[int, list[tuple[float, dict]]] = {}
     for weight, sample in zip(weights, samples, strict=True):
         for gpu in sample["gpus"]:
             seen.setdefault(gpu["gpu"], []).append((weight, gpu))
     return [
-        {
-            "gpu": number,
-            "utilisation": _mean((weight, gpu["utilisation"]) for weight, gpu in readings),
-            "sm_mhz": _mean((weight, gpu["sm_mhz"]) for weight, gpu in readings),
-            "sm_mhz_range": _range(gpu["sm_mhz"] for _, gpu in readings),
-            "memory_mb": max((gpu["memory_mb"] for _, gpu in readings if gpu["memory_mb"] is not None), default=None),
-            "throttled": sorted({reason for _, gpu in readings for reason in gpu["throttled"]}),
-        }
+        Gpu(
+            gpu=number,
+            utilisation=_mean((weight, gpu["utilisation"]) for weight, gpu in readings),
+            sm_mhz=_mean((weight, gpu["sm_mhz"]) for weight, gpu in readings),
+            sm_mhz_range=_range(gpu["sm_mhz"] for _, gpu in readings),
+            memory_mb=max((gpu["memory_mb"] for _, gpu in readings if gpu["memory_mb"] is not None), default=None),
+            throttled=sorted({reason for _, gpu in readings for reason in gpu["throttled"]}),
+        )
         for number, readings in sorted(seen.items())
     ]
 

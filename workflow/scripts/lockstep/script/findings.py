@@ -60,8 +60,8 @@ def between_ranks(recorded: Recording) -> list[Finding]:
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
     checks = [_other_beginning, _same_samples, _a_step_later, _handed_out, _drifting, _not_cleared]
-    checks += [_clipped_while_scaled, _no_gradient, _every_micro_batch, _one_device, _same_random_numbers]
-    checks += [_without_gradient, _saved_as_module]
+    checks += [_clipped_while_scaled, _clipped_apart, _no_gradient, _every_micro_batch, _one_device]
+    checks += [_same_random_numbers, _without_gradient, _saved_as_module]
     return [finding for check in checks for finding in check(recorded)]
 
 
@@ -532,6 +532,26 @@ def _clipped_while_scaled(recorded: Recording) -> list[Finding]:
     ]
 
 
+def _clipped_apart(recorded: Recording) -> list[Finding]:
+    """Find ranks that clip by factors of their own, although all step along the same gradients in the end."""
+    if divided(recorded):
+        return []
+    for step in range(recorded.steps):
+        first, *others = (rank["steps"][step] for rank in recorded.ranks)
+        factors = [each.get("factors", []) for each in (first, *others)]
+        together = bool(first["gradients"]) and all(
+            each["gradients"].keys() == first["gradients"].keys()
+            and all(_alike(gradient, first["gradients"][name]) for name, gradient in each["gradients"].items())
+            for each in others
+        )
+        as_often = len(set(map(len, factors))) == 1
+        if together and as_often and not np.allclose(factors, factors[0], rtol=1e-3, atol=0, equal_nan=True):
+            says = "each rank clips by the norm of its own gradients, before they are averaged"
+            do = "clip after they are averaged over ranks, by the norm of all of them."
+            return [Finding("clipped_apart", DIFFERENT, says, do, first["clip"][0], step + 1)]
+    return []
+
+
 def _no_gradient(recorded: Recording) -> list[Finding]:
     steps = recorded.ranks[0]["steps"][: recorded.steps]
     norms = [[sketch[0] for sketch in step["gradients"].values()] for step in steps]
@@ -741,6 +761,14 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"the gradient of {name} is the first to differ from what it is on one process"
         do = "if batches differ in their number of terms (tokens), a mean of means is not the mean."
         return Finding("gradient", DIFFERENT, says, do, **at)
+    if not _common(recorded, alone, step):
+        ratio = _update_ratio(recorded, alone, step)
+        how = "change the weights otherwise than on one process"
+        if ratio is not None:
+            how = f"change the weights {ratio:.3g} times as much as on one process"
+        says = f"the steps up to here {how}; gradients are not seen in DeepSpeed's engine"
+        do = "check what the loss is divided by, and what is clipped; SGD steps in proportion to the gradient."
+        return Finding("step", DIFFERENT, says, do, **at)
     says = "the gradients are the same, and the weights after the step are not"
     do = "check what happens between backward and step: partial clipping, another optimizer state, weight decay."
     return Finding("step", DIFFERENT, says, do, line=_line(recorded, step), step=step + 1)
@@ -810,6 +838,16 @@ def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float |
         return None
     mine, its = (float(np.linalg.norm(_gradients(each, step, names)[:, 0])) for each in (recorded, alone))
     return mine / its if its else None
+
+
+def _update_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
+    """How many times as large the update of all steps so far is; None if it goes in another direction."""
+    began = _sketches(alone.ranks[0]["initial"]["weights"])[:, 1:]
+    mine, its = (
+        (_sketches(each.ranks[0]["steps"][step]["weights"])[:, 1:] - began).ravel() for each in (recorded, alone)
+    )
+    norms = [float(np.linalg.norm(each)) for each in (mine, its)]
+    return norms[0] / norms[1] if float(mine @ its) > 0.999 * norms[0] * norms[1] > 0 else None
 
 
 def _same_direction(recorded: Recording, alone: Recording, step: int) -> bool:

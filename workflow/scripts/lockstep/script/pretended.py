@@ -83,8 +83,11 @@ def _kept() -> Path:
         print("compiling pretended GPUs, once", flush=True)
         with tempfile.TemporaryDirectory(dir=cache_folder) as temporary:
             made = libraries(Path(temporary) / "made")
-            if not folder.is_dir():
+            try:
                 made.rename(folder)
+            except OSError:  # another process has made them meanwhile
+                if not folder.is_dir():
+                    raise
     return folder
 
 

@@ -27,8 +27,12 @@ RECORDER = PROJECT / "workflow" / "recorder"
 FEWEST = 3  # timed steps of a run
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 # Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
-OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_")
+OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_", "CROSS_")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+# What srun and mpirun tell a single rank. A script may read them, also in a shell that is within a job already.
+OF_ONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}
+OF_ONE |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+OF_ONE |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,7 @@ def replay(
     environment = dict(os.environ) | kept
     if "MASTER_PORT" in started["variables"] or "RANK" in started["variables"]:
         environment |= ALONE | {"MASTER_PORT": str(free_port("auto"))}
+    environment |= {name: of_one for name, of_one in OF_ONE.items() if name in environment | started["variables"]}
     environment |= variables or {}
     beside = {
         "LOCKSTEP_REPLAY": str(recorded.folder.resolve()),

@@ -164,6 +164,14 @@ SENDS = [
         ],
     ),
 ]
+AWAITS_GRADIENTS = [
+    # With LoRA the model's own weights are frozen.
+    (
+        {"find_unused_parameters": [False], "processes": {"minimum": 2}, "lora": [0]},
+        "Set find_unused_parameters: true in the row",
+    ),
+]
+SYNCS_BATCH_NORM = ["sync_batchnorm"]
 UNCOUNTED = [({"hook": ["powersgd"]}, "what it carries over is made after some steps only")]
 LOSSY = [
     ({"hook": ["fp16", "bf16", "powersgd"]}, "gradients are compressed before they are sent"),

@@ -109,6 +109,7 @@ OPTIONS = {
     },
 }
 NEEDS = {"horovod": ("0.28.1", "make horovod")}
+SYNCS_BATCH_NORM = ["sync_batchnorm"]
 LOSSY = [
     ({"compression": ["fp16"]}, "gradients are compressed before they are sent"),
 ]

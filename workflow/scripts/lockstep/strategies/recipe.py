@@ -189,6 +189,17 @@ NEEDS = {
     "bitsandbytes": ("0.50.2", "pip install bitsandbytes==0.50.2", {"optimizer": ["adamw8bit"]}),
 }
 DIVISION = "open"
+COMPILES = [({"compile": ["dynamic", "static"]}, "torch.compile")]
+TRIES = [
+    {"precision": "bf16"},
+    {"precision": "bf16", "weights": "bf16"},
+    {"processes": "auto"},
+    {"tf32": True},
+    {"packed": True},
+    {"resident": True},
+    {"compile": "dynamic"},
+    {"compile": "static"},
+]
 UNCOUNTED = [
     ({"compile": ["dynamic", "static"]}, "the compiler decides what is kept"),
     ({"resident": [True]}, "the whole training split lies on the GPU"),

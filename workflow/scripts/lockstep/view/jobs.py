@@ -19,8 +19,9 @@ from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import hash_text, read_json, write_json
-from lockstep.run import staleness
+from lockstep.run import record_files, staleness
 from lockstep.run.progress import Progress
+from lockstep.run.record import Begun, Record
 
 LINES = 12  # how many lines of a failed job's log are shown
 PREPARED_LINES = 30  # how many lines of prepare's log are shown
@@ -28,8 +29,6 @@ PREPARED_LINES = 30  # how many lines of prepare's log are shown
 SAY_WHY = ("train_", "profile_")
 # Snakemake's last messages after a failure, which the view has reported with the job.
 OVER = ("Exiting because a job execution failed", "At least one job did not complete successfully")
-# The keys of a run's record that are kept.
-OF_A_RECORD = ("asked", "hashes", "status", "watch", "clock")
 # The beginnings of Snakemake's remarks that say nothing about this benchmark.
 USUAL = ("Building DAG", "Using shell", "Provided ", "Rules claiming", "Config file", "Assuming ", "Singularity")
 
@@ -287,19 +286,20 @@ class Follower(LogHandlerBase):
         """What a view needs of a run's record; None if there is none, or if the row's settings have changed since."""
         row = self.config.repetition(self.config.rows[name], repeat)
         folder = self.config.results / row.folder(repeat)
-        for file in (folder / paths.RECORD, folder / paths.FAILED):
-            with contextlib.suppress(OSError):
-                record = _record(file, file.stat().st_mtime_ns)
-                if "asked" in record and not self._current(partial(self._stale, row, record)):
+        for name in (paths.RECORD, paths.FAILED):
+            with contextlib.suppress(OSError, BadInput):
+                record = _record(folder, (folder / name).stat().st_mtime_ns)
+                if not self._current(partial(self._stale, row, record)):
                     return None
+                ok = isinstance(record, Record)
                 return {
-                    "status": record.get("status", "failed"),
-                    "disturbed": (record.get("watch") or {}).get("disturbed") or [],
-                    "seconds": (record.get("clock") or {}).get("train_seconds"),
+                    "status": record.status,
+                    "disturbed": record.watch.disturbed if ok else [],
+                    "seconds": record.clock.train_seconds if ok else None,
                 }
         return None
 
-    def _stale(self, row: Row, record: dict, results: Path) -> str:
+    def _stale(self, row: Row, record: Begun, results: Path) -> str:
         return staleness.run(self.config, row, record, results)
 
     def _current(self, why_not: Callable[[Path], str]) -> bool:
@@ -353,6 +353,6 @@ def _planned(about: Path) -> int:
 
 
 @cache
-def _record(file: Path, changed: int) -> dict:
-    """The kept keys of a record. `changed` is when the file was written, so that a new run's record is read anew."""
-    return {name: value for name, value in (read(file) or {}).items() if name in OF_A_RECORD}
+def _record(folder: Path, changed: int) -> Begun:
+    """The record of a run. `changed` is when its file was written, so that a new run's record is read anew."""
+    return record_files.read_run(folder)
