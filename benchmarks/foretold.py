@@ -7,7 +7,7 @@ or 100 Mbit/s is two network namespaces with a shaped link between them (ip, tc;
 be made.
 
 What is done already in FOLDER is not done again, so it can run in parts: name some cases, or stop it after --minutes,
-and start it again. The table has all that is there.
+and start it again. The table has all that is there; --write puts it into docs/measurements/foretold.
 """
 
 import argparse
@@ -23,13 +23,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.common import PROJECT, SCRIPTS
+from benchmarks.common import PROJECT, SCRIPTS, between_marks, markdown
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.files import write_json
 from lockstep.run import record_files, seals
 from lockstep.terminal import print_table
 
+PAGE = PROJECT / "docs" / "measurements" / "foretold" / "README.md"
+MARKS = ("<!-- foretold: begin -->", "<!-- foretold: end -->")
 HEADER = ["case", "row", "foretold, ms", "interval, ms", "measured, ms", "error, %", "inside", "disturbed"]
 COMMON = {
     "data": {"limit": 3000},
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="how often each row is trained")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no further run is started")
     parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(PROJECT)}")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
@@ -101,7 +104,9 @@ def main() -> None:
             print(f"{name}: skipped: {why}", flush=True)
         else:
             _measure(CASES[name], arguments.out / name, arguments.rows, arguments.repeats, until)
-    _print(arguments.out)
+    lines = _print(arguments.out)
+    if arguments.write and lines:
+        between_marks(PAGE, MARKS, "\n".join([markdown(HEADER, list(map(_cells, lines))), "", *_in_words(lines)]))
 
 
 def _impossible(case: Case) -> str:
@@ -262,8 +267,8 @@ def compared(folder: Path) -> list[dict]:
     return found
 
 
-def _print(out: Path) -> None:
-    """Print the table of all that is there, its mean error, and how many are inside; keep it as foretold.json."""
+def _print(out: Path) -> list[dict]:
+    """Print the table of all that is there, and how wrong it is; keep it as foretold.json, and return its lines."""
     folders = [out / name for name in CASES if (out / name).is_dir()]
     lines = [line for folder in folders for line in compared(folder)]
     done = [line for line in lines if line["measured"] is not None]
@@ -276,6 +281,13 @@ def _print(out: Path) -> None:
     for folder in folders:
         for where, why in seals.broken(folder / "results"):
             print(f"{folder.name}: the seal does not hold: {where}: {why}")
+    print(*_in_words(done), sep="\n")
+    return done
+
+
+def _in_words(done: list[dict]) -> list[str]:
+    """For each kind of forecast, the mean error, the largest one, and how many rows are inside their interval."""
+    said = []
     for what, chosen in (
         ("on measured links", [line for line in done if not line["link"] and line["row"] != "single"]),
         ("on links whose speed was only named", [line for line in done if line["link"] and line["row"] != "single"]),
@@ -284,10 +296,11 @@ def _print(out: Path) -> None:
         if chosen:
             errors, ends = [abs(line["error"]) for line in chosen], [line["inside"] for line in chosen]
             known = [inside for inside in ends if inside is not None]
-            print(
+            said.append(
                 f"{what}: {len(chosen)} rows, {100 * statistics.mean(errors):.1f} % off in the mean, at most"
                 f" {100 * max(errors):.1f} %; {sum(known)} of {len(known)} inside their interval"
             )
+    return said
 
 
 def _cells(line: dict) -> list[str]:
