@@ -23,6 +23,7 @@ from lockstep.rank.network import BUS
 from lockstep.records import packing
 from lockstep.report import foretold, page, summary
 from lockstep.run import journal, seals
+from tests import made
 
 ALONE = Alone(forward=0.03, backward=0.06, optimizer=0.01, rest=0.002)
 SHAPES = {"embeddings.word": (1000, 64)} | {f"encoder.layer.{n}.dense.weight": (64, 64) for n in range(4)}
@@ -256,7 +257,7 @@ def run(results, row: str, started: str, **more) -> None:
     """A timed run of a row, and its line in the journal."""
     folder = results / paths.RUNS / paths.run_name(row, 2, 1)
     folder.mkdir(parents=True)
-    write_json(folder / paths.RECORD, {"row": row, "started": started} | more)
+    write_json(folder / paths.RECORD, made.raw(row=row, started=started, **more))
     journal.note(results, "run", folder, (paths.RECORD,))
 
 
@@ -325,7 +326,8 @@ def late(results):
 def late_attempt(results):
     """A disturbed attempt of the run had begun before the seal."""
     file = results / paths.RUNS / paths.run_name("ddp", 2, 1) / paths.RECORD
-    write_json(file, read_json(file) | {"disturbed_before": [{"started": "2020-01-01T00:00:00+00:00"}]})
+    before = {"started": "2020-01-01T00:00:00+00:00", "train_seconds": 1.0, "disturbed": ["by others"]}
+    write_json(file, read_json(file) | {"disturbed_before": [before]})
 
 
 def moved_up(results):
