@@ -22,6 +22,7 @@ from lockstep.data.labels import Labels
 from lockstep.errors import BadInput
 from lockstep.report import cautions, conditions
 from lockstep.report.environments import merge_environments
+from tests import made
 from tests.conftest import PROJECT
 
 LOCKS = PROJECT / "docker" / "locks"
@@ -301,7 +302,7 @@ def test_all_builds_and_versions_are_listed():
 def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
     """`single` is such a row; the table lists all GPUs that any row sees."""
     both = environments({"gpus": seen}, {"gpus": ["H100", "H100"]})
-    assert cautions.mixed_conditions([{"environment": each, "hashes": {}} for each in both]) == mixed
+    assert cautions.mixed_conditions([made.run(environment=each) for each in both]) == mixed
     if not mixed:
         assert conditions.machine(merge_environments(both), "cuda").en == "2 x H100"
 
@@ -315,7 +316,7 @@ def test_a_row_that_sees_only_the_first_gpu_is_of_the_same_machine(seen, mixed):
     ],
 )
 def test_a_table_of_unlike_builds_says_so(change, what):
-    runs = [{"environment": environment, "hashes": {}} for environment in environments({}, change)]
+    runs = [made.run(environment=environment) for environment in environments({}, change)]
     assert cautions.mixed_conditions(runs) == what
 
 

@@ -13,6 +13,7 @@ from lockstep.data import plan
 from lockstep.files import verify
 from lockstep.proof import conversion
 from lockstep.report import page
+from tests import made
 from tests.rank.test_resumption import (
     ROWS,
     SCRIPTS,
@@ -142,8 +143,7 @@ def test_the_page_lists_snapshots_with_what_they_came_to():
         {"epoch": 1, "step": 17, "dev": None, "seconds": 0.1},
         {"epoch": 2, "step": 34, "dev": {"support": 68, "macro_f1": 0.25}, "seconds": 0.1},
     ]
-    record = {"repeat": 1, "log": "results/runs/ddp/n2/rep1/run.log", "snapshots": taken}
-    said = page._snapshots(record)
+    said = page._snapshots(made.run(log="results/runs/ddp/n2/rep1/run.log", snapshots=taken))
     assert "epochs 1 (step 17); 2 (step 34, dev macro_f1 0.2500)" in said.en
     assert "results/runs/ddp/n2/rep1 --snapshot EPOCH" in said.en
     assert "results/runs/ddp/n2/rep1 --snapshot" in said.zh

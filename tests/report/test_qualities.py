@@ -8,6 +8,7 @@ from lockstep.config import registry, schema
 from lockstep.config.qualities import KEPT_BY, QUALITIES, Quality
 from lockstep.report import ladder, page
 from lockstep.report.words import Text, axis_texts, say
+from tests import made
 
 
 def test_every_task_s_figures_are_declared_and_train_best_takes_them():
@@ -51,9 +52,9 @@ def test_a_model_has_learnt_where_it_is_above_one_that_has_not():
     assert QUALITIES["macro_f1"].of_nothing(texts) == pytest.approx(0.375)
     assert QUALITIES["miou"].of_nothing(texts) == pytest.approx(0.3)
     for perplexity, learnt in ((19.0, True), (21.0, False)):
-        run = {"test": {"perplexity": perplexity, "loss": math.log(perplexity), "trigram_perplexity": 20.0}}
-        assert ladder.learnt([run], QUALITIES["perplexity"]) == learnt
-    assert ladder.learnt([{"test": {"accuracy": 0.1}}], QUALITIES["accuracy"]), "of which nothing is known"
+        test = {"perplexity": perplexity, "loss": math.log(perplexity), "trigram_perplexity": 20.0}
+        assert ladder.learnt([made.run(test=test)], QUALITIES["perplexity"]) == learnt
+    assert ladder.learnt([made.run(test={"accuracy": 0.1})], QUALITIES["accuracy"]), "of which nothing is known"
 
 
 def test_a_figure_without_words_ends_no_page(monkeypatch):
