@@ -87,7 +87,7 @@ def test_a_gpu_that_does_not_tell_its_temperature_is_watched_all_the_same(two_gp
     assert (told["sm_mhz"], told["celsius"], told["throttled"]) == (1000, None, [])
     sample = {"begin": 0.0, "end": 1.0, "others_cores": 0.0, "cpu_mhz": None, "cpu_celsius": None}
     judged = watcher.judge([sample | {"gpus": [told], "others_on_gpus": []}], [0.0, 1.0], cores=2, busy=1)
-    assert (judged["gpu_mhz"], judged["gpu_celsius"], judged["disturbed"]) == ([1000, 1000], None, [])
+    assert (judged.gpu_mhz, judged.gpu_celsius, judged.disturbed) == ([1000, 1000], None, [])
 
 
 def test_it_is_opened_once(two_gpus, monkeypatch):
