@@ -116,7 +116,7 @@ def publish(folder, **values):
     results = folder.parents[3]
     made = summary.gather(read([results.parent / "config.yaml"], ["repeats=3"]), results)
     rows = [row | (values if row["row"] == "ddp" else {}) for row in made.rows]
-    files.write_json(results / "report" / "summary.json", vars(made) | {"rows": rows})
+    files.write_json(results / "report" / "summary.json", made.as_json() | {"rows": rows})
     journal.note(results, "report", results / "report", ("summary.json",))
 
 
