@@ -393,13 +393,14 @@ def test_a_disturbed_run_is_repeated_at_once(benchmark):
     attempts = benchmark.path("attempts.py")
     attempts.write_text(
         "import sys\n"
+        "from dataclasses import replace\n"
         "from pathlib import Path\n"
         "sys.path.insert(0, 'workflow/scripts')\n"
         "from lockstep.config import reading\n"
         "from lockstep.run import runs, watcher\n"
         "verdicts = iter([['noise'], ['more noise'], []])\n"
         "judge = watcher.judge\n"
-        "watcher.judge = lambda *a: judge(*a) | {'disturbed': next(verdicts)}\n"
+        "watcher.judge = lambda *a: replace(judge(*a), disturbed=next(verdicts))\n"
         "asked = reading.read([Path('results/config.yaml')], ['retries=2', 'rows.thrice.strategy=single'])\n"
         "runs.run(asked, asked.rows['thrice'], 1, Path('results'))\n"
     )

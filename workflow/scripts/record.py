@@ -100,7 +100,7 @@ def told(checked: Checked):
     yield f"  {machine['cpu']}, {machine['cores']} cores, {gpus}; PyTorch {machine['packages']['torch']}"
     yield f"  {checked.proven} verdicts say: the same model"
     if checked.is_benchmark:
-        yield f"  {len(checked.runs)} runs of {len({run['row'] for run in checked.runs})} rows; {fastest(checked)}"
+        yield f"  {len(checked.runs)} runs of {len({run.row for run in checked.runs})} rows; {fastest(checked)}"
     yield f"  it was made by: {manifest['command']}"
     for where, breach in checked.breaches:
         yield f"  {where}: {breach}"
