@@ -61,7 +61,7 @@ def main() -> None:
         "samples_per_second": len(plan.ids) / float(seconds.sum()),
         "train_seconds": float(seconds.sum()),
         "steps": plan.steps,
-        "disturbed": watcher.judge(samples, window, cpu_cores(), busy)["disturbed"],
+        "disturbed": watcher.judge(samples, window, cpu_cores(), busy).disturbed,
     }
     print(json.dumps(figures))
 
