@@ -114,14 +114,14 @@ class Strategy(ddp.Strategy):
             return
         replay.fetching()
         ids, tensors = self.loader.next(step)
-        yield replay.brought(step, ids, self.widened(tensors))
+        yield replay.brought(step, ids, self.in_precision_of_weights(tensors))
 
     def gathered(self, samples, size, results):
         if not self.options["own_loaders"]:
             return None
         ids_of_all, results_of_all = [], []
         for ids, tensors in _accelerate_loaders.evaluation(self.accelerator, samples, size):
-            own = torch.from_numpy(ids).to(self.world.device), results(self.widened(tensors))
+            own = torch.from_numpy(ids).to(self.world.device), results(self.in_precision_of_weights(tensors))
             ids, theirs = self.accelerator.gather_for_metrics(own)
             ids_of_all.append(ids.cpu())
             results_of_all.append(theirs.cpu())

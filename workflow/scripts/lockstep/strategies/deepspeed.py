@@ -122,10 +122,10 @@ class Strategy(ddp.Strategy):
         else:
             self.model.optimizer.loss_scale = scale
 
-    def widened(self, tensors):
+    def in_precision_of_weights(self, tensors):
         precision = precisions.of(self.precision)
         if not (precision.autocast and self.options["native_precision"]):
-            return super().widened(tensors)
+            return super().in_precision_of_weights(tensors)
         weights = getattr(torch, precision.dtype)
         return {
             name: tensor.to(weights) if tensor.is_floating_point() and not name.startswith("labels") else tensor

@@ -139,9 +139,9 @@ class Strategy:
 
     def inputs(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """The arrays of a split's `batch`, on this rank's device and in the precision of the model's weights."""
-        return self.widened(self.to_device(arrays))
+        return self.in_precision_of_weights(self.to_device(arrays))
 
-    def widened(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def in_precision_of_weights(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Tensors in the precision of the model's weights."""
         if self.precision == "fp64":
             tensors = {
