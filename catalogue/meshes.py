@@ -2,8 +2,8 @@
 
     python -m catalogue.meshes [--minutes N] [--write] [KIND ...]
 
-KIND: bert, llama; both without any. The models are small and made by shape. --write puts the table into
-docs/catalogue.md.
+KIND: bert, llama, llama_muon (whose optimizer is Muon); all without any. The models are small and made by shape.
+--write puts the table into docs/catalogue.md.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from lockstep.proof.verdicts import WRONG
 SIZES = (2, 4, 8)
 # What each row is, those of its options that go with the number of processes, and the fewest of these.
 ROWS = {
+    "ddp": ({"strategy": "ddp"}, (), 2),
     "fsdp": ({"strategy": "fsdp"}, (), 2),
     "hsdp": ({"strategy": "fsdp", "replicate": 2}, (), 4),
     "zero3": ({"strategy": "deepspeed", "launcher": "torchrun", "stage": 3}, (), 2),
@@ -47,7 +48,12 @@ COMMON = {
     "train": {"global_batch": 48},  # which all numbers of replicas and micro-batches here divide
     "trial_processes": 8,
 }
-KINDS = {"bert": ("BERT", {}), "llama": ("Llama", {"best": "perplexity"})}
+# The heading of each kind's column, and what is added to the section `train`.
+KINDS = {
+    "bert": ("BERT", {}),
+    "llama": ("Llama", {"best": "perplexity"}),
+    "llama_muon": ("Llama, by Muon", {"best": "perplexity", "optimizer": "muon"}),
+}
 MARKS = ("<!-- meshes: begin -->", "<!-- meshes: end -->")
 
 

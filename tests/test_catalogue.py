@@ -5,7 +5,7 @@ import re
 import pytest
 
 from catalogue import __main__ as program
-from catalogue import meshes, table
+from catalogue import meshes, table, zero_muon
 from lockstep.config import reading
 from lockstep.errors import BadInput
 from lockstep.files import read_json, write_json
@@ -113,16 +113,19 @@ def test_the_page_shows_what_is_kept_and_says_why_anything_in_it_is_wrong():
     assert set(re.findall(r'<a id="(\w+)">', shown)) == {line["row"] for line in lines} != set()
 
 
+NO_MUON = dict.fromkeys(("pp", "deepspeed"), "optimizer: muon")
+
+
 @pytest.mark.parametrize("kind", meshes.KINDS)
 def test_rows_that_share_out_a_model_are_proven_with_all_their_processes(kind):
-    """Each trial has as many as its row. A classifier has no tokens to divide."""
+    """Each trial has as many as its row. A classifier has no tokens to divide; pipelines and ZeRO have no Muon."""
+    refused = {"bert": {"cp": "it divides the tokens of a sequence"}, "llama": {}, "llama_muon": NO_MUON}[kind]
     config = reading.parse(meshes.asked(kind))
-    bert = kind.startswith("bert")
     sizes = set()
     for name, row in config.rows.items():
         trial = config.trial(row)
-        if bert and row.strategy == "cp":
-            with pytest.raises(BadInput, match="it divides the tokens of a sequence"):
+        if row.strategy in refused:
+            with pytest.raises(BadInput, match=refused[row.strategy]):
                 trial.refuse()
             continue
         for each in (row, trial):  # `lockstep accept` refuses a row, too, whose trial could be
@@ -139,3 +142,21 @@ def test_their_table_has_the_distance_in_float64_and_names_what_is_wrong():
     assert lines[0] == "| row | Llama |"
     assert "| `tp, tensor: n` | 3e-14, fp32: 0.3, **unequal** |" in lines
     assert "| `cp, context: 2, replicate: 2` | –, –, – |" in lines
+
+
+def test_a_step_that_is_clipped_is_told_from_one_that_is_rounded():
+    distances = {
+        (stage, clip): 0.4 if stage and clip else 0.012 for stage in zero_muon.STAGES for clip in zero_muon.CLIPS
+    }
+    lines = zero_muon.table(distances).splitlines()
+    assert lines[2:4] == ["| 0 | 1.2 % | 1.2 % |", "| 1 | 1.2 % | **40.0 %** |"]
+
+
+@pytest.mark.slow
+def test_zero_clips_the_step_of_its_muon_which_is_why_rows_refuse_it():
+    alone, rounded, clipped = (
+        zero_muon.updates(processes, stage=stage, clip=clip)
+        for processes, stage, clip in ((1, None, 1), (2, 1, 0), (2, 1, 1))
+    )
+    assert zero_muon.distance(rounded, alone) < 0.05
+    assert zero_muon.distance(clipped, alone) > 0.2

@@ -358,7 +358,7 @@ LOSSY = [
 REFUSED = [
     (
         {"optimizer": ["muon"]},
-        "DeepSpeed's engine joins matrices end to end, and Muon needs each by itself; use fsdp or ddp",
+        "ZeRO clips the step of its own Muon where others clip the gradient (docs/catalogue.md); use fsdp or ddp",
     ),
     ({"offload_optimizer": [True], "stage": [0]}, "ZeRO stage 0 has no optimizer shards to offload; use stage 1 to 3"),
     (
