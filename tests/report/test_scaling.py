@@ -23,7 +23,9 @@ ROWS = {
 }
 
 
-def families(rows: dict, seconds: dict[str, float], width: float | None = 1.01, **settings) -> tuple[list, list]:
+def families(
+    rows: dict, seconds: dict[str, float], width: float | None = 1.01, cores: int = 64, **settings
+) -> tuple[list, list]:
     """The families of rows that took so long, each ratio known to a factor of `width`; and the table's lines."""
     rows = reading.parse({"hardware": HARDWARE, "rows": rows} | settings).rows
     lines, runs = [], {}
@@ -36,6 +38,7 @@ def families(rows: dict, seconds: dict[str, float], width: float | None = 1.01, 
                 throughput={"samples_per_second": samples / seconds[name]},
                 work={"samples": samples},
                 asked=row.settings().of_row(),
+                environment={"cores": cores},
             )
         ]
         line = {
@@ -84,13 +87,25 @@ def test_where_each_device_keeps_its_samples_the_samples_per_second_count():
         "ddp": {"strategy": "ddp", "world_sizes": [1, 2, 4], "device_batch": 32, "global_batch": None},
     }
     # The same number of steps, of 64 samples, and of 32, 64 and 128.
-    (family,), lines = families(rows, {"single": 8.0, "ddp_1": 5.0, "ddp_2": 5.0, "ddp_4": 6.0})
-    assert (family["kind"], family["against"]) == ("weak", "single")
-    assert [size["gain"] for size in family["sizes"]] == pytest.approx([0.8, 1.6, 16 / 6])
+    seconds = {"single": 8.0, "ddp_1": 5.0, "ddp_2": 5.0, "ddp_4": 5.5}
+    (family,), lines = families(rows, seconds)
+    assert (family["kind"], family["against"]) == ("weak", "ddp_1")  # a step of single has twice as many
+    assert [size["gain"] for size in family["sizes"]] == pytest.approx([1, 2, 4 / 1.1])
     efficiencies = [size["efficiency"] for size in family["sizes"]]
-    assert efficiencies == pytest.approx([0.8, 0.8, 4 / 6])
+    assert efficiencies == pytest.approx([1, 1, 1 / 1.1])
     assert family["cliff"] is None  # less than is worth a sentence
     assert [line.get("weak_efficiency") for line in lines] == [None, *efficiencies]
+    rows = rows | {"half": {"strategy": "single", "global_batch": 32}}
+    (family,), _ = families(rows, seconds | {"half": 4.0})
+    assert family["against"] == "half"
+
+
+def test_ranks_that_share_cores_have_no_more_of_them():
+    """Else four ranks of two cores would seem to waste half of four."""
+    rows = {"ddp": {"strategy": "ddp", "world_sizes": [1, 2, 4]}}
+    (family,), _ = families(rows, {"ddp_1": 8.0, "ddp_2": 4.5, "ddp_4": 5.0}, cores=2)
+    assert [size["efficiency"] for size in family["sizes"]] == pytest.approx([1, 8 / 9, 0.8])
+    assert family["cliff"] is None
 
 
 def test_a_step_from_one_machine_to_several_is_named():

@@ -107,6 +107,19 @@ def shares_gpus(hardware: dict) -> bool:
     return 0 < hardware.get("gpu_count", 0) < hardware["processes"] // hardware.get("nodes", 1)
 
 
+def cores_of(hardware: dict, cores: int) -> int:
+    """The number of cores, over all nodes of `cores` each, that a run on `hardware` (a Hardware as a dict) computes on.
+
+    Ranks share cores if they have more threads than there are (`oversubscribe`).
+    """
+    return min(hardware["devices"] * hardware["threads"], cores * hardware.get("nodes", 1))
+
+
+def shares_cores(hardware: dict, cores: int) -> bool:
+    """Whether ranks of a run on `hardware` (a Hardware as a dict) shared cores, of which each node had so many."""
+    return hardware["device"] == "cpu" and cores_of(hardware, cores) < hardware["devices"] * hardware["threads"]
+
+
 def training_gpus(hardware: Hardware) -> list[int]:
     """The GPUs that a run on `hardware` trains on, by their numbers in nvidia-smi; empty on a CPU."""
     return (hardware.gpus or machine.gpu_numbers())[: hardware.gpu_count] if hardware.device == "cuda" else []

@@ -19,13 +19,14 @@ MFU (model FLOPs utilisation) is these operations divided by time and by the dev
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import numpy as np
 import yaml
 
 from lockstep.config import precisions
+from lockstep.config.hardware import cores_of
 from lockstep.paths import WORKFLOW
 
 PEAKS_FILE = WORKFLOW / "devices.yaml"
@@ -132,7 +133,7 @@ def peak_of(row, settings: dict, environment: dict, cpu: dict | None) -> tuple[f
         tf32 = row.precision == "fp32" and settings["matmul"] != "highest"
         name = (environment["gpus"] or [""])[0]
         return row.hardware.gpu_count * row.hardware.nodes, device_peak(name, "tf32" if tf32 else row.precision)
-    cores = row.hardware.devices * row.hardware.threads
+    cores = cores_of(asdict(row.hardware), environment["cores"])
     rate = (cpu or {"flops_per_second": {}})["flops_per_second"].get(row.precision)
     return cores, rate / cpu["cores"] if rate else None
 

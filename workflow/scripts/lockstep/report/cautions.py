@@ -3,7 +3,7 @@
 import math
 
 from lockstep.config import registry
-from lockstep.config.hardware import shares_gpus
+from lockstep.config.hardware import shares_cores, shares_gpus
 from lockstep.config.qualities import QUALITIES
 from lockstep.proof.fairness import alike, other_versions
 from lockstep.proof.verdicts import PROVEN
@@ -50,6 +50,8 @@ def _warnings(summary: Summary) -> list[Text]:
     warnings += named("warn_apart", summary.apart)
     used = {row["row"]: _hardware(row, summary) for row in done}
     warnings += named("warn_shared", [name for name, asked in used.items() if shares_gpus(asked)])
+    crowded = [name for name, asked in used.items() if shares_cores(asked, summary.environment["cores"])]
+    warnings += named("warn_shared_cores", crowded)
     if summary.statistics and summary.statistics["unlike_spreads"]:
         warnings.append(say("warn_spreads"))
     if disturbed:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from lockstep import stats
 from lockstep.config.configuration import Config
-from lockstep.config.hardware import device_count
+from lockstep.config.hardware import cores_of, device_count
 from lockstep.proof.verdicts import WRONG
 from lockstep.report.reading import Run, good_runs, trusted
 
@@ -72,8 +72,9 @@ def _shown(closed: stats.Fit, ours: str, theirs: str) -> bool | None:
 
 def capacity(runs: list[Run]) -> int:
     """The number of GPUs of a row's runs or, on a CPU, of cores, as one process may have several."""
-    hardware = good_runs(runs)[0].asked["hardware"]
-    return device_count(hardware) * (hardware["threads"] if hardware["device"] == "cpu" else 1)
+    run = good_runs(runs)[0]
+    hardware = run.asked["hardware"]
+    return cores_of(hardware, run.environment["cores"]) if hardware["device"] == "cpu" else device_count(hardware)
 
 
 def _together(seconds: dict[str, dict[stats.Block, float]], baseline: str | None) -> stats.Fit:

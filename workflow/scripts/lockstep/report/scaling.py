@@ -3,7 +3,7 @@
 Strong scaling: all of them train the same plan. Weak scaling: each device keeps its share of a step, so the batch grows
 with the devices (`device_batch`); the plans differ then, and only samples per second can be compared. Both are compared
 with the best row on one device, and not with the same strategy on one device, because a strategy that is slow there
-seems to scale well.
+seems to scale well. For weak scaling that row has a device's share as its batch: another batch has another speed.
 """
 
 import itertools
@@ -115,7 +115,8 @@ def _size(row: dict, against: str, runs: dict, between: Callable) -> Size | None
 def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) -> str | None:
     """The row on one device with the most samples per second per GPU or core, in the members' precision.
 
-    For strong scaling it must train the same plan. A row outside the family counts only in the closed division.
+    For strong scaling it must train the same plan; for weak scaling, the same number of samples in a step, unless there
+    is none that does. A row outside the family counts only in the closed division.
     """
     names = [row["row"] for row in members]
     first = _asked(runs[names[0]])
@@ -128,6 +129,9 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
         and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[names[0]]))
         and trusted(runs[row["row"]])
     ]
+    if kind == "weak":
+        share = first["train"]["device_batch"]
+        alone = [name for name in alone if _asked(runs[name])["train"]["global_batch"] == share] or alone
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
 
 
