@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given
@@ -34,6 +35,17 @@ def test_what_is_a_latency_and_a_bandwidth_is_found_again(latency, bandwidth, op
         assert found["bandwidth"] == pytest.approx(bandwidth, rel=1e-3)
 
 
+@given(some.lists(some.floats(0.1, 10), min_size=10, max_size=10))
+def test_a_point_that_is_too_slow_counts_as_much_as_one_that_is_too_fast(times):
+    """Turned around, errors of a message's time turn the fitted times around, too."""
+    both = []
+    for factors in (times, [1 / factor for factor in times]):
+        measured = [{"bytes": 1e6, "seconds": 1e-3 * factor} for factor in factors]
+        found = network.fit(measured, 1.0)
+        both.append(found["latency"] + 1e6 / (found["bandwidth"] or np.inf))
+    assert both[0] * both[1] == pytest.approx(1e-6, rel=1e-3)
+
+
 def test_neither_is_below_zero():
     falling = [{"bytes": size, "seconds": 1e-3 * (1 + at % 2)} for at, size in enumerate(reversed(network.sizes()))]
     found = network.fit(falling, 1.0)
@@ -56,7 +68,7 @@ def test_sizes_go_from_one_kibibyte_to_what_is_asked_for():
 def test_by_default_there_are_as_many_ranks_as_devices():
     config = reading.parse({"hardware": {"device": "cpu", "threads": 1, "node_cores": 3}})
     assert [row.hardware.processes for row in network.rows(config, None, None)] == [2]
-    with pytest.raises(BadInput, match="4, but there are 3 CPU cores"):
+    with pytest.raises(BadInput, match="^--ranks: 4, but there are 3 CPU cores"):
         network.rows(config, [4], None)
     with pytest.raises(BadInput, match="nccl works between GPUs only"):
         network.rows(config, [2], "nccl")

@@ -345,7 +345,7 @@ def test_what_cannot_be_gone_on_from_is_refused_by_name(prepared):
     run(results, "launch", *once, "--set", "train.checkpoint_every=0", "--repeat", "2")
     other = str(results / "runs/single/n1/rep2")
     said = run(results, "launch", *once, "--resume", other, code=2)
-    assert "there is no state to continue from: it has none; set train.checkpoint_every" in said
+    assert "it has no state from which this run could continue: it has none; set train.checkpoint_every" in said
 
 
 # What is forgotten: the row that it is tried on, what is done before its state is read, and after.

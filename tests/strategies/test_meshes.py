@@ -580,7 +580,7 @@ def test_which_heads_can_be_shared(heads, says):
             {"strategy": "zero_redundancy", "optimizer": "muon"},
             "optimizer: muon: ZeroRedundancyOptimizer makes an optimizer of a single kind",
         ),
-        ({"strategy": "deepspeed", "optimizer": "muon"}, "optimizer: muon: DeepSpeed's engine joins matrices end"),
+        ({"strategy": "deepspeed", "optimizer": "muon"}, "optimizer: muon: ZeRO clips the step of its own Muon"),
         ({"strategy": "horovod", "optimizer": "muon"}, "optimizer: muon: Horovod makes an optimizer of its own"),
         (
             {"strategy": "pp", "stages": 2},
@@ -595,6 +595,14 @@ def test_which_heads_can_be_shared(heads, says):
             "optimizer: muon: Muon leaves out the layer that makes the outputs",
         ),
         ({"strategy": "pp", "stages": 3, "precision": "fp16"}, "precision: fp16: the loss is scaled on the last stage"),
+        (
+            {"strategy": "pp", "stages": 3, "pipeline": "1f1b", "accumulation": 2},
+            "x.accumulation: 2, but pipeline: 1f1b on 3 ranks needs at least 3: each stage works on one of them",
+        ),
+        (
+            {"strategy": "pp", "stages": 3, "pipeline": "interleaved", "accumulation": 4},
+            "x.accumulation: 4, but pipeline: interleaved on 3 ranks needs a multiple of 3: its stages take them in",
+        ),
         ({"strategy": "tp", "tensor": 3, "precision": "fp16"}, "precision: fp16"),
         ({"strategy": "tp", "tensor": 3, "replicate": 2}, "shard: False, replicate: 2: without shard each replica is"),
         (

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from lockstep import paths
 from lockstep.config import launchers
@@ -22,6 +23,7 @@ from lockstep.run.processes import Interrupted
 PROGRAM = paths.SCRIPTS / "lockstep" / "rank" / "network.py"
 RANKS = (2, 4)  # where there are so many devices
 SMALLEST, LARGEST, FACTOR = 2**10, 2**28, 4  # bytes: 1 KiB to 256 MiB
+NEGLIGIBLE = 1e-6  # of the shortest time
 
 
 def sizes(largest: int = LARGEST) -> list[int]:
@@ -43,7 +45,7 @@ def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[R
             row.hardware  # noqa: B018 - it is resolved when it is asked for
         except BadInput as error:
             if ranks:
-                raise
+                raise BadInput(str(error).replace("rows.collectives.processes", "--ranks")) from None
             why = why or error
         else:
             found.append(row)
@@ -85,26 +87,29 @@ def measure(row: Row, folder: Path, asked: list[int], operations: list[str]) -> 
 
 
 def fit(points: list[dict], factor: float) -> dict:
-    """seconds = latency + bytes * factor / bandwidth, by least squares of the relative errors, neither below 0.
+    """seconds = latency + bytes * factor / bandwidth, by least squares of the logarithms' errors.
+
+    So twice too fast is as wrong as twice too slow; relative errors would follow the fastest points.
 
     Adds to each point its bus bandwidth. latency in seconds; bandwidth in bytes per second, as nccl-tests' bus
-    bandwidth; worst: the largest relative error at a point.
+    bandwidth, None if no point takes longer for its bytes; worst: by which share the slower of fitted and measured
+    takes longer, at the worst point.
     """
     for point in points:
         point["bus_bandwidth"] = factor * point["bytes"] / point["seconds"]
     size, seconds = (np.array([point[name] for point in points], dtype=float) for name in ("bytes", "seconds"))
-    design = np.stack([1 / seconds, size / seconds], axis=1)
-    scale = design.max(axis=0)  # else one column would be 1e9 times the other
-    both = np.linalg.lstsq(design / scale, np.ones(len(points)), rcond=None)[0]
-    # Of two unknowns: where one comes out negative it is 0, and the other is fitted alone.
-    if both.min() < 0:
-        kept = 1 - int(both.argmin())
-        column = (design / scale)[:, kept]
-        both = np.zeros(2)
-        both[kept] = column.sum() / (column @ column)
-    latency, per_byte = (both / scale).tolist()
-    worst = np.abs((latency + per_byte * size) / seconds - 1).max().item()
-    return {"latency": latency, "bandwidth": factor / per_byte if per_byte else None, "worst": worst}
+
+    def errors(unknown: np.ndarray) -> np.ndarray:
+        return np.log((unknown[0] + unknown[1] * size) / seconds)
+
+    start = np.array([seconds.min(), seconds[size.argmax()] / size.max()])
+    latency, per_byte = least_squares(errors, start, bounds=(0, np.inf), x_scale=start, xtol=1e-12, ftol=1e-12).x
+    seen = per_byte * size.max() > NEGLIGIBLE * seconds.min()
+    return {
+        "latency": float(latency),
+        "bandwidth": factor / float(per_byte) if seen else None,
+        "worst": float(np.exp(np.abs(errors(np.array([latency, per_byte]))).max()) - 1),
+    }
 
 
 def save(results: Path, measured: list[dict]) -> Path:

@@ -21,6 +21,8 @@ so without importing torch or its framework:
     OTHER_MODEL    such pairs for rows that train another model than single by design; the proof reports this as
                    expected and not as a failure
     EQUAL_SHARES   such pairs for rows whose ranks need equal shares, so that the global batch must be a multiple
+    A_MICRO_BATCH_EACH       such pairs for rows that need as many micro-batches as ranks hold a replica, or more
+    ROUNDS_OF_MICRO_BATCHES  such pairs for rows that need a multiple of as many
     WHOLE_BATCH    such pairs for rows whose ranks each train the whole batch, so that the ledger has it once per rank
     OWN_BATCHES    such pairs for rows whose batches a framework's own loader makes
     OWN_SCHEDULE   such pairs for rows whose learning rate a framework steps. If a row with either of these two trains
@@ -76,6 +78,7 @@ from lockstep.paths import PROJECT, STRATEGIES, STUDIES, TASKS
 DIVISIONS = ("closed", "open")  # of rows that are compared with each other; any other one is a study's name
 # Literals that are lists of pairs: settings, and a reason that applies to rows with these settings.
 PAIRS = ("REFUSED", "LOSSY", "OTHER_MODEL", "EQUAL_SHARES", "WHOLE_BATCH", "UNCOUNTED")
+PAIRS += ("A_MICRO_BATCH_EACH", "ROUNDS_OF_MICRO_BATCHES")
 PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER", "COMPILES", "AWAITS_GRADIENTS")
 # Literals that are lists of pairs of which the first that applies counts. A strategy does not inherit them: one that
 # extends another may send something else.

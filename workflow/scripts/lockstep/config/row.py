@@ -233,6 +233,7 @@ class Row:
                     f"{where}: {named}: {number} {what}, but there are {self.hardware.processes} ranks. Set processes"
                     f" to a multiple of {number}, or change {named}."
                 )
+        self._refuse_micro_batches()
         parts = self.replicas * self.train.accumulation
         sharing = f"{self.replicas} {'devices' if together == 1 else 'replicas'}"
         if batch < parts:
@@ -248,6 +249,20 @@ class Row:
                 f"{where}.global_batch: {batch} samples can't be shared evenly by {sharing}{micro}: {reason}{asked}."
                 f" Set it to a multiple of {parts}."
             )
+
+    def _refuse_micro_batches(self) -> None:
+        """Raise BadInput if there are too few micro-batches for the ranks that hold a replica together, or too many."""
+        together, given = self.ranks_per_replica, self.train.accumulation
+        wrong = [
+            (f"at least {together}", self._matches("A_MICRO_BATCH_EACH") if given < together else []),
+            (f"a multiple of {together}", self._matches("ROUNDS_OF_MICRO_BATCHES") if given % together else []),
+        ]
+        for needed, pairs in wrong:
+            for settings, reason in pairs:
+                raise BadInput(
+                    f"rows.{self.name}.accumulation: {given}, but {settings} on {together} ranks needs {needed}:"
+                    f" {reason}. Set accumulation to that, or change stages."
+                )
 
     def _refuse_lora(self) -> None:
         """Raise BadInput if the row uses LoRA and another setting contradicts it."""

@@ -50,6 +50,10 @@ def _sizes(row: Row, raw: dict, where: str) -> list[int]:
     if "world_sizes" in raw:
         if alone:
             raise BadInput(f"{where}: {row.strategy} trains on one device, however many there are. Leave it out.")
+        if "processes" in raw and row.asked.nodes == 1:  # of several machines it is the number on each
+            raise BadInput(
+                f"{where}: {sizes}, but processes is also set, to {row.asked.processes}. Leave one of them out."
+            )
         return sizes
     if alone or "processes" in raw or row.study:
         return []

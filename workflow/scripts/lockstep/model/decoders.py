@@ -129,8 +129,12 @@ def _require_fit(decoder: torch.nn.Module, model: Model, tokens: int, max_length
         ) from None
     try:
         separate = separates_documents(decoder, tokens)
-    except (RuntimeError, IndexError, ValueError, TypeError):
-        separate = False
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise BadInput(
+            f"model.name: {model.name} fails with an attention_mask of [sequences, 1, tokens, tokens], which keeps"
+            f" documents that share a sequence from seeing each other ({brief(error)}). Name another model, or change"
+            " its config.json."
+        ) from None
     if not separate:
         raise BadInput(
             f"model.name: {model.name} ignores an attention_mask of [sequences, 1, tokens, tokens] or position_ids, so"

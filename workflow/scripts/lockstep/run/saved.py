@@ -86,7 +86,7 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
     if not reasons:
         there = paths.saved_states(run)
         reasons = ["the run is finished; raise train.epochs" if there else "it has none; set train.checkpoint_every"]
-    raise BadInput(f"--resume {run}: there is no state to continue from: {'; '.join(reasons)}.")
+    raise BadInput(f"--resume {run}: it has no state from which this run could continue: {'; '.join(reasons)}.")
 
 
 def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:

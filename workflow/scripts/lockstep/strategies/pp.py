@@ -41,19 +41,8 @@ class Strategy(ddp.Strategy):
         return self.world
 
     def wrap(self):
-        stages = self.options["stages"]
-        if self.options["pipeline"] == "1f1b" and self.accumulation < stages:
-            raise RunFailed(
-                f"pipeline: 1f1b: {stages} stages need at least as many micro-batches, but accumulation is"
-                f" {self.accumulation}; raise it, or use gpipe"
-            )
-        if self.options["pipeline"] == "interleaved" and self.accumulation % stages:
-            raise RunFailed(
-                f"pipeline: interleaved: {stages} ranks take micro-batches in rounds of {stages}, but accumulation is"
-                f" {self.accumulation}; make it a multiple"
-            )
-        names = ("replicate", "stage")
-        self.mesh = init_device_mesh(self.world.device.type, (self.world.replicas, stages), mesh_dim_names=names)
+        shape, names = (self.world.replicas, self.options["stages"]), ("replicate", "stage")
+        self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=names)
         self.pipelines = {}
         torch.manual_seed(torch.initial_seed() + self.stage)  # so that stages do not drop the same units
 
@@ -210,6 +199,8 @@ OPTIONS = {
 }
 RANKS_PER_REPLICA = ("stages",)
 EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
+A_MICRO_BATCH_EACH = [({"pipeline": ["1f1b"]}, "each stage works on one of them; pipeline: gpipe takes fewer")]
+ROUNDS_OF_MICRO_BATCHES = [({"pipeline": ["interleaved"]}, "its stages take them in rounds")]
 UNCOUNTED = [({}, "each stage needs another amount, and they tell each other their shapes")]
 REFUSED = [
     (
