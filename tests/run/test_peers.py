@@ -19,7 +19,7 @@ import pytest
 from lockstep import paths
 from lockstep.config import reading
 from lockstep.errors import BadInput, RunFailed
-from lockstep.run import coordination, peers
+from lockstep.run import coordination, follower, peers
 from tests.run.test_coordination import no_process_is_left, wait_for
 
 NODES = {"device": "cpu", "nodes": 3, "processes": 1, "oversubscribe": True, "endpoint": "127.0.0.1", "timeout": 5}
@@ -207,6 +207,17 @@ def test_who_is_missing_is_told_with_the_port_that_must_be_open(tmp_path):
     with refused, coordination.leading(tmp_path, row, 1) as lead:
         lead.meet()
     assert not paths.lead_file(tmp_path).exists()
+
+
+def test_a_node_that_cannot_reach_node_0_says_where_it_listens(tmp_path):
+    listener = peers.Listener(tmp_path, "127.0.0.1")
+    listener.socket.close()
+    config = reading.parse({"hardware": NODES | {"timeout": 1}, "rows": {"x": {"strategy": "ddp"}}})
+    with pytest.raises(BadInput) as raised:
+        follower.follow(lambda: config, tmp_path, 1, config.rows["x"])
+    said = str(raised.value)
+    assert said.startswith("node 0 did not call within 1 s (hardware.timeout): ")
+    assert f"can't reach it at 127.0.0.1:{listener.port} (Connection refused). Are all ports between" in said
 
 
 # Whole runs of two nodes, both on this machine.
