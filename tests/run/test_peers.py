@@ -48,6 +48,17 @@ while True:
         node.say(proof=peers.proof(listener.secret, 0), phase=peers.TRAINING)
     time.sleep(0.05)
 """
+# launch.py on node 0, where the first attempt at a run is disturbed.
+DISTURBED = f"""
+import runpy, sys
+from dataclasses import replace
+sys.path.insert(0, {str(paths.SCRIPTS)!r})
+from lockstep.run import watcher
+
+verdicts, judge = iter([["noise"], []]), watcher.judge
+watcher.judge = lambda *watched: replace(judge(*watched), disturbed=next(verdicts))
+runpy.run_path({str(paths.SCRIPTS / "launch.py")!r}, run_name="__main__")
+"""
 STRANGE = {
     "http": b"GET / HTTP/1.1\r\nHost: lead\r\n\r\n",
     "another secret": json.dumps({"node": 1, "proof": peers.proof("another", 1)}).encode() + b"\n",
@@ -293,3 +304,19 @@ def test_a_supervisor_that_is_stopped_is_named_and_ends_when_it_goes_on(results,
     assert both[number].returncode == 1, said
     assert re.search(reason, said, re.MULTILINE), said
     assert no_process_is_left(results)
+
+
+@pytest.mark.slow
+def test_a_disturbed_run_is_repeated_by_all_nodes(results):
+    sets = ("--set", "train.max_steps=6", "--set", "retries=1")
+    subprocess.run(command("plan", results, *sets), check=True, capture_output=True)
+    words = command("launch", results, *sets, "--row", "ddp", "--nodes", "2", "--node-rank")
+    other = subprocess.Popen([*words, "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", DISTURBED, *words[2:], "0"], capture_output=True, text=True, timeout=200
+    )
+    theirs, _ = other.communicate(timeout=60)
+    assert (said.returncode, other.returncode) == (0, 0), said.stdout + said.stderr + theirs
+    assert "ddp: noise; " in said.stdout
+    record = json.loads((results / "runs" / "ddp" / "n2" / "rep1" / paths.RECORD).read_text())
+    assert [attempt["disturbed"][0] for attempt in record["disturbed_before"]] == ["noise"]
