@@ -2,8 +2,12 @@
 
 import csv
 from types import SimpleNamespace
+from unittest import mock
+from urllib.parse import unquote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from lockstep import __version__, columns, files, paths
 from lockstep.report import page, paper
@@ -14,7 +18,7 @@ from lockstep.report.reading import Missing
     ("text", "expected"),
     [
         ("ddp_amp", r"ddp\_amp"),
-        (r"\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        (r"\input{/etc/passwd}", r"\textbackslash{}input\textbraceleft{}/etc/passwd\textbraceright{}"),
         ("50 % & $x$ #1\n~^", r"50 \% \& \$x\$ \#1 \textasciitilde{}\textasciicircum{}"),
     ],
 )
@@ -74,6 +78,23 @@ def test_what_is_cited_is_what_the_citation_file_says():
     assert "author = {{The Lockstep authors}}" in entry
     assert f"version = {{{__version__}}}" in entry
     assert entry.count("{") == entry.count("}")
+
+
+@given(title=some.text(), name=some.text(min_size=1), url=some.none() | some.text(min_size=1))
+def test_bibtex_reads_every_text_as_it_is(title, name, url):
+    """A program that reads BibTeX finds the same fields and authors, whatever stands in them."""
+    database = pytest.importorskip("pybtex.database", reason="needs pybtex: pip install -r requirements-dev.txt")
+    authors = [{"name": name}, {"family-names": "Lovelace", "given-names": "Ada"}, {"family-names": "Sappho"}]
+    cited = {"title": title, "authors": authors, "date-released": "2026-11-29"}
+    with mock.patch.multiple(paper, _citation=lambda: cited, address=lambda: url):
+        entry = paper.bibtex(SimpleNamespace(succeeded_runs=[]))
+    (found,) = database.parse_string(entry, "bibtex").entries.values()
+    assert found.fields["title"] == " ".join(f"{{{paper.escaped(title)}}}".split())
+    assert unquote(found.fields.get("url", "")) == unquote(url or "")
+    assert (found.fields["year"], found.fields["version"]) == ("2026", paper.escaped(__version__))
+    entity, *people = found.persons["author"]
+    assert str(entity) == " ".join(f"{{{paper.escaped(name)}}}".split())
+    assert [str(person) for person in people] == ["Lovelace, Ada", "Sappho"]
 
 
 @pytest.mark.parametrize(

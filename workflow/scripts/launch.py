@@ -9,7 +9,7 @@ from pathlib import Path
 from lockstep import cli, paths
 from lockstep.config.configuration import Config
 from lockstep.errors import BadInput
-from lockstep.run import addresses, coordination, follower, node, runs
+from lockstep.run import addresses, follower, node, peers, runs
 from lockstep.run.progress import VIEW
 
 
@@ -91,7 +91,7 @@ def _by_node_0(arguments) -> bool:
     if not written.exists():
         print(f"waiting for {written}, which Snakemake writes on node 0", flush=True)
     while not written.exists():
-        time.sleep(coordination.POLL)
+        time.sleep(peers.POLL)
     return True
 
 

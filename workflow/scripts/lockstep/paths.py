@@ -93,9 +93,9 @@ def nodes_folder(results: Path) -> Path:
     return results / "nodes"
 
 
-def node_file(results: Path, node: int) -> Path:
-    """A node's description of itself."""
-    return nodes_folder(results) / f"{node}.json"
+def lead_file(results: Path) -> Path:
+    """Where node 0 listens for the others while it leads a run, and the secret by which they know each other."""
+    return nodes_folder(results) / "lead.json"
 
 
 def predictions_file(results: Path) -> Path:

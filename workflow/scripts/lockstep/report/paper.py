@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
 import yaml
@@ -42,7 +43,9 @@ ESCAPED = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "{": r"\textbraceleft{}",  # not \{, as BibTeX counts braces
+    "}": r"\textbraceright{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_"},
 }
 
 
@@ -315,25 +318,24 @@ def address() -> str | None:
 def bibtex(summary: Summary) -> str:
     """A BibTeX entry for Lockstep, from CITATION.cff, with the version and the results' commit."""
     cited = _citation()
-    authors = [
-        f"{{{author['name']}}}" if "name" in author else f"{author['family-names']}, {author['given-names']}"
-        for author in cited["authors"]
-    ]
     commits = [_commits(summary).en] if summary.succeeded_runs else []
     fields = {
-        "title": f"{{{_bibtex(cited['title'])}}}",
-        "author": " and ".join(authors),
-        "version": __version__,
+        "title": f"{{{escaped(cited['title'])}}}",
+        "author": " and ".join(map(_author, cited["authors"])),
+        "version": escaped(__version__),
         "year": str(cited["date-released"])[:4] if "date-released" in cited else None,
-        "url": address(),
-        "note": "; ".join([f"Version {__version__}", *(f"commit {commit}" for commit in commits)]),
+        "url": quote(address() or "", safe=":/?#[]@!$&'()*+,;=%~"),  # LaTeX's \url prints letters as they are
+        "note": escaped("; ".join([f"Version {__version__}", *(f"commit {commit}" for commit in commits)])),
     }
     lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
     return "\n".join(["@misc{lockstep,", *lines, "}", ""])
 
 
-def _bibtex(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "&%$#_" else letter for letter in text)
+def _author(author: dict) -> str:
+    """An author of CITATION.cff as BibTeX has it: "family, given", or an entity, undivided, in braces."""
+    if "name" in author:
+        return f"{{{escaped(author['name'])}}}"
+    return ", ".join(escaped(author[part]) for part in ("family-names", "given-names") if part in author)
 
 
 def installed(summary: Summary, results: Path) -> str:

@@ -1,10 +1,9 @@
 """Several machines: how the supervisors of one run, one on each node, agree before it starts and end it together.
 
 Every node runs launch.py, and the one on node 0 leads: it calls the others, compares what they report about themselves
-with its own state, tells them to start, and writes the record. They communicate through the results folder, which all
-of them share: each keeps rewriting one small file there, and reads the files of the others. If a file has not changed
-for SILENCE seconds by the reader's own clock, its writer is gone. Clocks of different machines are compared only once,
-before the start.
+with its own state, tells them to start, and writes the record. They communicate over TCP connections to node 0
+(peers.py). If one closes without a reason, or is silent for SILENCE seconds by the reader's own clock, that node is
+gone, and the run ends. Clocks of different machines are compared only once, before the start.
 
 The ranks themselves meet at PyTorch's rendezvous, an address and port of node 0 (`hardware.endpoint`), which every
 other node must reach before anything starts.
@@ -15,25 +14,29 @@ import secrets
 import time
 from pathlib import Path
 
+from lockstep import paths
 from lockstep.config.machine import free_port
 from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed, RunSaved
+from lockstep.run import lifetime
 from lockstep.run.addresses import Rendezvous, endpoint, host_names, listening, own_address, read_hosts
 from lockstep.run.peers import (
     CALLING,
     DONE,
     FAILED,
     OVER,
+    POLL,
     SILENCE,
     TRAINING,
-    OwnStatus,
-    PeerStatus,
+    Listener,
+    Peer,
     describe,
     difference,
+    proof,
 )
 from lockstep.run.processes import StopRequest
 
-POLL = 0.2  # seconds
+GOODBYE = 2.0  # seconds that the other nodes have to read how the run ended
 CODES = {BadInput: 2, RunSaved: 143}  # the exit codes of nodes (errors.exit_code); all others are 1
 
 
@@ -42,8 +45,9 @@ class Lead:
 
     def __init__(self, results: Path, row: Row, repeat: int):
         self.results, self.row, self.repeat = results, row, repeat
-        self.status = OwnStatus(results, 0)
-        self.others = [PeerStatus(results, node) for node in range(1, row.hardware.nodes)]
+        self.listener: Listener | None = None  # from the first call on
+        self.status: dict = {}  # what this node tells the others
+        self.joined: dict[int, Peer] = {}  # the other nodes that are connected, or were, by their number
 
     def meet(self) -> Rendezvous:
         """Call the other nodes, and wait for them. Raises BadInput if one does not answer, or differs from this one."""
@@ -55,8 +59,9 @@ class Lead:
         name = secrets.token_hex(8)
         about = describe(self.row, self.results, address, interface)
         with listening(address, port):
-            self.status.content = {}
-            self.status.say(
+            self.listener = self.listener or Listener(self.results, address)
+            self.status = {"proof": proof(self.listener.secret, 0)}
+            self._tell(
                 phase=CALLING,
                 call=name,
                 about=about,
@@ -71,80 +76,118 @@ class Lead:
             )
             print(f"{self.row.name}: {hardware.nodes} nodes meet at {address}:{port}", flush=True)
             self._await_answers(name, about)
-        abouts = [about, *(other.last["about"] for other in self.others)]
+        abouts = [about, *(other.last["about"] for other in self._hear())]
         self.nodes = [{key: node[key] for key in ("host", "address", "interface")} for node in abouts]
         return Rendezvous(port, address, 0, address, interface, host_names(self.row, self.nodes), name)
 
     def _await_answers(self, call: str, about: dict) -> None:
-        deadline = time.monotonic() + self.row.hardware.timeout
-        missing = list(self.others)
-        while missing:
-            time.sleep(POLL)
-            self.status.beat()
-            for other in list(missing):
-                answer = other.read()
-                if answer.get("call") != call:
+        deadline, compared = time.monotonic() + self.row.hardware.timeout, set()
+        while True:
+            for other in self._hear():
+                answer = other.last
+                if answer.get("call") != call or other in compared:
                     continue
                 ahead = answer["about"]["time"] - time.time()
                 if why := answer.get("reason") or difference(about, answer["about"], other.name, ahead):
                     raise BadInput(why)
-                missing.remove(other)
-            if missing and time.monotonic() > deadline:
-                names = " and ".join(f"node {other.node}" for other in missing)
+                compared.add(other)
+            missing = [node for node in range(1, self.row.hardware.nodes) if self.joined.get(node) not in compared]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                names = " and ".join(f"node {node}" for node in missing)
                 raise BadInput(
                     f"{names} did not answer within {self.row.hardware.timeout:g} s (hardware.timeout). Start launch.py"
                     f" there with --node-rank, and with the same --results, in a folder that all nodes share:"
-                    f" {self.results.resolve()}"
+                    f" {self.results.resolve()}. Node 0 listens at {self.listener.address}:{self.listener.port}, which"
+                    " must be open for them."
                 )
+            time.sleep(POLL)
 
     def begin(self) -> None:
         """Tell the others to start, when this node starts."""
-        self.status.say(phase=TRAINING, nodes=self.nodes, stop_after=0)
+        self._tell(phase=TRAINING, nodes=self.nodes, stop_after=0)
 
     def meanwhile(self, request: StopRequest) -> None:
         """Called repeatedly while the ranks train: makes all nodes stop together, and checks that they are alive.
 
         Raises RunFailed if another node has failed or is gone.
         """
-        self._hear()
-        if not request.step and any(other.last.get("asked_to_stop") for other in self.others):
+        others = self._require_others()
+        if not request.step and any(other.last.get("asked_to_stop") for other in others):
             request.soon()
-        if request.step != self.status.content["stop_after"]:
-            self.status.say(stop_after=request.step)
-        self.status.beat()
+        if request.step != self.status["stop_after"]:
+            self._tell(stop_after=request.step)
 
-    def _hear(self) -> None:
-        for other in self.others:
-            if other.read().get("phase") == FAILED:
-                raise RunFailed(f"{other.name}: {other.last['reason']}")
-            if other.silent:
-                raise RunFailed(f"{other.name} has not been heard from for {SILENCE:g} s, so the run was ended")
+    def _tell(self, **changes) -> None:
+        """Tell all other nodes this one's status with `changes`."""
+        self.status |= changes
+        for node in self.joined.values():
+            node.say(**self.status)
+
+    def _hear(self) -> list[Peer]:
+        """The other nodes of the run that are connected, or were, with their present status.
+
+        Nodes that the row does not need may be connected, too: they see by the call that they are not meant.
+        """
+        for node in self.listener.admit():
+            present = self.joined.get(node.node)
+            if present and (not present.closed or self.status["phase"] != CALLING):
+                node.close()  # a second one of this number, where files can't be locked (follower.py), or too late
+                continue
+            self.joined[node.node] = node
+            node.say(**self.status)
+        for node in self.joined.values():
+            node.beat()
+            node.read()
+        return [self.joined[number] for number in range(1, self.row.hardware.nodes) if number in self.joined]
+
+    def _require_others(self) -> list[Peer]:
+        """The other nodes, with their present status. Raises RunFailed if one has failed or is gone."""
+        others = self._hear()
+        if reason := _why_ended(others):
+            raise RunFailed(reason)
+        return others
 
     def gather(self) -> list[dict]:
         """The reports of the other nodes, when all their processes have ended. Raises RunFailed like `meanwhile`."""
-        while not all(other.read().get("phase") == DONE for other in self.others):
-            self._hear()
-            self.status.beat()
+        while True:
+            others = self._require_others()
+            if all(other.last.get("phase") == DONE for other in others):
+                return [other.last for other in others]
             time.sleep(POLL)
-        return [other.last for other in self.others]
 
     def first_reason(self) -> str:
         """Why another node failed, if that made this one fail too; waits some seconds for its report. Else empty."""
         deadline = time.monotonic() + SILENCE / 2
         while time.monotonic() < deadline:
-            self.status.beat()
-            failed = [other for other in self.others if other.read().get("phase") == FAILED]
-            if failed:
-                return f"{failed[0].name}: {failed[0].last['reason']}"
-            if all(other.silent or other.last.get("phase") == DONE for other in self.others):
-                break
+            others = self._hear()
+            if (reason := _why_ended(others)) or all(other.last.get("phase") == DONE for other in others):
+                return reason
             time.sleep(POLL)
         return ""
 
     def over(self, code: int, reason: str) -> None:
         """Tell the others how the whole run ended, so that they end with the same exit code and message."""
-        with contextlib.suppress(OSError, RunFailed):  # if the disk is full, the others notice its silence
-            self.status.say(phase=OVER, code=code, reason=reason)
+        if not self.listener:
+            return
+        self.listener.close()
+        self._tell(phase=OVER, code=code, reason=reason)
+        # To close a connection before the other end has read it, or with something unread here, may lose what was told.
+        deadline = time.monotonic() + GOODBYE
+        while time.monotonic() < deadline and not all(node.closed for node in self.joined.values()):
+            for node in self.joined.values():
+                node.read()
+            time.sleep(POLL / 4)
+        for node in self.joined.values():
+            node.close()
+
+
+def _why_ended(nodes: list[Peer]) -> str:
+    """Why the first of these nodes is gone or, if all are there, why the first has failed; else empty."""
+    gone = [f"{node.lost}, so the run was ended" for node in nodes if node.lost]
+    failed = [f"{node.name}: {node.last['reason']}" for node in nodes if node.last.get("phase") == FAILED]
+    return next(iter(gone + failed), "")
 
 
 @contextlib.contextmanager
@@ -154,10 +197,11 @@ def leading(results: Path, row: Row, repeat: int):
         yield None
         return
     lead = Lead(results, row, repeat)
-    try:
-        yield lead
-    except BaseException as error:
-        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
-        lead.over(code, str(error) or "node 0 was interrupted")
-        raise
-    lead.over(0, "")
+    with lifetime.hold(paths.nodes_folder(results) / "0"):  # as each number is one node's (follower.py)
+        try:
+            yield lead
+        except BaseException as error:
+            code = next((code for kind, code in CODES.items() if isinstance(error, kind)), 1)
+            lead.over(code, str(error) or "node 0 was interrupted")
+            raise
+        lead.over(0, "")

@@ -16,7 +16,8 @@ from lockstep.config.resolving import refuse_less
 from lockstep.config.row import Row
 from lockstep.data.plan import Plan
 from lockstep.errors import BadInput, RunFailed, RunSaved
-from lockstep.run import addresses, coordination, lifetime, node, peers, record_files, watcher
+from lockstep.run import addresses, lifetime, node, peers, record_files, watcher
+from lockstep.run.peers import Peer
 from lockstep.run.processes import Interrupted, Saved
 from lockstep.run.progress import Progress
 
@@ -27,13 +28,12 @@ def follow(configuration: Callable[[], Config], results: Path, rank: int, wanted
     configuration: reads the configuration, anew for each run, because node 0 may be asked for another one meanwhile.
     Raises the error with which node 0 ends the run: BadInput, RunFailed or RunSaved.
     """
-    own = paths.nodes_folder(results) / str(rank)
-    with lifetime.hold(own):  # so that no two nodes have the same number
-        own_status, lead = peers.OwnStatus(results, rank), peers.PeerStatus(results, 0)
-        answered: list[str] = []
+    lead, answered = None, ""
+    with lifetime.hold(paths.nodes_folder(results) / str(rank)):  # so that no two nodes have the same number
         while True:
-            called = _await_call(lead, own_status, answered, wanted.asked.timeout if wanted else None)
-            answered.append(called["call"])
+            lead = _await_call(results, rank, lead, answered, wanted.asked.timeout if wanted else None)
+            called = lead.last
+            answered = called["call"]
             try:
                 config = configuration()
                 row = _row(config, called["run"])
@@ -41,37 +41,48 @@ def follow(configuration: Callable[[], Config], results: Path, rank: int, wanted
             except BadInput as error:  # the configuration was changed, and can't be read
                 why = str(error)
             if why:
-                own_status.content = {}
-                about = {"time": time.time()}
-                own_status.say(phase=peers.FAILED, call=called["call"], reason=why, about=about)
+                lead.say(phase=peers.FAILED, call=answered, reason=why, about={"time": time.time()})
             else:
-                _answer(own_status, row, results, called)
-                _take_part(own_status, lead, row, results, rank)
-            ended = _await_end(own_status, lead, called["call"])
+                _answer(lead, row, results, rank, called)
+                _take_part(lead, row, results, rank)
+            ended = _await_end(lead, answered)
             if ended is None:  # node 0 calls again: the run was disturbed, and is repeated
                 continue
+            lead.close()
             if wanted:
                 _end(ended)
                 return
             print(f"{called['run']['row']}: {ended['reason'] or 'done'}", flush=True)
 
 
-def _await_call(
-    lead: peers.PeerStatus, own_status: peers.OwnStatus, answered: list[str], patience: float | None
-) -> dict:
-    """Wait for a call that is not answered yet, from a node 0 whose file is changing. Raises BadInput without one."""
-    first, deadline = lead.read().get("beat"), time.monotonic() + (patience or 0)
+def _await_call(results: Path, rank: int, lead: Peer | None, answered: str, patience: float | None) -> Peer:
+    """Wait for a call other than `answered`; returns the connection to the node 0 that calls. Raises BadInput without.
+
+    lead: the connection to an earlier node 0, which may be closed.
+    """
+    deadline, why = time.monotonic() + (patience or 0), ""
     while True:
-        call = lead.read()
-        if call.get("phase") == peers.CALLING and call["call"] not in answered and call["beat"] != first:
-            return call
+        try:
+            lead = peers.join(results, rank) if lead is None or lead.closed else lead
+            why = ""
+        except FileNotFoundError:  # no node 0 leads a run
+            why = ""
+        except OSError as error:
+            why = f": {error}. Are all ports between the nodes open?"
+        else:
+            call = lead.read()
+            if call["phase"] == peers.CALLING and call["call"] != answered:
+                return lead
+            lead.beat()
+            if lead.lost or call["phase"] == peers.OVER:
+                lead.close()
         if patience and time.monotonic() > deadline:
             raise BadInput(
-                f"node 0 did not call within {patience:g} s (hardware.timeout). Start launch.py there with --node-rank"
-                " 0 and the same --results, in a folder that all nodes share:"
-                f" {own_status.file.parent.parent.resolve()}"
+                f"node 0 did not call within {patience:g} s (hardware.timeout){why or '.'} Start launch.py there with"
+                " --node-rank 0 and the same --results, in a folder that all nodes share:"
+                f" {results.resolve()}"
             )
-        time.sleep(coordination.POLL)
+        time.sleep(peers.POLL)
 
 
 def _row(config: Config, run: dict) -> Row | None:
@@ -92,8 +103,8 @@ def _refusal(run: dict, row: Row | None, wanted: Row | None, rank: int, config: 
     return ""
 
 
-def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) -> None:
-    """Report the state of this node, and whether it reaches node 0."""
+def _answer(lead: Peer, row: Row, results: Path, rank: int, called: dict) -> None:
+    """Report the state of this node, and whether it reaches the ranks' rendezvous on node 0."""
     reason, at, interface = "", "", ""
     try:
         refuse_less(row.asked, row.hardware)
@@ -101,51 +112,50 @@ def _answer(own_status: peers.OwnStatus, row: Row, results: Path, called: dict) 
     except BadInput as error:
         reason = str(error)
     if row.unavailable:
-        reason = reason or f"rows.{row.name} on node {own_status.node}: {row.unavailable}."
-    own_status.content = {}
+        reason = reason or f"rows.{row.name} on node {rank}: {row.unavailable}."
     about = peers.describe(row, results, at, interface)
-    own_status.say(phase=peers.FAILED if reason else peers.READY, call=called["call"], reason=reason, about=about)
+    lead.say(phase=peers.FAILED if reason else peers.READY, call=called["call"], reason=reason, about=about)
 
 
-def _take_part(own_status: peers.OwnStatus, lead: peers.PeerStatus, row: Row, results: Path, rank: int) -> None:
+def _take_part(lead: Peer, row: Row, results: Path, rank: int) -> None:
     """Wait for the start, train this node's share, and report the outcome to node 0."""
-    if own_status.content["phase"] == peers.FAILED:
+    if lead.content["phase"] == peers.FAILED:
         return
-    call = own_status.content["call"]
-    while (status := lead.read()).get("phase") == peers.CALLING and status["call"] == call:
-        own_status.beat()
-        if lead.silent:
+    call = lead.content["call"]
+    while (status := lead.read())["phase"] == peers.CALLING and status["call"] == call:
+        if lead.lost:
             return
-        time.sleep(coordination.POLL)
+        lead.beat()
+        time.sleep(peers.POLL)
     if status["call"] != call or status["phase"] != peers.TRAINING:
         return
     folder = Path(status["run"]["folder"])
-    own = own_status.content["about"]
+    own = lead.content["about"]
     hosts = addresses.host_names(row, status["nodes"])
     rendezvous = addresses.Rendezvous(
         status["endpoint"][1], status["endpoint"][0], rank, own["address"], own["interface"], hosts, call
     )
-    own_status.say(phase=peers.TRAINING)
+    lead.add(phase=peers.TRAINING)
     paths.node_folder(folder, rank).mkdir(parents=True, exist_ok=True)
     if row.launcher.from_one_node:
         Progress(folder, rank, row.hardware.processes_per_node)
-        own_status.say(phase=peers.DONE, watch=None)
+        lead.add(phase=peers.DONE, watch=None)
         return
     try:
         if launchers.meets_in_a_file(row.options):
             lifetime.refuse_without_locks(folder, row.name)
-        watch = _train(own_status, lead, row, results, folder, rendezvous)
-        own_status.say(phase=peers.DONE, watch=watch)
+        watch = _train(lead, row, results, folder, rendezvous)
+        lead.add(phase=peers.DONE, watch=watch)
     except Saved:
-        own_status.say(phase=peers.DONE, watch=None)  # node 0 has stopped after the same step, and reports it
+        lead.add(phase=peers.DONE, watch=None)  # node 0 has stopped after the same step, and reports it
     except (BadInput, Interrupted, RunFailed) as error:
-        own_status.say(phase=peers.FAILED, reason=str(error))
+        lead.add(phase=peers.FAILED, reason=str(error))
     except BaseException as error:
-        own_status.say(phase=peers.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
+        lead.add(phase=peers.FAILED, reason=str(error) or f"ended by {type(error).__name__}")
         raise
 
 
-def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: addresses.Rendezvous) -> dict:
+def _train(lead: Peer, row: Row, results: Path, folder: Path, rendezvous: addresses.Rendezvous) -> dict:
     """Train this node's ranks; returns what the watcher saw of this machine meanwhile."""
     own_folder = paths.node_folder(folder, rendezvous.node)
     plan = Plan.load(paths.plan_file(results, row.plan_name))
@@ -155,16 +165,16 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     @contextlib.contextmanager
     def listening(log):
         def listen(request) -> None:
-            own_status.beat()
             status = lead.read()
-            if lead.silent:
-                raise Interrupted(f"node 0 has not been heard from for {peers.SILENCE:g} s")
             if status["call"] != rendezvous.name or status["phase"] == peers.OVER:
                 raise Interrupted(f"node 0 ended the run: {status.get('reason', '')}")
+            if lead.lost:
+                raise Interrupted(lead.lost)
             if status.get("stop_after"):
                 request.after(status["stop_after"])
-            if request.asked and not own_status.content.get("asked_to_stop"):
-                own_status.say(asked_to_stop=True)
+            if request.asked and not lead.content.get("asked_to_stop"):
+                lead.add(asked_to_stop=True)
+            lead.beat()
 
         yield listen
 
@@ -182,7 +192,7 @@ def _train(own_status, lead, row: Row, results: Path, folder: Path, rendezvous: 
     return asdict(watcher.judge(watcher.read(own_folder), window, cpu_cores(), busy))
 
 
-def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -> dict | None:
+def _await_end(lead: Peer, call: str) -> dict | None:
     """Wait for node 0's report on how the run ended; None if it calls again."""
     while True:
         status = lead.read()
@@ -190,10 +200,10 @@ def _await_end(own_status: peers.OwnStatus, lead: peers.PeerStatus, call: str) -
             return None
         if status["phase"] == peers.OVER:
             return status
-        if lead.silent:
-            return {"code": 1, "reason": f"node 0 has not been heard from for {peers.SILENCE:g} s"}
-        own_status.beat()
-        time.sleep(coordination.POLL)
+        if lead.lost:
+            return {"code": 1, "reason": lead.lost}
+        lead.beat()
+        time.sleep(peers.POLL)
 
 
 def _end(ended: dict) -> None:

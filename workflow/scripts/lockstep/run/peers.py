@@ -1,8 +1,21 @@
-"""How the nodes of a run communicate: each writes one small file in the results folder, and reads the others' files."""
+"""How the nodes of a run communicate: each has a TCP connection to node 0, over which both tell their status.
+
+Node 0 listens at a port that the system chooses. The others find it by a file in the results folder, which all nodes
+share. The file also has a secret, and only its owner can read it. Each end of a connection proves first that it knows
+the secret, so neither takes a stranger for a node, nor a program that got the port of a killed node 0 for node 0.
+
+A status is a line of JSON. It is told whole, whenever it changes; an empty line is a beat. A process that ends closes
+its connection, which the other end sees at once. A process that is stopped, or behind a cut link, falls silent.
+"""
 
 import contextlib
+import hmac
+import json
 import os
 import platform
+import secrets
+import select
+import socket
 import time
 from pathlib import Path
 
@@ -10,61 +23,163 @@ from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.nested import ABSENT, differing
 from lockstep.config.row import Row
-from lockstep.errors import BadInput
-from lockstep.files import hash_file, hash_text, read_json, write_json
+from lockstep.files import hash_file, hash_text
 
-BEAT = 1.0  # seconds between two writes of a node's file
-SILENCE = 30.0  # seconds without a write, after which a node counts as gone
+POLL = 0.2  # seconds between two readings of a connection
+BEAT = 1.0  # seconds without a change of status, after which a beat is sent
+SILENCE = 30.0  # seconds without a line, after which a node counts as gone
+PROOF = 10.0  # seconds in which the other end of a new connection has to prove that it is a node
+STRANGERS = 64  # connections that may be without a proof at the same time
+LONGEST = 2**20  # bytes of a line
 CLOCK_TOLERANCE = 10.0  # seconds by which two nodes' clocks may differ, as they order the events
-# The phases of a run that a node's file reports.
+# The phases of a run that a node's status reports.
 CALLING, READY, TRAINING, DONE, FAILED, OVER = "calling", "ready", "training", "done", "failed", "over"
 PACKAGES = ("torch", "numpy", "transformers", "safetensors")  # besides those that the row's strategy needs
 
 
-class OwnStatus:
-    """This node's status: a file that only this node writes, at least every BEAT seconds."""
+class Peer:
+    """A connection to the node `node`: its status (`last`), and the status that this node told it (`content`)."""
 
-    def __init__(self, results: Path, node: int):
-        self.file, self.node = paths.node_file(results, node), node
+    def __init__(self, connection: socket.socket, node: int):
+        self.connection, self.node = connection, node
+        self.last: dict = {}
         self.content: dict = {}
-        self.written = 0.0
+        self.closed = False
+        self.heard = self.told = time.monotonic()
+        self._unread = b""
+        connection.settimeout(BEAT)  # of sending, which waits only if the other end has not read for long
 
-    def say(self, **changes) -> None:
-        """Add `changes` to the status, and write it."""
-        self.content |= changes | {"beat": self.content.get("beat", 0) + 1}
-        write_json(self.file, self.content)
-        self.written = time.monotonic()
+    def say(self, **status) -> None:
+        """Tell this node's status, in place of the one that was told before."""
+        self.content = status
+        self._send(json.dumps(status))
+
+    def add(self, **changes) -> None:
+        """Tell this node's status with `changes`."""
+        self.say(**self.content | changes)
 
     def beat(self) -> None:
-        if time.monotonic() - self.written > BEAT:
-            self.say()
+        if time.monotonic() - self.told > BEAT:
+            self._send("")
 
-
-class PeerStatus:
-    """Another node's status, and the time since it last changed."""
-
-    def __init__(self, results: Path, node: int):
-        self.file, self.node = paths.node_file(results, node), node
-        self.last: dict = {}
-        self.heard = time.monotonic()
+    def _send(self, line: str) -> None:
+        self.told = time.monotonic()
+        with contextlib.suppress(OSError):  # then `lost` tells that it is closed or silent
+            self.connection.sendall(f"{line}\n".encode())
 
     def read(self) -> dict:
-        """The present status; empty if the node has not written any yet."""
-        content = None
-        with contextlib.suppress(BadInput, OSError):  # a network file system may show a file late or in part
-            content = read_json(self.file) if self.file.is_file() else None
-        if content and content != self.last:
-            self.last, self.heard = content, time.monotonic()
+        """The other node's present status, without waiting for it; empty if it has not told any yet."""
+        if self.closed or not select.select([self.connection], [], [], 0)[0]:
+            return self.last
+        try:
+            data = self.connection.recv(LONGEST)
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            self.heard, self.closed = time.monotonic(), not data or len(self._unread) > LONGEST
+            for line in filter(None, lines):
+                self.last = dict(json.loads(line))
+        except (OSError, ValueError, TypeError, RecursionError):  # reset, or not what a node tells
+            self.closed = True
         return self.last
 
+    def close(self) -> None:
+        self.closed = True
+        self.connection.close()
+
     @property
-    def silent(self) -> bool:
-        return time.monotonic() - self.heard > SILENCE
+    def lost(self) -> str:
+        """Why this node is gone; empty if it is there, or has told how its part ended."""
+        if self.last.get("phase") in (DONE, FAILED, OVER):
+            return ""
+        if self.closed:
+            return f"{self.name} closed its connection without giving a reason (was its launch.py killed?)"
+        if time.monotonic() - self.heard > SILENCE:
+            return f"{self.name} has not been heard from for {SILENCE:g} s"
+        return ""
 
     @property
     def name(self) -> str:
         host = self.last.get("about", {}).get("host")
         return f"node {self.node}" + (f" ({host})" if host else "")
+
+
+class Listener:
+    """Where node 0 listens for the others: a port of `address`, which a file in the results folder names."""
+
+    def __init__(self, results: Path, address: str):
+        self.secret = secrets.token_hex(16)
+        self.socket = socket.create_server((address, 0))
+        self.socket.setblocking(False)
+        self.address, self.port = self.socket.getsockname()
+        self.strangers: dict[Peer, float] = {}  # what has not proven to be a node, and when it connected
+        self.file = paths.lead_file(results)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.unlink(missing_ok=True)
+        with open(self.file, "x", encoding="utf-8", opener=_private) as stream:
+            json.dump({"address": self.address, "port": self.port, "secret": self.secret}, stream)
+
+    def admit(self) -> list[Peer]:
+        """The nodes that have connected since the last call, and proven that they are nodes of these results."""
+        with contextlib.suppress(OSError):  # nobody waits any more
+            while len(self.strangers) < STRANGERS:
+                self.strangers[Peer(self.socket.accept()[0], -1)] = time.monotonic()
+        admitted = []
+        for stranger, since in list(self.strangers.items()):
+            hello = stranger.read()
+            if not hello and not stranger.closed and time.monotonic() - since < PROOF:
+                continue
+            del self.strangers[stranger]
+            if _is_proven(hello, hello.get("node"), self.secret):
+                stranger.node = hello["node"]
+                admitted.append(stranger)
+            else:
+                stranger.close()
+        return admitted
+
+    def close(self) -> None:
+        self.file.unlink(missing_ok=True)
+        self.socket.close()
+        for stranger in self.strangers:
+            stranger.close()
+
+
+def join(results: Path, node: int) -> Peer:
+    """Connect this node, number `node`, to node 0, which has told its status then.
+
+    Raises FileNotFoundError if no node 0 listens, and OSError, with the reason, if it can't be reached.
+    """
+    try:
+        there = json.loads(paths.lead_file(results).read_text(encoding="utf-8"))
+    except ValueError:
+        raise FileNotFoundError("node 0 is writing it") from None
+    where = f"{platform.node()} can't reach it at {there['address']}:{there['port']}"
+    try:
+        lead = Peer(socket.create_connection((there["address"], there["port"]), timeout=PROOF), 0)
+    except OSError as error:
+        raise ConnectionError(f"{where} ({error.strerror or error})") from None
+    deadline = time.monotonic() + PROOF
+    lead.say(node=node, proof=proof(there["secret"], node))
+    while not lead.read() and not lead.closed and time.monotonic() < deadline:
+        time.sleep(POLL)
+    if not _is_proven(lead.last, 0, there["secret"]):
+        lead.close()
+        raise ConnectionError(f"{where} (what listens there does not answer as node 0)")
+    return lead
+
+
+def proof(secret: str, node: int) -> str:
+    """What node `node` says first to show that it knows the secret, without telling it."""
+    return hmac.digest(secret.encode(), f"node {node}".encode(), "sha256").hex()
+
+
+def _is_proven(status: dict, node, secret: str) -> bool:
+    given = status.get("proof")
+    if not isinstance(node, int) or not isinstance(given, str) or not given.isascii():
+        return False
+    return hmac.compare_digest(given, proof(secret, node))
+
+
+def _private(file: str, flags: int) -> int:
+    return os.open(file, flags, 0o600)
 
 
 def describe(row: Row, results: Path, at: str, interface: str) -> dict:
@@ -81,13 +196,13 @@ def describe(row: Row, results: Path, at: str, interface: str) -> dict:
         "address": at,
         "interface": interface,
         "pid": os.getpid(),
-        "time": time.time(),
         "results folder": str(results),
         "Lockstep's code": _hash_of_code(),
         "Python": platform.python_version(),
         "packages": packages,
         "settings": row.settings().of_row(),
         "files": {name: _hash(path) for name, path in files.items()},
+        "time": time.time(),  # last, as hashing may take long
     }
 
 
