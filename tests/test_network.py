@@ -68,7 +68,7 @@ def test_sizes_go_from_one_kibibyte_to_what_is_asked_for():
 def test_by_default_there_are_as_many_ranks_as_devices():
     config = reading.parse({"hardware": {"device": "cpu", "threads": 1, "node_cores": 3}})
     assert [row.hardware.processes for row in network.rows(config, None, None)] == [2]
-    with pytest.raises(BadInput, match="^--ranks: 4, but there are 3 CPU cores"):
+    with pytest.raises(BadInput, match=r"^--ranks: 4, but there are 3 CPU cores"):
         network.rows(config, [4], None)
     with pytest.raises(BadInput, match="nccl works between GPUs only"):
         network.rows(config, [2], "nccl")

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from pybtex import database
 
 from lockstep import __version__, columns, files, paths
 from lockstep.report import page, paper
@@ -83,7 +84,6 @@ def test_what_is_cited_is_what_the_citation_file_says():
 @given(title=some.text(), name=some.text(min_size=1), url=some.none() | some.text(min_size=1))
 def test_bibtex_reads_every_text_as_it_is(title, name, url):
     """A program that reads BibTeX finds the same fields and authors, whatever stands in them."""
-    database = pytest.importorskip("pybtex.database", reason="needs pybtex: pip install -r requirements-dev.txt")
     authors = [{"name": name}, {"family-names": "Lovelace", "given-names": "Ada"}, {"family-names": "Sappho"}]
     cited = {"title": title, "authors": authors, "date-released": "2026-11-29"}
     with mock.patch.multiple(paper, _citation=lambda: cited, address=lambda: url):
