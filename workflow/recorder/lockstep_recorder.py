@@ -24,6 +24,7 @@ import os
 import random
 import sys
 import threading
+import types
 
 import lockstep_processes as processes
 from lockstep_processes import FOLDER, rank_and_world
@@ -714,6 +715,7 @@ def _change_loaders(torch):
             size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
+        about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
@@ -742,6 +744,8 @@ def _change_loaders(torch):
         about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)
+        if about["dispatched"] and rank_and_world()[0]:  # its workers prefetch batches that nobody takes
+            return next_index(self)
         epoch = about["batches"][-1]
         recorded = recorded_loader(about)
         if recorded is None:
@@ -752,7 +756,7 @@ def _change_loaders(torch):
             if at >= len(epochs) or len(epoch) >= len(epochs[at]):
                 raise StopIteration
             index = list(epochs[at][len(epoch)])
-            if REVERSED:
+            if REVERSED and not about["dispatched"]:
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
@@ -931,6 +935,41 @@ def change_accelerate(module):
     module.Accelerator.gather_for_metrics = noted
 
 
+def change_dispatching(module):
+    """Follow Accelerate's dispatcher, whose rank 0 draws the batches of all ranks and sends each rank its share.
+
+    In a replay it dispatches to as many ranks as were recorded, and the only process takes all of their shares.
+    """
+    from accelerate.utils.operations import recursively_apply
+
+    dispatcher = module.DataLoaderDispatcher
+    begin, iterate = dispatcher.__init__, dispatcher.__iter__
+
+    @functools.wraps(begin)
+    def noted_init(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        if about := getattr(self.base_dataloader, "_lockstep", None):
+            about["dispatched"] = True
+        if REPLAY and not recorded()["in_turn"]:
+            ranks = {"process_index": 0, "num_processes": recorded()["world"]}
+            self.state = types.SimpleNamespace(**vars(self.state) | ranks)
+            self.slice_fn = functools.partial(all_shares, self.slice_fn)
+
+    def noted_iterator(self):
+        about = getattr(self.base_dataloader, "_lockstep", None)
+        for batch in iterate(self):
+            if about:
+                state.loader = about  # only rank 0 has drawn from it
+                if self.end_of_dataloader and not self._drop_last:
+                    about["filled"] = -self.remainder % self.state.num_processes
+            yield recursively_apply(lambda tensor: tensor.flip(0), batch) if REVERSED else batch
+
+    def all_shares(share, batch, first, *, process_index, num_processes):
+        return share(batch, slice(0, first.stop * num_processes), process_index=0, num_processes=1)
+
+    dispatcher.__init__, dispatcher.__iter__ = noted_init, noted_iterator
+
+
 def change_deepspeed(module):
     """Record the steps of DeepSpeed's engine."""
 
@@ -980,6 +1019,7 @@ CHANGES = {
     "lightning_fabric.plugins.environments.lightning": change_lightning,  # of pytorch_lightning, too
     "lightning.fabric.plugins.environments.lightning": change_lightning,
     "accelerate.accelerator": change_accelerate,
+    "accelerate.data_loader": change_dispatching,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

@@ -408,15 +408,16 @@ def _a_step_later(recorded: Recording) -> list[Finding]:
 def _indices_disjoint(recorded: Recording) -> bool:
     """Whether no loader gave two ranks the same index at the same position; equal samples are then duplicates."""
     loaders = [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and _of_one_data(same)]
-    if not loaders:
-        return False
-    for same in loaders:
-        for epoch in zip(*(loader["batches"] for loader in same), strict=False):
-            for turn in zip(*epoch, strict=False):
-                every = _flat(turn)
-                if len(every) != len(set(every)):
-                    return False
-    return True
+    every = [indices for same in loaders for indices in _at_once(same)]
+    return bool(loaders) and all(len(indices) == len(set(indices)) for indices in every)
+
+
+def _at_once(loaders: list[dict]) -> list[list[int]]:
+    """The indices that all ranks get at the same position; those of an epoch, if rank 0 draws for all ranks."""
+    if loaders[0]["dispatched"]:
+        return [_flat(epoch) for epoch in loaders[0]["batches"]]
+    epochs = zip(*(loader["batches"] for loader in loaders), strict=False)
+    return [_flat(turn) for epoch in epochs for turn in zip(*epoch, strict=False)]
 
 
 def _of_one_data(loaders: list[dict]) -> bool:
@@ -441,7 +442,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             continue
         together = _flat(of_each)
         evaluates = first["evaluates"] and not first["trains"]
-        again = len(together) - len(set(together))
+        again = len(together) - len(set(together)) + first.get("filled", 0)
         if again and evaluates and first.get("left_out"):
             continue
         if again:
@@ -640,10 +641,13 @@ def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
                     "its samples do not come from a DataLoader, and its loss is not the model's own output, so one"
                     " process can't be given those of all ranks"
                 )
-            return (
+            says = (
                 f"in step {step + 1} one process trained {sum(its.values())} samples, of which"
                 f" {sum((mine & its).values())} are among the {sum(mine.values())} of the ranks"
             )
+            if any(loader["trains"] and not loader["indexed"] for loader in recorded.ranks[0]["loaders"]):
+                says += "; its DataLoader has no indices by which to ask for them (IterableDataset, batch_size=None)"
+            return says
     return ""
 
 
