@@ -219,7 +219,7 @@ def test_each_launcher_with_each_mistake(launcher, name, tmp_path):
         command, case = LAUNCHERS[launcher], CASES[name]
     if launcher == "fork":
         case = Case(case.options, {kind: case.found[kind] for kind in case.found.keys() - COMPARED}, FORKED)
-    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4", "--patience", "120"))
+    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4", "--patience", "300"))
     assert verdict["answer"] == case.answer, verdict["said"]
     untold = verdict["kinds"].pop("not_compared", {}).get("says", verdict["reason"])
     assert case.untold in untold
