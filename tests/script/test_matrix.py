@@ -65,6 +65,7 @@ APART = {"apart": ("different", STEP)}
 BATCH_NORM = {"batch_norm": ("different", BACKWARD)}
 CLIPPED = {"clipped_apart": ("different", "clip_grad_norm_")}
 RANDOM = {"random": ("note", "")}
+REPEATED = {"repeated": ("caution", "")}
 CASES = {
     "right": Case(),
     "samples": Case(
@@ -82,11 +83,11 @@ CASES = {
             samples=31,
         ),
         TWICE
+        | REPEATED
         | {
             "every_micro_batch": ("note", CALL),
             "rate_scaled": ("caution", STEP),
             "same_order": ("caution", ""),
-            "repeated": ("caution", ""),
             "saved_as_module": ("note", "torch.save"),
         },
     ),
@@ -117,6 +118,17 @@ FRAMEWORKS = {
         "samples": Case(mistakes("same_samples"), SAME_SAMPLES | RANDOM),
         "inner": Case(mistakes("inner_model"), APART | RANDOM),
         "norm": Case(mistakes(having="batch_norm"), BATCH_NORM | RANDOM),
+        "dispatched": Case(mistakes(having="dispatch,accumulation,planned,workers,alike"), RANDOM),
+        "dispatched_rest": Case(mistakes(having="dispatch,uneven", samples=41), REPEATED),
+        "dispatched_split": Case(mistakes(having="dispatch,split,accumulation", samples=41), REPEATED),
+        "dispatched_whole": Case(mistakes(having="dispatch,drop_last", samples=41)),
+        "dispatched_average": Case(mistakes("averaged_twice", "not_cleared", having="dispatch"), TWICE | NOT_CLEARED),
+        "streamed": Case(mistakes(having="streamed,accumulation,planned,workers"), RANDOM),
+        "streamed_rest": Case(mistakes(having="streamed", samples=41), RANDOM),
+        "streamed_split": Case(mistakes(having="streamed,split", samples=41), RANDOM),
+        "streamed_sum": Case(mistakes("summed", having="streamed,accumulation"), SUMMED | RANDOM),
+        "streamed_clip": Case(mistakes("clipped_apart", having="streamed,accumulation"), CLIPPED | RANDOM),
+        "streamed_by_each": Case(mistakes(having="streamed,not_dispatched"), RANDOM, untold="(IterableDataset"),
     },
     "with_deepspeed": {
         "right": Case(found=RANDOM),
@@ -165,6 +177,7 @@ QUICK = {
     *(("torchrun", "average"), ("torchrun", "uneven"), ("launch", "beginning"), ("launch", "drift")),
     *(("accelerate", "data"), ("deepspeed", "hook"), ("mp.spawn", "samples"), ("mp.spawn", "tokens")),
     *(("fork", "drift"), ("srun", "beginning"), ("mpirun", "data"), ("with_accelerate", "inner")),
+    ("with_accelerate", "dispatched_rest"),
     *(("with_deepspeed", "average"), ("with_horovod", "samples"), ("with_trainer", "average")),
     *(("with_fabric", "norm"), ("with_lightning", "average")),
 }
@@ -206,7 +219,7 @@ def test_each_launcher_with_each_mistake(launcher, name, tmp_path):
         command, case = LAUNCHERS[launcher], CASES[name]
     if launcher == "fork":
         case = Case(case.options, {kind: case.found[kind] for kind in case.found.keys() - COMPARED}, FORKED)
-    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4", "--patience", "120"))
+    verdict = proven(tmp_path, *command, *case.options, options=("--steps", "4", "--patience", "300"))
     assert verdict["answer"] == case.answer, verdict["said"]
     untold = verdict["kinds"].pop("not_compared", {}).get("says", verdict["reason"])
     assert case.untold in untold

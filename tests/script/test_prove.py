@@ -166,6 +166,34 @@ def test_batches_that_the_script_draws_are_replayed_if_the_model_returns_its_los
     assert says == "rank 0 trains in each step what rank 1 has trained in the step before"
 
 
+BESIDE = ("torchrun", "--nproc-per-node", "2", "beside.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adversarial", "temperature", "sharded"])
+def test_all_that_is_trained_is_proven(kind, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, kind, options=("--steps", "4"))
+    assert verdict["answer"] == "equal", verdict["said"]
+    assert not verdict["findings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "mistake", "drifts"),
+    [("adversarial", "inner_model", "1.weight"), ("temperature", "not_averaged", "SGD.param_groups[1]['params'][0]")],
+)
+def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, tmp_path):
+    verdict = proven(tmp_path, *BESIDE, kind, "--mistake", mistake, options=("--steps", "4"))
+    assert drifts in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_steps_that_change_nothing_prove_nothing(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "sharded", "--mistake", "never_averaged", options=("--steps", "4"))
+    assert verdict["answer"] == "not told"
+    assert "no step changed any weight" in verdict["reason"]
+
+
 @pytest.mark.slow
 def test_ranks_that_divide_layers_share_samples_by_right(tmp_path):
     """Two groups of two ranks, sharded between the groups; each group divides the layers."""

@@ -24,6 +24,7 @@ import os
 import random
 import sys
 import threading
+import types
 
 import lockstep_processes as processes
 from lockstep_processes import FOLDER, rank_and_world
@@ -51,6 +52,8 @@ class State:
         self.stages = False  # whether a model's layers are stages of a pipeline
         self.engine = False  # whether DeepSpeed's engine steps, whose optimizers hold only parts of the parameters
         self.models = []  # the outermost modules that were trained, in the order of their first call
+        self.others = {}  # parameters that an optimizer updates and no such module has, by name
+        self.made = set()  # weak references to the storages of what the models returned in training
         self.loaders = []  # the batches of each DataLoader of this process
         self.loader = None  # that gave the last batch
         self.calls = 0  # of models in training, with batches that no DataLoader gave
@@ -90,10 +93,13 @@ def line():
 
 
 def rows_of(inputs):
-    """A hash of each row of a batch: [samples]. Padding is left out if there is an attention_mask."""
+    """A hash of each row of a batch: [samples]. Padding is left out if there is an attention_mask.
+
+    What models have made is left out, too, as a generator's images: it is rounded otherwise in another batch.
+    """
     import torch
 
-    named = dict(_tensors(inputs))
+    named = {name: tensor for name, tensor in _tensors(inputs) if not was_made(tensor)}
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in named.values()):
         return []  # within torch.func a tensor stands for several, and has no values
     sized = {name: tensor for name, tensor in named.items() if tensor.dim()}
@@ -114,6 +120,27 @@ def rows_of(inputs):
             row = array[place][keep[place]] if masked else array[place]
             digest.update(row.numpy().tobytes())
     return [digest.hexdigest() for digest in hashes]
+
+
+def note_made(output):
+    """Remember the tensors that a model returned, as long as they are there."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    for _, tensor in _tensors(output):
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # a tensor without a storage
+            state.made.add(StorageWeakRef(tensor.untyped_storage()))
+
+
+def was_made(tensor):
+    """Whether a tensor was computed by a model in training, or shares its memory with such a one."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    state.made = {each for each in state.made if not each.expired()}
+    if not state.made or tensor.grad_fn is not None:
+        return bool(state.made)
+    with contextlib.suppress(NotImplementedError, RuntimeError):
+        return StorageWeakRef(tensor.untyped_storage()) in state.made
+    return False
 
 
 def stored(inputs):
@@ -188,13 +215,14 @@ def plain(name):
 
 
 def named_parameters():
-    """The distinct parameters of all models that are trained: (name, parameter)."""
-    seen = set()
+    """The distinct parameters of all models that are trained, and others that are: (name, parameter)."""
+    seen = {id(parameter) for parameter in state.others.values()}
     for number, model in enumerate(state.models):
         for name, parameter in model.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield (f"{number}." if number else "") + plain(name), parameter
+    yield from state.others.items()
 
 
 @contextlib.contextmanager
@@ -361,6 +389,8 @@ def before_step(optimizer, args, kwargs):
     if state.finished or state.engine:
         return
     step = state.step
+    if state.initial and state.stepping == 1:
+        _note_others(optimizer)
     step["gradients"] = gradients()  # the innermost call wins: Horovod's averages, then calls the wrapped optimizer
     if state.stepping > 1:
         return
@@ -374,6 +404,22 @@ def before_step(optimizer, args, kwargs):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+
+def _note_others(optimizer):
+    """Record parameters that no model in training has, as a temperature beside it, before their first step."""
+    known = {id(parameter) for _, parameter in named_parameters()}
+    others = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.grad is not None and id(parameter) not in known:
+                name = f"{type(optimizer).__name__}.param_groups[{number}]['params'][{place}]"
+                others[f"{len(state.others)}: {name}" if name in state.others else name] = parameter
+    if others:
+        state.others |= others
+        sketches, hashes, _ = weights()
+        state.initial["weights"] |= {name: sketches[name] for name in others}
+        state.initial["hashes"] |= {name: hashes[name] for name in others}
 
 
 def after_step(optimizer, *_):
@@ -400,6 +446,10 @@ def after_step(optimizer, *_):
 def _describe(optimizer):
     state.step["line"] = line()
     state.step["rates"] = [float(group["lr"]) for group in optimizer.param_groups]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [(name, id(parameter) in held) for name, parameter in named_parameters() if parameter.grad is not None]
+    if any(updated for _, updated in trained):  # otherwise it holds copies of them
+        state.step["unstepped"] = [name for name, updated in trained if not updated]
     trained = [group for group in optimizer.param_groups if any(each.grad is not None for each in group["params"])]
     state.step["settings"] = [{name: plainly(group[name]) for name in SETTINGS if name in group} for group in trained]
 
@@ -423,6 +473,7 @@ def step_done():
         last = state.steps[-1]
         last["weights"], last["hashes"], _ = weights()
         last["gradients"] |= state.step["gradients"]
+        last["unstepped"] = [name for name in last.get("unstepped", ()) if name in state.step.get("unstepped", ())]
         last["rates"] += state.step["rates"]
         last["settings"] = last.get("settings", []) + state.step.get("settings", [])
         last["own_rates"] = last.get("own_rates", []) + state.step.get("own_rates", [])
@@ -533,6 +584,8 @@ def _change_modules(torch):
             note_precision(tensor.dtype)
             if trains and state.loader is None and not tensor.dim() and tensor.grad_fn is not None:
                 state.returned.append(tensor.grad_fn)
+        if trains:
+            note_made(output)
         return output
 
     def enclosing(module):
@@ -714,6 +767,7 @@ def _change_loaders(torch):
             size = None
         ordinal = sum(loader["size"] == size for loader in state.loaders)
         about = {"size": size, "ordinal": ordinal, "batches": [], "length": None, "trains": False, "evaluates": False}
+        about["dispatched"] = False  # whether rank 0 draws the batches of all ranks
         about["subset"] = _digest(getattr(dataset, "indices", None))
         about["repeats"] = bool(getattr(self.sampler, "replacement", False))
         about["indexed"] = self._dataset_kind == dataloader._DatasetKind.Map and self._auto_collation
@@ -742,6 +796,8 @@ def _change_loaders(torch):
         about = state.loader = self._lockstep
         if about is None or not about["indexed"] or state.finished:
             return next_index(self)
+        if about["dispatched"] and rank_and_world()[0]:  # its workers prefetch batches that nobody takes
+            return next_index(self)
         epoch = about["batches"][-1]
         recorded = recorded_loader(about)
         if recorded is None:
@@ -752,7 +808,7 @@ def _change_loaders(torch):
             if at >= len(epochs) or len(epoch) >= len(epochs[at]):
                 raise StopIteration
             index = list(epochs[at][len(epoch)])
-            if REVERSED:
+            if REVERSED and not about["dispatched"]:
                 index.reverse()
         try:
             epoch.append([int(each) for each in index])
@@ -931,6 +987,41 @@ def change_accelerate(module):
     module.Accelerator.gather_for_metrics = noted
 
 
+def change_dispatching(module):
+    """Follow Accelerate's dispatcher, whose rank 0 draws the batches of all ranks and sends each rank its share.
+
+    In a replay it dispatches to as many ranks as were recorded, and the only process takes all of their shares.
+    """
+    from accelerate.utils.operations import recursively_apply
+
+    dispatcher = module.DataLoaderDispatcher
+    begin, iterate = dispatcher.__init__, dispatcher.__iter__
+
+    @functools.wraps(begin)
+    def noted_init(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        if about := getattr(self.base_dataloader, "_lockstep", None):
+            about["dispatched"] = True
+        if REPLAY and not recorded()["in_turn"]:
+            ranks = {"process_index": 0, "num_processes": recorded()["world"]}
+            self.state = types.SimpleNamespace(**vars(self.state) | ranks)
+            self.slice_fn = functools.partial(all_shares, self.slice_fn)
+
+    def noted_iterator(self):
+        about = getattr(self.base_dataloader, "_lockstep", None)
+        for batch in iterate(self):
+            if about:
+                state.loader = about  # only rank 0 has drawn from it
+                if self.end_of_dataloader and not self._drop_last:
+                    about["filled"] = -self.remainder % self.state.num_processes
+            yield recursively_apply(lambda tensor: tensor.flip(0), batch) if REVERSED else batch
+
+    def all_shares(share, batch, first, *, process_index, num_processes):
+        return share(batch, slice(0, first.stop * num_processes), process_index=0, num_processes=1)
+
+    dispatcher.__init__, dispatcher.__iter__ = noted_init, noted_iterator
+
+
 def change_deepspeed(module):
     """Record the steps of DeepSpeed's engine."""
 
@@ -980,6 +1071,7 @@ CHANGES = {
     "lightning_fabric.plugins.environments.lightning": change_lightning,  # of pytorch_lightning, too
     "lightning.fabric.plugins.environments.lightning": change_lightning,
     "accelerate.accelerator": change_accelerate,
+    "accelerate.data_loader": change_dispatching,
     "deepspeed.runtime.engine": change_deepspeed,
     "deepspeed": change_deepspeed_itself,
 }

@@ -11,6 +11,7 @@ from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
 STAGES = "pipeline parallel"  # as the recorder calls it
+BESIDE = ".param_groups["  # in the recorder's names of parameters that no model has which is called in training
 EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
 ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
 # The smallest floor by precision, as a share of an update. In half precision each rank's gradient is rounded on its
@@ -57,6 +58,7 @@ class Verdict:
 
 def between_ranks(recorded: Recording) -> list[Finding]:
     """The findings from the ranks of one recording alone, without a replay."""
+    (recorded,) = _alike_beside(recorded)
     if divided(recorded) == STAGES:  # each rank trains other parameters, and few of them read samples
         return []
     checks = [_other_beginning, _same_samples, _a_step_later, _handed_out, _drifting, _not_cleared]
@@ -74,6 +76,10 @@ def incomparable(recorded: Recording) -> str:
     """Why a recording can't be compared with one process; empty if it can."""
     if recorded.world == 1 and not recorded.ranks[0]["initial"]["data_parallel"]:
         return "the command trained in one process, so there are no ranks to compare; was its launcher told how many?"
+    steps = [step for rank in recorded.ranks for step in rank["steps"]]
+    moved = any(rank["steps"][-1]["hashes"] != rank["initial"]["hashes"] for rank in recorded.ranks)
+    if not moved and not any(step["gradients"] for step in steps):
+        return "no step changed any weight, as no parameter had a gradient when the optimizer stepped"
     by = divided(recorded)
     return f"ranks hold parts of the model's layers ({by}), which one process can't be given" if by else ""
 
@@ -88,6 +94,7 @@ def takes_more_batches(recorded: Recording, alone: Recording) -> bool:
 def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verdict:
     """Compare a recording with its replay by one process; `floor` is the replay with each batch reversed."""
     found = between_ranks(recorded)
+    recorded, alone, floor = _alike_beside(recorded, alone, floor)
     if shorter := next((each for each in (alone, floor) if each.steps < recorded.steps), None):
         how = f"as one process it ended after {shorter.steps} of {recorded.steps} steps: {shorter.last_words}"
         return untold(how, found)
@@ -408,15 +415,16 @@ def _a_step_later(recorded: Recording) -> list[Finding]:
 def _indices_disjoint(recorded: Recording) -> bool:
     """Whether no loader gave two ranks the same index at the same position; equal samples are then duplicates."""
     loaders = [same for same in loaders_alike(recorded.ranks) if len(same) == recorded.world and _of_one_data(same)]
-    if not loaders:
-        return False
-    for same in loaders:
-        for epoch in zip(*(loader["batches"] for loader in same), strict=False):
-            for turn in zip(*epoch, strict=False):
-                every = _flat(turn)
-                if len(every) != len(set(every)):
-                    return False
-    return True
+    every = [indices for same in loaders for indices in _at_once(same)]
+    return bool(loaders) and all(len(indices) == len(set(indices)) for indices in every)
+
+
+def _at_once(loaders: list[dict]) -> list[list[int]]:
+    """The indices that all ranks get at the same position; those of an epoch, if rank 0 draws for all ranks."""
+    if loaders[0]["dispatched"]:
+        return [_flat(epoch) for epoch in loaders[0]["batches"]]
+    epochs = zip(*(loader["batches"] for loader in loaders), strict=False)
+    return [_flat(turn) for epoch in epochs for turn in zip(*epoch, strict=False)]
 
 
 def _of_one_data(loaders: list[dict]) -> bool:
@@ -441,7 +449,7 @@ def _handed_out(recorded: Recording) -> list[Finding]:
             continue
         together = _flat(of_each)
         evaluates = first["evaluates"] and not first["trains"]
-        again = len(together) - len(set(together))
+        again = len(together) - len(set(together)) + first.get("filled", 0)
         if again and evaluates and first.get("left_out"):
             continue
         if again:
@@ -630,20 +638,23 @@ def _other_data(recorded: Recording, alone: Recording) -> Finding | None:
 
 def _other_samples(recorded: Recording, alone: Recording, steps: int) -> str:
     """Why a replay did not train the same samples; empty if it did."""
+    if not _union(recorded, 0):  # a later step may train on what models made before it
+        return "no batch of samples went into the model as tensors"
     for step in range(steps):
         mine, its = Counter(_union(recorded, step)), Counter(_union(alone, step))
-        if not mine:
-            return "no batch of samples went into the model as tensors"
         if mine != its:
             if not recorded.ranks[0]["loaders"]:
                 return (
                     "its samples do not come from a DataLoader, and its loss is not the model's own output, so one"
                     " process can't be given those of all ranks"
                 )
-            return (
+            says = (
                 f"in step {step + 1} one process trained {sum(its.values())} samples, of which"
                 f" {sum((mine & its).values())} are among the {sum(mine.values())} of the ranks"
             )
+            if any(loader["trains"] and not loader["indexed"] for loader in recorded.ranks[0]["loaders"]):
+                says += "; its DataLoader has no indices by which to ask for them (IterableDataset, batch_size=None)"
+            return says
     return ""
 
 
@@ -658,11 +669,12 @@ def _renamed(one: Recording, other: Recording) -> dict[str, str]:
     return dict(zip(theirs, mine, strict=True))
 
 
-def _with_names(recorded: Recording, names: dict[str, str]) -> Recording:
-    """A recording with other names of parameters, wherever they occur."""
+def _with_names(recorded: Recording, names: dict[str, str] | dict[str, None]) -> Recording:
+    """A recording with other names of parameters, wherever they occur; those whose name is None are left out."""
 
     def renamed(by_name: dict) -> dict:
-        return {names.get(name, name): value for name, value in by_name.items()}
+        new = {name: names.get(name, name) for name in by_name}
+        return {new[name]: value for name, value in by_name.items() if new[name] is not None}
 
     ranks = []
     for rank in recorded.ranks:
@@ -673,6 +685,14 @@ def _with_names(recorded: Recording, names: dict[str, str]) -> Recording:
         initial = rank["initial"] | {key: renamed(rank["initial"][key]) for key in ("weights", "hashes")}
         ranks.append(rank | {"steps": steps, "initial": initial})
     return replace(recorded, ranks=ranks)
+
+
+def _alike_beside(*recordings: Recording) -> list[Recording]:
+    """Recordings without parameters beside a model that begin unlike on ranks, since each may hold a part of them."""
+    beginnings = [rank["initial"]["hashes"] for recorded in recordings for rank in recorded.ranks]
+    beside = {name for hashes in beginnings for name in hashes if BESIDE in name}
+    unlike = {name for name in beside if len({hashes.get(name) for hashes in beginnings}) > 1}
+    return [_with_names(recorded, dict.fromkeys(unlike)) for recorded in recordings]
 
 
 def _same_names(recorded: Recording, alone: Recording) -> bool:
@@ -813,9 +833,15 @@ def _sketches(noted: dict) -> np.ndarray:
 def _distance(one: Recording, other: Recording, step: int) -> float:
     """The distance of two recordings' weights after a step, as a share of the update so far."""
     mine, its = (_sketches(each.ranks[0]["steps"][step]["weights"])[:, 1:] for each in (one, other))
-    began = _sketches(other.ranks[0]["initial"]["weights"])[:, 1:]
+    began = _initial_sketches(other, step)
     changed = np.linalg.norm(its - began)
     return float(np.linalg.norm(mine - its) / changed) if changed else float(not np.array_equal(mine, its))
+
+
+def _initial_sketches(recorded: Recording, step: int) -> np.ndarray:
+    """Sketches of the initial weights of those parameters that were trained by this step: [parameters, 61]."""
+    names = recorded.ranks[0]["steps"][step]["weights"]
+    return _sketches({name: recorded.ranks[0]["initial"]["weights"][name] for name in names})[:, 1:]
 
 
 def _initial_distance(one: Recording, other: Recording) -> float:
@@ -829,7 +855,9 @@ def _gradients(recorded: Recording, step: int, names: set[str]) -> np.ndarray:
 
 
 def _common(recorded: Recording, alone: Recording, step: int) -> set[str]:
-    return set(recorded.ranks[0]["steps"][step]["gradients"]) & set(alone.ranks[0]["steps"][step]["gradients"])
+    """The parameters that both update in a step; a discriminator has gradients in its generator's step, too."""
+    mine, its = (each.ranks[0]["steps"][step] for each in (recorded, alone))
+    return (mine["gradients"].keys() & its["gradients"].keys()) - set(mine.get("unstepped", ()))
 
 
 def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
@@ -842,7 +870,7 @@ def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float |
 
 def _update_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
     """How many times as large the update of all steps so far is; None if it goes in another direction."""
-    began = _sketches(alone.ranks[0]["initial"]["weights"])[:, 1:]
+    began = _initial_sketches(alone, step)
     mine, its = (
         (_sketches(each.ranks[0]["steps"][step]["weights"])[:, 1:] - began).ravel() for each in (recorded, alone)
     )

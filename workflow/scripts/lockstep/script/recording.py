@@ -184,11 +184,12 @@ def merged(recorded: Recording, in_turn: bool = False) -> dict:
     for same in loaders_alike(recorded.ranks):
         epochs = max(len(loader["batches"]) for loader in same)
         batches = [_joined(_turns(same, epoch), in_turn) for epoch in range(epochs)]
-        length = same[0]["length"] and same[0]["length"] * (len(same) if in_turn else 1)
+        several = in_turn and not same[0]["dispatched"]  # for a dispatcher, only rank 0 draws
+        length = same[0]["length"] and same[0]["length"] * (len(same) if several else 1)
         loaders.append(same[0] | {"batches": batches, "length": length})
     rates = [step["rates"] for step in recorded.ranks[0]["steps"]]
     calls = _joined([[[file] for file in turn] for turn in zip(*_inputs(recorded), strict=False)], in_turn)
-    return {"loaders": loaders, "rates": rates, "calls": calls, "world": recorded.world}
+    return {"loaders": loaders, "rates": rates, "calls": calls, "world": recorded.world, "in_turn": in_turn}
 
 
 def _inputs(recorded: Recording) -> list[list[str]]:

@@ -1,0 +1,71 @@
+"""Scripts in which not every trained parameter belongs to one model that is called in training."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from train import Points
+
+
+def adversarial(loader, mistake):
+    """A generator and a discriminator in turn, which judges what the generator has made."""
+    generator = DistributedDataParallel(nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 20)))
+    discriminator = nn.Linear(20, 1)
+    judged = discriminator if "inner_model" in mistake else DistributedDataParallel(discriminator)
+    makes, judges = (torch.optim.Adam(model.parameters(), lr=1e-3) for model in (generator, discriminator))
+    for points, _ in loader:
+        made = generator(points.roll(1, 1))
+        judges.zero_grad()
+        (judged(made.detach()).exp().mean() - judged(points).mean()).backward()
+        judges.step()
+        makes.zero_grad()
+        (-discriminator(made).mean()).backward()  # its gradients are of one rank, and are never used
+        makes.step()
+
+
+def temperature(loader, mistake):
+    """A parameter beside the model, which DistributedDataParallel does not know."""
+    model, heat = DistributedDataParallel(nn.Linear(20, 4)), nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [heat], "lr": 1e-6}], lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points) * heat.exp(), labels).backward()
+        if "not_averaged" not in mistake:
+            dist.all_reduce(heat.grad)
+            heat.grad /= dist.get_world_size()
+        optimizer.step()
+
+
+def sharded(loader, mistake):
+    """FSDP2, whose gradients are averaged in every second micro-batch, or never."""
+    model = fully_shard(nn.Linear(20, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for number, (points, labels) in enumerate(loader, 1):
+        model.set_requires_gradient_sync(number % 2 == 0 and "never_averaged" not in mistake)
+        (nn.functional.cross_entropy(model(points), labels) / 2).backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def main():
+    kinds = {each.__name__: each for each in (adversarial, temperature, sharded)}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = Points(256)
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    kinds[arguments.kind](loader, arguments.mistake)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
