@@ -340,7 +340,7 @@ ENDINGS = {
         r"rank \d died after step 12 of 34 without an error message; killed, or out of memory\?", kill_a_rank
     ),
     "stopped": Ending(
-        rf"no progress for {TIMEOUT} s, so the run was ended as hung \(.*rank \d after step 12.* of 34\)",
+        rf"no progress for {TIMEOUT} s, so the run was ended as hung \(.*rank \d \(stopped\) after step 12.* of 34\)",
         stop_a_rank,
         timeout=TIMEOUT,
     ),

@@ -311,3 +311,29 @@ def test_ctrl_c_leaves_no_process_and_nothing_beside_the_script(tmp_path):
     assert len(below) >= 3
     assert not [each for each in below if each.is_running()]
     assert sorted(HERE.iterdir()) == before
+
+
+HANGS = """
+import subprocess
+from pathlib import Path
+
+import torch
+
+lock = Path(__file__).with_name("lock")
+lock.touch()
+print("compiles")
+try:
+    subprocess.run(["sleep", "600"])
+finally:
+    lock.unlink()
+"""
+
+
+def test_a_script_that_hangs_is_ended_as_by_ctrl_c_and_leaves_no_lock(tmp_path):
+    """PyTorch compiles under such a lock, and for one that is left later runs would wait for ever."""
+    (tmp_path / "hangs.py").write_text(HANGS, encoding="utf-8")
+    finished = prove(sys.executable, "-u", str(tmp_path / "hangs.py"), options=("--patience", "20"))
+    assert finished.returncode == 3
+    assert "compiles" in finished.stdout
+    assert "no further step in 20 s; it was ended" in finished.stdout + finished.stderr
+    assert not (tmp_path / "lock").exists()

@@ -219,9 +219,7 @@ def _watch(run: Supervised, process, progress: Progress, log, meanwhile, request
                 break
             allowed = run.timeout if step else max(run.timeout, STARTUP_SECONDS)
             if now - last_change > allowed:
-                at = ", ".join(
-                    f"rank {row[4]} after step {row[2]}" if row[0] else "a rank not started" for row in progress.table
-                )
+                at = ", ".join(_place(pid, step, rank) for pid, _, step, _, rank in progress.table.tolist())
                 end_descendants()
                 return f"no progress for {allowed:g} s, so the run was ended as hung ({at} of {steps})"
     if process.returncode and not dead and failed is None:
@@ -249,11 +247,23 @@ def _dead_ranks(progress: Progress, folder: Path) -> list[int]:
     ]
 
 
+def _place(pid: int, step: int, rank: int) -> str:
+    """Where a rank of a hung run is. One that was stopped (SIGSTOP) is the one that the others wait for."""
+    if not pid:
+        return "a rank not started"
+    return f"rank {rank}{' (stopped)' * (_status(pid) == psutil.STATUS_STOPPED)} after step {step}"
+
+
 def _alive(pid: int) -> bool:
+    return _status(pid) not in (psutil.STATUS_ZOMBIE, None)
+
+
+def _status(pid: int) -> str | None:
+    """The state of a process; None if there is no such one."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
-        return False
+        return None
 
 
 def end_descendants() -> None:

@@ -25,7 +25,7 @@ from lockstep.script import pretended
 
 RECORDER = PROJECT / "workflow" / "recorder"
 FEWEST = 3  # timed steps of a run
-GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+GRACE = 5.0  # seconds that processes have to end after a signal
 # Prefixes of variables that launchers set for their ranks; they are removed for a replay, which has one rank.
 OF_RANKS = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "HOROVOD_", "SLURM_", "LOCKSTEP_", "GROUP_", "ROLE_", "CROSS_")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -261,8 +261,14 @@ def _run(
             raise BadInput(f"{command[0]}: can't be started: {error.strerror}.") from None
         try:
             return _wait(process, folder, asked)
+        except RunFailed:
+            # PyTorch and DeepSpeed compile under a lock. SIGTERM would leave it, and later runs would wait for ever.
+            _end_all(process, folder, signal.SIGINT)
+            raise
         finally:
-            _end_all(process, folder)
+            _end_all(process, folder, signal.SIGTERM)
+            _end_all(process, folder, signal.SIGKILL)
+            process.wait()
 
 
 def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
@@ -295,20 +301,19 @@ def _all_are_done(folder: Path) -> bool:
     return process.is_file() and len(done) >= json.loads(process.read_text(encoding="utf-8"))["world"]
 
 
-def _end_all(process: subprocess.Popen, folder: Path) -> None:
-    """End the remaining processes of a command: its descendants, and any with this recording in their environment."""
+def _end_all(process: subprocess.Popen, folder: Path, number: signal.Signals) -> None:
+    """Send a signal to what remains of a command: its descendants, and others with this recording in their environment.
+
+    Returns when they have ended, or after GRACE seconds.
+    """
     left = {each for each in psutil.process_iter() if _records(each, folder)}
     with contextlib.suppress(psutil.NoSuchProcess):
         left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
     left.discard(psutil.Process())
     for each in left:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(left, GRACE)
-    for each in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.wait()
+            each.send_signal(number)
+    psutil.wait_procs(left, GRACE)
 
 
 def _records(process: psutil.Process, folder: Path) -> bool:
