@@ -57,7 +57,7 @@ def test_a_value_that_no_key_takes_is_refused_with_what_it_means():
         reading.parse({"train": {"schedule": "linaer"}})
 
 
-# A new key must be added here, so that nobody forgets to say what it decides.
+# A new key that does not decide the model must be added here, so that nobody forgets to say what it decides.
 def test_what_each_key_decides():
     nothing = {"device_batch", "checkpoint_every", "keep", "log_every", "log_to", "pictures_every"}
     speed = {"accumulation", "precision", "attention", "activation_checkpointing", "eval_every", "eval_samples"}

@@ -35,7 +35,7 @@ for trial in [*REFERENCES.values(), *TRIALS.values()]:
         message:
             f"{trial.name}: does it train the same model?"
             if trial.name in ROWS
-            else f"{trial.name}: what rows are held against in the proof"
+            else f"{trial.name}: the reference of the proof"
         shell:
             command("parity") + " --exit-zero --row {params.row:q} > {log:q} 2>&1"
 

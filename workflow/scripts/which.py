@@ -129,7 +129,7 @@ def _own_rows(arguments: argparse.Namespace) -> int:
         _draw(arguments.picture, found, counted, capacity)
     if arguments.seal:
         print(f"sealed in {paths.foretold_file(results)}, sha256 {seals.seal(results, found)}")
-        print("Whoever is to trust it should have this number before the rows run.")
+        print("Share this number before the rows run, with whoever is to trust the forecast.")
     without = [each for each in found if not each["seconds"]]
     return int(bool(without) if arguments.rows else len(without) == len(found))
 

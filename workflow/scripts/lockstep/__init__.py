@@ -3,7 +3,7 @@
 The packages and modules, from the ground up; each imports only from those above it (tests/test_rooms.py). Tasks and
 strategies are loaded by name (config/registry.py), so adding one means adding a file:
 
-    errors, paths, files, stats, terminal    exceptions and exit codes, the layout of folders, atomic files, statistics
+    errors, paths, files, caches, stats, terminal    exceptions and exit codes, the layout of folders, atomic files
     provenance, nvml    the project's commit and other programs' answers; NVIDIA's library about GPUs
     config/      the configuration, its rows, and this machine's hardware
     data/        examples, from files or the network to arrays; the plan: which samples make up each step
@@ -12,13 +12,18 @@ strategies are loaded by name (config/registry.py), so adding one means adding a
     strategies/  how it is trained, one file each, with the differences from single.py
     run/         around a run's processes, without PyTorch: start, watch and end them; the files of a run
     rank/        inside a process that trains: replaying the plan, the clock, readback, checkpoints, the dev split
+    session      what a training loop of one's own imports, to train by Lockstep's plan and clock
+    columns      the columns of the table: where each value comes from, and how it is shown
     proof/       proofs that a row trains the same model as single, and checks that its runs were fair
-    report/      evaluation, the summary of all runs, and the page
-    frames       a results folder as pandas frames, for notebooks
+    evaluation   the test of a trained model
+    report/      the summary of all runs, and the page
+    frames, records/    a results folder as pandas frames, for notebooks; results to pass on, and a board of them
+    script/      proofs and gates of users' own scripts
+    forecast/    how much memory and time a row takes, before it runs
     cli, trust, tuning, network, workflow    the base of commands; checks before Snakemake; two searches; the
                  Snakefile's helpers (inside_snakemake: where they use more than it documents)
     view/        the terminal view while Snakemake works
-    script/      proofs and gates of users' own scripts; outside: the command where there is no clone
+    outside      the command where there is no clone
 """
 
 import sys

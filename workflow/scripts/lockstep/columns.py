@@ -26,7 +26,8 @@ class Column:
     """One column of the table.
 
     A row's value comes from one of four sources. `asked`: the configuration. `ran`: the first run that counts.
-    `measure`: the median over all runs of a measured value. None of these: the report computes it from all runs.
+    `measure`: the median over all runs of a measured value. None of these: the report computes it
+    from all runs (report/summary.py), times and places in report/ranking.py and report/scaling.py.
 
     A run here is a Tested (run/record.py). A value is None if a device does not report it.
 

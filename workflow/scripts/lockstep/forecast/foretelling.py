@@ -138,7 +138,7 @@ def _not_foretold(row: Row, links: Links) -> str:
 
 
 def _extrapolated(row: Row, links: Links) -> list[str]:
-    """In what a row is beyond what was held against runs; empty if in nothing."""
+    """Why a row's forecast is beyond what forecasts were tested on; empty if it is not."""
     if row.hardware.processes == 1:
         return []
     beyond = links.extrapolated

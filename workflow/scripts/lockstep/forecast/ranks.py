@@ -100,7 +100,7 @@ class Links:
 
     @property
     def extrapolated(self) -> list[str]:
-        """In what these messages are beyond what was measured; empty if in nothing."""
+        """Why the cost of these messages is extrapolated; empty if it was measured."""
         if not self.nearest:
             return ["a message's latency was not measured (lockstep network)"]
         if self.nearest["ranks"] != self.ranks:

@@ -6,8 +6,8 @@ activations, residuals, casts), and the logits with their loss. Three are commun
 forward and again for the backward pass, and gradients are reduced. Within a machine that takes NVLink or PCIe, between
 machines the network, and each layer waits for as many machines as there are besides its own, as in a ring.
 
-What overlaps is not told apart: that a part hides behind another one is in its rate, as if it were a faster part. But
-no step is foretold to end before the network could have brought its bytes. The rates are those with which the
+Overlap is not modelled: the rate of a part that hides behind another one includes that, as if it were faster. But no
+step is foretold to end before the network could have brought its bytes. The rates are those with which the
 published runs in docs/measurements/others agree best; `python -m benchmarks.others` finds them, and how wrong they are
 on runs that they were not found from.
 """

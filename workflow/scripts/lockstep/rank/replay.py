@@ -58,10 +58,10 @@ class Replay:
         schedule = make_schedule(training.strategy.optimizer, training.train, plan.steps, plan.epochs)
         self.schedule = training.strategy.scheduled(schedule)
         self.rates: list[float] = []  # each step's learning rate, if the strategy steps the schedule itself
-        # This rank's part of each step's loss, [steps]; the mean over ranks that have one is the global batch's loss.
         dtype = torch.float64 if training.strategy.precision == "fp64" else torch.float32
         self.resumption = Resumption(self)
         self.snapshots = Snapshots(training, plan, len(samples))
+        # This rank's part of each step's loss, [steps]; the mean over ranks that have one is the global batch's loss.
         self.losses = torch.zeros(plan.steps, dtype=dtype, device=training.strategy.world.device)
         # The same for each term of a loss with several terms, before it is multiplied by its factor: [terms, steps].
         self.terms = registry.task_literals(training.settings.task)["TERMS"]

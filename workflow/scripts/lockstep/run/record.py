@@ -239,9 +239,9 @@ class Begun:
     reason: str = fact("Why the status is not ok.")
     notes: list[str] = fact("Facts that a reader of the table must know.", [])
     world_size: int = fact(
-        "Not the world size of torch.distributed, which is settings.world_size. It is the number after n in the name of"
-        " the run's folder: the number of ranks or, if one rank drives several GPUs, of those GPUs. If ranks share a"
-        " GPU, asked.hardware.gpu_count has the number of GPUs of each node.",
+        "The number of devices, by a name that is kept: the world size of torch.distributed is settings.world_size. It"
+        " is the number after n in the name of the run's folder: the number of ranks or, if one rank drives several"
+        " GPUs, of those GPUs. If ranks share a GPU, asked.hardware.gpu_count has the number of GPUs of each node.",
         minimum=1,
     )
     replicas: int | None = fact(

@@ -11,14 +11,14 @@ from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
 STAGES = "pipeline parallel"  # as the recorder calls it
-BESIDE = ".param_groups["  # in the recorder's names of parameters that no model has which is called in training
+BESIDE = ".param_groups["  # in the recorder's names of parameters that belong to no model that is called in training
 EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
 ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
 # The smallest floor by precision, as a share of an update. In half precision each rank's gradient is rounded on its
 # own, which reversing the order of a batch does not reproduce.
 SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
-# As a share of an update: if only larger distances can be detected, nothing is told, unless each step has such a one.
+# As a share of an update: if only larger distances can be detected, there is no verdict, unless each step has one.
 TOO_HIGH = 0.2
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
