@@ -24,6 +24,18 @@ def test_every_text_is_there_in_every_language(key):
     assert all(text.strip() for text in texts)
 
 
+def test_every_key_that_is_written_out_has_a_text():
+    """Else a page shows the key itself, as it does for a new column, and nobody notices."""
+    files = [*(paths.WORKFLOW / "report").glob("*.j2"), *paths.SCRIPTS.rglob("*.py")]
+    written = {
+        key
+        for file in files
+        for key in re.findall(r"\b(?:t|say)\(\s*\"(\w+)\"\s*[,)]", file.read_text(encoding="utf-8"))
+    }
+    assert len(written) > 100
+    assert written - ENTRIES.keys() == set()
+
+
 def test_no_key_stands_twice():
     keys = [key for text in TEXTS for key in re.findall(r"^([\w-]+):", text, re.MULTILINE)]
     assert Counter(keys) == Counter(ENTRIES.keys())
