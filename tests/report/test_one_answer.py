@@ -34,6 +34,7 @@ def run(row: str, repeat: int, seconds: float, **changes) -> Tested:
         "clock": {"train_seconds": seconds},
         "settings": {"dropout": [0.1]},
         "asked": {"hardware": CONFIG.rows[row].deciding()["hardware"]},
+        "environment": {"cores": 2},
     }
     return made.run(**about | changes)
 
