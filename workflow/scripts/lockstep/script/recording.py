@@ -259,16 +259,15 @@ def _run(
             )
         except OSError as error:
             raise BadInput(f"{command[0]}: can't be started: {error.strerror}.") from None
+        signals = [signal.SIGTERM, signal.SIGKILL]
         try:
             return _wait(process, folder, asked)
         except RunFailed:
             # PyTorch and DeepSpeed compile under a lock. SIGTERM would leave it, and later runs would wait for ever.
-            _end_all(process, folder, signal.SIGINT)
+            signals.insert(0, signal.SIGINT)
             raise
         finally:
-            _end_all(process, folder, signal.SIGTERM)
-            _end_all(process, folder, signal.SIGKILL)
-            process.wait()
+            _end_all(process, folder, signals)
 
 
 def _wait(process: subprocess.Popen, folder: Path, asked: Asked) -> int:
@@ -301,19 +300,22 @@ def _all_are_done(folder: Path) -> bool:
     return process.is_file() and len(done) >= json.loads(process.read_text(encoding="utf-8"))["world"]
 
 
-def _end_all(process: subprocess.Popen, folder: Path, number: signal.Signals) -> None:
-    """Send a signal to what remains of a command: its descendants, and others with this recording in their environment.
+def _end_all(process: subprocess.Popen, folder: Path, signals: list[signal.Signals]) -> None:
+    """End what remains of a command: its descendants, and others with this recording in their environment.
 
-    Returns when they have ended, or after GRACE seconds.
+    Each signal is sent to those that the one before has not ended in GRACE seconds. They are looked for only once, as a
+    process whose parent has ended is no descendant any more.
     """
     left = {each for each in psutil.process_iter() if _records(each, folder)}
     with contextlib.suppress(psutil.NoSuchProcess):
         left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
     left.discard(psutil.Process())
-    for each in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.send_signal(number)
-    psutil.wait_procs(left, GRACE)
+    for number in signals:
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        _, left = psutil.wait_procs(left, GRACE)
+    process.wait()
 
 
 def _records(process: psutil.Process, folder: Path) -> bool:
