@@ -98,6 +98,9 @@ def test_where_each_device_keeps_its_samples_the_samples_per_second_count():
     rows = rows | {"half": {"strategy": "single", "global_batch": 32}}
     (family,), _ = families(rows, seconds | {"half": 4.0})
     assert family["against"] == "half"
+    rows["ddp"] |= {"device_batch": 16, "accumulation": 2}  # as many samples in a step
+    (family,), _ = families(rows, seconds | {"half": 4.0})
+    assert family["against"] == "half"
 
 
 def test_ranks_that_share_cores_have_no_more_of_them():

@@ -130,9 +130,14 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
         and trusted(runs[row["row"]])
     ]
     if kind == "weak":
-        share = first["train"]["device_batch"]
-        alone = [name for name in alone if _asked(runs[name])["train"]["global_batch"] == share] or alone
+        share = _samples_of_a_device(first)
+        alone = [name for name in alone if _samples_of_a_device(_asked(runs[name])) == share] or alone
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
+
+
+def _samples_of_a_device(asked: dict) -> float:
+    """The samples of a step for each device, those of all its micro-batches."""
+    return asked["train"]["global_batch"] / device_count(asked["hardware"])
 
 
 def _rate(runs: list[Run]) -> float:
