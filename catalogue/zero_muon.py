@@ -50,9 +50,9 @@ def main() -> int:
     return 0
 
 
-def distance(updates: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
+def distance(measured: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
     """How far updates are from the reference's, as a share of the norm of these."""
-    apart = sum((updates[name] - reference[name]).square().sum() for name in reference)
+    apart = sum((measured[name] - reference[name]).square().sum() for name in reference)
     return float((apart / sum(update.square().sum() for update in reference.values())).sqrt())
 
 
@@ -151,11 +151,8 @@ def table(distances: dict[tuple[int, float], float]) -> str:
     """A line for each of ZeRO's stages: the distance without clipping, and with clipping that must change nothing."""
     lines = []
     for stage in STAGES:
-        cells = [f"{100 * distances[stage, clip]:.1f} %" for clip in CLIPS]
-        cells = [
-            f"**{cell}**" if distances[stage, clip] > FAR else cell for cell, clip in zip(cells, CLIPS, strict=True)
-        ]
-        lines.append([f"{stage}", *cells])
+        shown = [(distances[stage, clip], f"{100 * distances[stage, clip]:.1f} %") for clip in CLIPS]
+        lines.append([f"{stage}", *(f"**{cell}**" if far > FAR else cell for far, cell in shown)])
     return markdown(["ZeRO stage", "no clipping", "`gradient_clipping: 1`"], lines)
 
 

@@ -251,7 +251,7 @@ class Row:
             )
 
     def _refuse_micro_batches(self) -> None:
-        """Raise BadInput if there are too few micro-batches for the ranks that hold a replica together, or too many."""
+        """Raise BadInput if the ranks that hold a replica together can't work with so many micro-batches."""
         together, given = self.ranks_per_replica, self.train.accumulation
         wrong = [
             (f"at least {together}", self._matches("A_MICRO_BATCH_EACH") if given < together else []),
