@@ -75,11 +75,13 @@ def test_a_killed_rank_is_named(tmp_path):
     assert outcome.seconds < 10
 
 
-@pytest.mark.parametrize("how", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"])
-def test_a_rank_that_hangs_ends_the_run(tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "state"), [("time.sleep(600)", ""), ("os.kill(os.getpid(), signal.SIGSTOP)", " (stopped)")]
+)
+def test_a_rank_that_hangs_ends_the_run(tmp_path, how, state):
     outcome = supervise(tmp_path, f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{how}", timeout=1)
     assert "no progress for 1 s" in outcome.reason
-    assert "rank 0 after step 3, rank 1 after step 3 of 10" in outcome.reason
+    assert f"rank 0{state} after step 3, rank 1{state} after step 3 of 10" in outcome.reason
     assert outcome.seconds < 10
 
 
