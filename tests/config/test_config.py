@@ -94,6 +94,16 @@ def test_a_sample_is_trained_by_every_rank_where_a_strategy_says_so(strategy, op
     assert times_trained("ddp", {"no_sampler": options}, 3) == 1  # only for strategies that have this option
 
 
+@pytest.mark.parametrize(("gpus", "batch"), [(2, 64), (4, 64), (8, 64), (16, 64), (32, 256), (64, 256)])
+def test_every_row_of_the_large_configuration_can_share_out_its_batch(gpus, batch):
+    on_cores = ["hardware.device=cpu", "hardware.oversubscribe=true"]
+    asked = [*on_cores, f"hardware.processes={gpus}", f"train.global_batch={batch}"]
+    checked = reading.read([DEFAULT, DEFAULT.with_name("large.yaml")], asked)
+    assert {"fsdp", "hsdp", "deepspeed", "tp_fsdp", "pp", "cp"} == set(checked.rows)
+    for row in checked.rows.values():
+        row.refuse()
+
+
 def test_machines_elsewhere_are_as_they_are_said_to_be(monkeypatch):
     """A login node has two cores and no GPU; the machine that trains must have what the configuration says."""
     monkeypatch.setattr(machine, "cpu_cores", lambda: 2)

@@ -4,6 +4,7 @@ The process counts memory only (workflow/pretended/sizes.h), and is one rank alo
 if all ranks did the same. So it takes seconds, whatever the size of the model and the number of ranks.
 """
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -78,17 +79,19 @@ class Peaks:
 
 
 def untrained(folder: Path, dropout: float | None) -> torch.nn.Module:
-    """The model of a folder's configuration. Its parameters have memory of the host that is never written, and so free.
+    """The model of a folder's configuration, whose parameters are zero, in pages that the host maps when they are written.
 
-    Buffers are as they must be, since position numbers and the like are read.
+    So a large model needs no memory of the host; and strategies that look at what a model computes, as `cp` does, find
+    numbers and not what other tensors left behind. Buffers are as they must be: position numbers and the like are read.
     """
     with init_empty_weights(include_buffers=False):
         model = models.build(folder, dropout)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                empty = torch.empty_like(parameter, device="cpu")
-                module._parameters[name] = torch.nn.Parameter(empty, parameter.requires_grad)
+                pages = mmap.mmap(-1, max(parameter.nbytes, 1))
+                zeros = torch.frombuffer(pages, dtype=parameter.dtype, count=parameter.numel())
+                module._parameters[name] = torch.nn.Parameter(zeros.view(parameter.shape), parameter.requires_grad)
     if hasattr(model, "tie_weights"):  # they were parted on the device "meta"
         model.tie_weights()
     return model
