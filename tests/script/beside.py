@@ -29,15 +29,15 @@ def adversarial(loader, mistake):
 
 
 def temperature(loader, mistake):
-    """A parameter beside the model, which DistributedDataParallel does not know."""
+    """A parameter beside the model, which DistributedDataParallel does not know; its gradient is small."""
     model, heat = DistributedDataParallel(nn.Linear(20, 4)), nn.Parameter(torch.zeros(()))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [heat], "lr": 1e-6}], lr=0.1)
     for points, labels in loader:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(points) * heat.exp(), labels).backward()
+        nn.functional.cross_entropy(model(points) * (1e-4 * heat).exp(), labels).backward()
         if "not_averaged" not in mistake:
             dist.all_reduce(heat.grad)
-            heat.grad /= dist.get_world_size()
+            heat.grad /= 1 if "summed" in mistake else dist.get_world_size()
         optimizer.step()
 
 

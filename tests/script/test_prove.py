@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -185,6 +186,17 @@ def test_all_that_is_trained_is_proven(kind, tmp_path):
 def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, tmp_path):
     verdict = proven(tmp_path, *BESIDE, kind, "--mistake", mistake, options=("--steps", "4"))
     assert drifts in verdict["kinds"]["apart"]["says"], verdict["said"]
+
+
+@pytest.mark.slow
+def test_a_single_number_whose_gradient_is_summed_is_found(tmp_path):
+    """It is some 1e-5 of the whole gradient, which is the same within what rounding does."""
+    verdict = proven(tmp_path, *BESIDE, "temperature", "--mistake", "summed", options=("--steps", "4"))
+    assert re.match(
+        r"the gradient of SGD\.param_groups\[1\]\['params'\]\[0\] is 2 times what it is on one process, and those of"
+        " all others are the same",
+        verdict["kinds"]["own_gradient"]["says"],
+    ), verdict["said"]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ SMALLEST = {"torch.float16": 2.0**-11, "torch.bfloat16": 2.0**-8}
 SMALLEST_ELSE = 1e-6
 # As a share of an update: if only larger distances can be detected, there is no verdict, unless each step has one.
 TOO_HIGH = 0.2
+PART = 0.05  # as a share of a parameter's own gradient, which differs if it differs by more, however small it is
 ROUNDED = 1e-7  # the share of a whole gradient up to which a weight's own may be rounding
 SAME_SIZE = 5e-4  # relative; a gradient that differs by less in size differs in its direction
 MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it is not chance
@@ -127,7 +128,10 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     first = next(
         (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
     )
-    gradient = next((step for step in range(steps) if _gradient_differs(recorded, alone, floor, step)), None)
+    sides = recorded, alone, floor
+    gradient = next(
+        (step for step in range(steps) if _gradient_differs(*sides, step) or _other_parts(*sides, step)), None
+    )
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step:
         reason = (
@@ -738,6 +742,12 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     ratio = _gradient_ratio(recorded, alone, step)
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
+    if of_gradient and not _gradient_differs(recorded, alone, floor, step):
+        parts = _other_parts(recorded, alone, floor, step)
+        mine, its = (np.linalg.norm(_gradients(each, step, set(parts))[:, 0]) for each in (recorded, alone))
+        says = f"the gradient of {_listed(parts)} is {mine / max(its, 1e-30):.3g} times what it is on one process, and"
+        do = "average it over ranks as the others; DistributedDataParallel knows only the parameters that it wraps."
+        return Finding("own_gradient", DIFFERENT, f"{says} those of all others are the same", do, **at)
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
             says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
@@ -890,11 +900,28 @@ def _gradient_distance(one: Recording, other: Recording, step: int, names: set[s
 
 
 def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether the whole gradient is another."""
     names = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
     if not names:
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
     return not _gradient_distance(recorded, alone, step, names) <= ABOVE_FLOOR * rounding
+
+
+def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[str]:
+    """The parameters whose own gradient is another, however small a share of the whole gradient it is.
+
+    A gradient that is zero but for rounding, as that of a key's bias in attention, has no direction to differ in. In
+    half precision reversing a batch does not tell how far rounding moves it, so only differences that the whole
+    gradient would show by itself count.
+    """
+    names = sorted(_common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"]))
+    mine, its, reversed_ = (_gradients(each, step, set(names))[:, 1:] for each in (recorded, alone, floor))
+    own, apart, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
+    smallest = _smallest(recorded)
+    least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else smallest)
+    differs = apart > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
+    return [name for name, each in zip(names, differs, strict=True) if each]
 
 
 def _by_parameter(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[dict]:
