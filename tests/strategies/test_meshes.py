@@ -471,12 +471,13 @@ def test_a_rank_that_stands_still_or_dies_ends_the_run(place, row, sent, says):
     ("first", "ranks", "then", "asked"),
     [
         ("pairs", 4, "four", ("--set=rows.four.accumulation=2",)),
+        ("pairs", 4, "sequence_sharded", ()),
         ("stages", 2, "stages_4", SAME),
         ("looped", 2, "stages_4", ("--set=rows.stages_4.accumulation=4", "--set=rows.stages_4.global_batch=28")),
     ],
 )
 def test_another_mesh_goes_on(place, first, ranks, then, asked):
-    """Four ranks of one replica from two replicas of two; four stages from two."""
+    """Four ranks of one replica from two replicas of two; sharded layers from whole ones; four stages from two."""
     asked = ("--set=model.dropout=0", *asked)
     whole = launch(place, first, *asked, results="still")
     killed(place, f"from-{first}", first, *asked)
@@ -511,6 +512,7 @@ def test_a_divided_model_is_profiled_and_converted(place):
     assert record["settings"]["options"] == {
         "backend": "gloo",
         "tensor": 2,
+        "replicate": 1,
         "divided_tensors": 48,
         "shard": False,
         "sequence": False,

@@ -32,6 +32,8 @@ so without importing torch or its framework:
                    see the same samples; by default each rank has a replica of its own
     DIVIDES_RANKS  options whose product must divide the number of ranks
     DIVIDES_HEADS  options whose product must divide the number of attention heads of the model
+    RESUMES_WITH_OTHER  further options that may differ in a run that goes on from another's state (--resume); those in
+                   the three products above may in any case
     NUMBERS_DEVICE options that number one of the row's devices, from 0; a row without that device is refused
     PLAIN_ON       the device types on which it runs the same program as single; there the report takes the ratio of
                    their times, which should be 1, as a control
@@ -86,7 +88,7 @@ FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
 PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
 # All literals that are lists of options.
-OF_OPTIONS = (*PRODUCTS, "NUMBERS_DEVICE", "FILES", "SYNCS_BATCH_NORM")
+OF_OPTIONS = (*PRODUCTS, "RESUMES_WITH_OTHER", "NUMBERS_DEVICE", "FILES", "SYNCS_BATCH_NORM")
 
 
 @dataclass(frozen=True)

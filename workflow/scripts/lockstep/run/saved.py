@@ -112,7 +112,8 @@ def difference(manifest: dict, now: dict, anywhere: bool = False) -> str:
 
 def _of_any_layout(asked: dict) -> dict:
     """Settings without the hardware, and without the options that determine the layout of ranks."""
-    layout = {key for literal in registry.PRODUCTS for key in registry.literals(asked["strategy"])[literal]}
+    literals = registry.literals(asked["strategy"])
+    layout = {key for literal in (*registry.PRODUCTS, "RESUMES_WITH_OTHER") for key in literals[literal]}
     options = {key: value for key, value in asked["options"].items() if key not in layout}
     return asked | {"hardware": None, "options": options}
 

@@ -198,6 +198,7 @@ OPTIONS = {
     },
 }
 RANKS_PER_REPLICA = ("stages",)
+RESUMES_WITH_OTHER = ("pipeline", "chunks")
 EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
 A_MICRO_BATCH_EACH = [({"pipeline": ["1f1b"]}, "each stage works on one of them; pipeline: gpipe takes fewer")]
 ROUNDS_OF_MICRO_BATCHES = [({"pipeline": ["interleaved"]}, "its stages take them in rounds")]

@@ -208,6 +208,7 @@ INHERITS = ("launcher",)
 RANKS_PER_REPLICA = ("tensor",)
 DIVIDES_RANKS = ("replicate", "tensor")
 DIVIDES_HEADS = ("tensor",)
+RESUMES_WITH_OTHER = ("shard", "sequence", "vocabulary")
 REFUSED = [
     (
         {"vocabulary": [True], "label_smoothing": {"exclusiveMinimum": 0}},
