@@ -195,6 +195,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def test_every_literal_of_a_strategy_is_explained():
+    text = (PROJECT / "docs" / "adding-a-strategy.md").read_text(encoding="utf-8")
+    table = text.partition("### Literals of the file")[2].partition("###")[0]
+    explained = re.findall(r"`([A-Z0-9_]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
+    assert sorted(explained) == sorted(registry.literals("single"))
+
+
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory):
     """A copy of the project with prepared data, and the page's own strategy in it."""

@@ -2,67 +2,19 @@
 
 A study (report/studies.py) may have strategies of its own, in `strategies` in its folder.
 
-A strategy file defines a class `Strategy`. It may define these literals, which are read without importing the file, and
-so without importing torch or its framework:
+A strategy file defines a class `Strategy`. It may define literals, which are read without importing the file, and so
+without importing torch or its framework. docs/adding-a-strategy.md says what each of them means. A message of SENDS has
 
-    OPTIONS        the strategy's own keys in a row, as JSON-schema properties with defaults; a key of the sections
-                   train or hardware may appear here with other limits, and keeps the section's default if it has none
-    DEFAULTS       other defaults for inherited options
-    INHERITS       the options that it inherits from the strategies that its class extends; by default all
-    ONE_DEVICE_ON  the device types on which it trains on one device, however many are asked for
-    ONE_PROCESS_ON the device types on which one process drives all devices; on others each device has a process
-    NEEDS          package -> (version, command that installs it); rows are unavailable without the package. An
-                   optional third element, option -> values, restricts this to rows with one of the values for each key
-    DIVISION       open if the strategy changes what a step computes, so that its rows are not ranked; by default
-                   closed, and for a strategy of a study the study's name
-    REFUSED        (values, reason) pairs: a row is refused if each key has one of its values; ({}, reason) applies to
-                   every row. Instead of a list of values there may be a JSON schema, such as {"minimum": 2}
-    LOSSY          such pairs for rows that can't train exactly the same model by design
-    OTHER_MODEL    such pairs for rows that train another model than single by design; the proof reports this as
-                   expected and not as a failure
-    EQUAL_SHARES   such pairs for rows whose ranks need equal shares, so that the global batch must be a multiple
-    A_MICRO_BATCH_EACH       such pairs for rows that need as many micro-batches as ranks hold a replica, or more
-    ROUNDS_OF_MICRO_BATCHES  such pairs for rows that need a multiple of as many
-    WHOLE_BATCH    such pairs for rows whose ranks each train the whole batch, so that the ledger has it once per rank
-    OWN_BATCHES    such pairs for rows whose batches a framework's own loader makes
-    OWN_SCHEDULE   such pairs for rows whose learning rate a framework steps. If a row with either of these two trains
-                   another model by design, its runs report how they depart from the plan, and do not fail
-    OWN_OPTIMIZER  such pairs for rows to which the proof can't give another optimizer
-    RANKS_PER_REPLICA  options whose product is the number of ranks that hold one replica of the model together, and
-                   see the same samples; by default each rank has a replica of its own
-    DIVIDES_RANKS  options whose product must divide the number of ranks
-    DIVIDES_HEADS  options whose product must divide the number of attention heads of the model
-    RESUMES_WITH_OTHER  further options that may differ in a run that goes on from another's state (--resume); those in
-                   the three products above may in any case
-    NUMBERS_DEVICE options that number one of the row's devices, from 0; a row without that device is refused
-    PLAIN_ON       the device types on which it runs the same program as single; there the report takes the ratio of
-                   their times, which should be 1, as a control
-    FILES          options that name a file of the user's, whose content then belongs to the row's settings
-    CHECKED        option -> a file in lockstep/config, whose `refuse` raises BadInput if the option contradicts the row
-    COMPILES       such pairs for rows that compile the model, which takes a compiler; the reason is what compiles it
-    AWAITS_GRADIENTS such pairs for rows whose ranks wait for the gradient of every trained weight; the reason is what
-                   to do if some weights of the model never get one
-    SYNCS_BATCH_NORM options that, if true, take the statistics of batch normalisation over all replicas
-    TRIES          changes of a row that the search for the fastest recipe tries, in this order (tuning.py)
-    UNCOUNTED      such pairs for rows whose memory can't be counted without their devices (lockstep fits)
-    SENDS          pairs (values, messages) of what its ranks send in a step, of which the first that applies counts, or
-                   the name of a strategy that sends the same; without any that applies, or if it has None, no time is
-                   foretold (lockstep which). A message has a `collective` of rank/network.py; `numbers`: weights (as
-                   many as are trained), powersgd, or so many in each piece; `bytes` of each number; `pieces`: one,
-                   parameters, layers, or the option that has the MiB of a bucket. Optional are `where`: the values with
-                   which it is sent; `per`: micro_batch, or the option that has every how many steps (by default each
-                   step); `during`: the pass that it may overlap with, forward or backward, on the device types
-                   `hidden_on`
-    SHARDS         such pairs of what a rank holds and updates only its share of: optimizer, gradients, weights
-    NO_FP64        why the strategy can't train in float64, where the proof looks for mistakes; empty if it can
+    collective     one of rank/network.py
+    numbers        weights (as many as are trained), powersgd, or so many in each piece
+    bytes          of each number
+    pieces         one, parameters, layers, or the option that has the MiB of a bucket
+    where          optional: the settings with which it is sent
+    per            optional: micro_batch, or the option that has every how many steps; by default each step
+    during         optional: the pass that it may overlap with, forward or backward, on the device types `hidden_on`
 
-A task file defines a class `Task` (the interface is in tasks/_task.py). It may define these literals:
-
-    MODELS         the names of models that it can create, besides scratch
-    EMBEDDED       the files, relative to the project, that it reads if no data is named
-    QUALITY        the table's columns for the quality of its models; rows are compared by the last one
-    TERMS          the names of the terms that its loss is a sum of, if there are several
-    TAKES          keys of `train` that not every task accepts (config/sections.py: of_some_tasks)
+A task file defines a class `Task` (the interface is in tasks/_task.py), and may define the literals that
+docs/adding-a-task.md explains.
 """
 
 import ast
