@@ -235,7 +235,7 @@ def test_horovod_is_proven_and_a_rate_times_ranks_is_said(tmp_path):
     verdict = proven(tmp_path, *start, "--having", "scaled_rate")
     assert verdict["answer"] == "equal", verdict["said"]
     assert verdict["kinds"].keys() == {"rate_scaled"}
-    summed = proven(tmp_path, *start, "--mistake", "summed")
+    summed = proven(tmp_path / "summed", *start, "--mistake", "summed")
     assert summed["kinds"]["summed"]["level"] == "different"
 
 
