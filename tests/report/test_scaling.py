@@ -103,6 +103,23 @@ def test_where_each_device_keeps_its_samples_the_samples_per_second_count():
     assert family["against"] == "half"
 
 
+def test_a_row_that_trains_the_model_in_another_way_is_no_measure():
+    rows = {
+        "lora": {"strategy": "single", "lora": 4},
+        "single": {"strategy": "single"},
+        "ddp": {"strategy": "ddp", "world_sizes": [1, 2]},
+        "weak": {"strategy": "ddp", "world_sizes": [1, 2], "device_batch": 64, "global_batch": None},
+        "lora_ddp": {"strategy": "ddp", "lora": 4, "world_sizes": [2, 4]},
+    }
+    seconds = {"lora": 4.0, "single": 8.0, "ddp_1": 9.0, "ddp_2": 5.0, "weak_1": 9.0, "weak_2": 9.0}
+    found, _ = families(rows, seconds | {"lora_ddp_2": 2.0, "lora_ddp_4": 1.0})
+    assert [family["against"] for family in found] == ["single", "single", "lora"]
+    found, _ = families(
+        {name: rows[name] for name in rows if name != "lora"}, seconds | {"lora_ddp_2": 2.0, "lora_ddp_4": 1.0}
+    )
+    assert found[-1]["against"] == "lora_ddp_2"
+
+
 def test_ranks_that_share_cores_have_no_more_of_them():
     """Else four ranks of two cores would seem to waste half of four."""
     rows = {"ddp": {"strategy": "ddp", "world_sizes": [1, 2, 4]}}
