@@ -24,7 +24,7 @@ ROWS = {
 
 
 def families(
-    rows: dict, seconds: dict[str, float], width: float | None = 1.01, cores: int = 64, **settings
+    rows: dict, seconds: dict[str, float], width: float | None = 1.01, cores: int = 64, disturbed=(), **settings
 ) -> tuple[list, list]:
     """The families of rows that took so long, each ratio known to a factor of `width`; and the table's lines."""
     rows = reading.parse({"hardware": HARDWARE, "rows": rows} | settings).rows
@@ -39,6 +39,7 @@ def families(
                 work={"samples": samples},
                 asked=row.settings().of_row(),
                 environment={"cores": cores},
+                watch={"disturbed": ["another program ran"] if name in disturbed else []},
             )
         ]
         line = {
@@ -118,6 +119,20 @@ def test_a_row_that_trains_the_model_in_another_way_is_no_measure():
         {name: rows[name] for name in rows if name != "lora"}, seconds | {"lora_ddp_2": 2.0, "lora_ddp_4": 1.0}
     )
     assert found[-1]["against"] == "lora_ddp_2"
+
+
+def test_a_row_on_one_device_counts_even_if_it_was_disturbed():
+    """Else two stages on two devices would be held against themselves, and seem to waste nothing."""
+    rows = {
+        "single": {"strategy": "single"},
+        "ddp": {"strategy": "ddp", "processes": 1},
+        "pp": {"strategy": "pp", "world_sizes": [2, 4]},
+    }
+    seconds = {"single": 4.0, "ddp": 8.0, "pp_2": 8.0, "pp_4": 4.0}
+    (family,), _ = families(rows, seconds, disturbed=rows)
+    assert (family["against"], [size["efficiency"] for size in family["sizes"]]) == ("single", [0.25, 0.25])
+    (family,), _ = families(rows, seconds, disturbed=["single"])
+    assert family["against"] == "ddp"
 
 
 def test_ranks_that_share_cores_have_no_more_of_them():

@@ -121,7 +121,8 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
 
     For strong scaling it must train the same plan; for weak scaling, the same number of samples in a step, unless there
     is none that does. A row outside the family counts only in the closed division, or if it is the baseline, and if it
-    trains the model in the same way: with LoRA, for example, a step is less work.
+    trains the model in the same way: with LoRA, for example, a step is less work. Rows of which
+    all runs were disturbed count only if there are no others.
     """
     family = [row["row"] for row in members]
     first = _asked(runs[family[0]])
@@ -133,8 +134,8 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
         and _recipe(_asked(runs[row["row"]])) == _recipe(first)
         and _asked(runs[row["row"]])["precision"] == first["precision"]
         and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[family[0]]))
-        and trusted(runs[row["row"]])
     ]
+    alone = [name for name in alone if trusted(runs[name])] or alone
     if kind == "weak":
         share = _samples_of_a_device(first)
         alone = [name for name in alone if _samples_of_a_device(_asked(runs[name])) == share] or alone
