@@ -79,7 +79,7 @@ class Peaks:
 
 
 def untrained(folder: Path, dropout: float | None) -> torch.nn.Module:
-    """The model of a folder's configuration, whose parameters are zero, in pages that the host maps when they are written.
+    """The model of a folder's configuration, whose parameters are zero, in pages that are mapped when they are written.
 
     So a large model needs no memory of the host; and strategies that look at what a model computes, as `cp` does, find
     numbers and not what other tensors left behind. Buffers are as they must be: position numbers and the like are read.
