@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -22,6 +23,7 @@ from lockstep.config.settings import Settings
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import verify
 from lockstep.model.optimizer import make_optimizer
+from lockstep.rank import resumption
 from lockstep.run import saved
 from lockstep.run.addresses import Rendezvous
 from tests.conftest import HOROVOD, PROJECT
@@ -423,6 +425,18 @@ def test_a_resumption_that_forgets_is_noticed(forgotten, prepared):
     record, _, planned = ended(whole, row)
     assert theirs["losses"][:10] == record["losses"][:10]
     assert theirs["losses"] != record["losses"] or not np.array_equal(ledger["id"], planned["id"])
+
+
+def test_ranks_of_a_replica_go_on_with_random_numbers_of_their_own():
+    """With other ranks than before; else the stages of a pipeline would drop the same units from there on."""
+
+    def drawn(replica, draws):
+        strategy = SimpleNamespace(world=SimpleNamespace(replica=replica), draws=draws)
+        resumption.draw_anew(SimpleNamespace(strategy=strategy, train=SimpleNamespace(seed=42)), 10)
+        return torch.rand(4).tolist()
+
+    assert drawn(0, 1) == drawn(0, 1)
+    assert len({tuple(drawn(*each)) for each in ((0, 0), (0, 1), (1, 0), (1, 1))}) == 4
 
 
 def test_the_loss_scale_is_carried_on_with(tmp_path):

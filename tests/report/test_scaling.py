@@ -24,7 +24,7 @@ ROWS = {
 
 
 def families(
-    rows: dict, seconds: dict[str, float], width: float | None = 1.01, cores: int = 64, **settings
+    rows: dict, seconds: dict[str, float], width: float | None = 1.01, cores: int = 64, disturbed=(), **settings
 ) -> tuple[list, list]:
     """The families of rows that took so long, each ratio known to a factor of `width`; and the table's lines."""
     rows = reading.parse({"hardware": HARDWARE, "rows": rows} | settings).rows
@@ -39,6 +39,7 @@ def families(
                 work={"samples": samples},
                 asked=row.settings().of_row(),
                 environment={"cores": cores},
+                watch={"disturbed": ["another program ran"] if name in disturbed else []},
             )
         ]
         line = {
@@ -101,6 +102,37 @@ def test_where_each_device_keeps_its_samples_the_samples_per_second_count():
     rows["ddp"] |= {"device_batch": 16, "accumulation": 2}  # as many samples in a step
     (family,), _ = families(rows, seconds | {"half": 4.0})
     assert family["against"] == "half"
+
+
+def test_a_row_that_trains_the_model_in_another_way_is_no_measure():
+    rows = {
+        "lora": {"strategy": "single", "lora": 4},
+        "single": {"strategy": "single"},
+        "ddp": {"strategy": "ddp", "world_sizes": [1, 2]},
+        "weak": {"strategy": "ddp", "world_sizes": [1, 2], "device_batch": 64, "global_batch": None},
+        "lora_ddp": {"strategy": "ddp", "lora": 4, "world_sizes": [2, 4]},
+    }
+    seconds = {"lora": 4.0, "single": 8.0, "ddp_1": 9.0, "ddp_2": 5.0, "weak_1": 9.0, "weak_2": 9.0}
+    found, _ = families(rows, seconds | {"lora_ddp_2": 2.0, "lora_ddp_4": 1.0})
+    assert [family["against"] for family in found] == ["single", "single", "lora"]
+    found, _ = families(
+        {name: rows[name] for name in rows if name != "lora"}, seconds | {"lora_ddp_2": 2.0, "lora_ddp_4": 1.0}
+    )
+    assert found[-1]["against"] == "lora_ddp_2"
+
+
+def test_a_row_on_one_device_counts_even_if_it_was_disturbed():
+    """Else two stages on two devices would be held against themselves, and seem to waste nothing."""
+    rows = {
+        "single": {"strategy": "single"},
+        "ddp": {"strategy": "ddp", "processes": 1},
+        "pp": {"strategy": "pp", "world_sizes": [2, 4]},
+    }
+    seconds = {"single": 4.0, "ddp": 8.0, "pp_2": 8.0, "pp_4": 4.0}
+    (family,), _ = families(rows, seconds, disturbed=rows)
+    assert (family["against"], [size["efficiency"] for size in family["sizes"]]) == ("single", [0.25, 0.25])
+    (family,), _ = families(rows, seconds, disturbed=["single"])
+    assert family["against"] == "ddp"
 
 
 def test_ranks_that_share_cores_have_no_more_of_them():

@@ -507,6 +507,14 @@ def test_divided_tokens_and_vocabularies_are_evaluated_profiled_and_resumed(plac
 
 
 @pytest.mark.slow
+def test_tokens_that_ranks_can_t_share_evenly_are_padded_also_where_replicas_are_sharded(place):
+    asked = (*DECODER, "--set=model.dropout=0", "--set=data.max_length=37")
+    place.prepare(*CONFIGS, "--results", "odd", *asked)
+    losses = [launch(place, row, *asked, results="odd")["losses"] for row in ("plain", "sequence_sharded")]
+    assert np.abs(np.subtract(*losses)).max() < 1e-5
+
+
+@pytest.mark.slow
 def test_a_divided_model_is_profiled_and_converted(place):
     record = launch(place, "pairs")
     assert record["settings"]["options"] == {

@@ -176,7 +176,7 @@ class Resumption:
             buffer.copy_(tensors[f"buffer.{name}"])
         if not as_it_was:
             training.strategy.notes.append(f"{savers} processes trained it up to step {replay.done}")
-            torch.manual_seed(derived_seed(training.train.seed, world.replica, replay.done))
+            draw_anew(training, replay.done)
             return plain
         # Random states come last, because the steps before may have drawn from them.
         version, numbers, gauss = plain["random"]["python"]
@@ -192,6 +192,12 @@ class Resumption:
 def ranks_of(folder: Path) -> int:
     """The number of ranks that saved the state in `folder`."""
     return len(list(folder.glob("rank-*.json")))
+
+
+def draw_anew(training, step: int) -> None:
+    """Seed this rank after `step` steps that other ranks have trained, whose random states it can't take over."""
+    strategy = training.strategy
+    torch.manual_seed(derived_seed(training.train.seed, strategy.world.replica, step) + strategy.draws)
 
 
 def derived_seed(*numbers: int) -> int:

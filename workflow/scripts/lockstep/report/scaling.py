@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
+from lockstep.config.keys import MODEL, names
 from lockstep.config.nested import without
+from lockstep.config.sections import Train
 from lockstep.config.settings import deciding
 from lockstep.proof.verdicts import WRONG
 from lockstep.report.ranking import BASELINE, capacity
@@ -21,6 +23,8 @@ from lockstep.report.reading import Run, good_runs, trusted
 
 # Keys of `hardware` that determine the number of devices.
 OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
+# Keys of `train` that the plan decides, which is compared by itself.
+OF_A_PLAN = ("epochs", "max_steps", "global_batch", "batching", "seed")
 CLIFF = 0.15  # a loss of efficiency from one size to the next that is reported
 
 
@@ -116,23 +120,32 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
     """The row on one device with the most samples per second per GPU or core, in the members' precision.
 
     For strong scaling it must train the same plan; for weak scaling, the same number of samples in a step, unless there
-    is none that does. A row outside the family counts only in the closed division.
+    is none that does. A row outside the family counts only in the closed division, or if it is the baseline, and if it
+    trains the model in the same way: with LoRA, for example, a step is less work. Rows of which
+    all runs were disturbed count only if there are no others.
     """
-    names = [row["row"] for row in members]
-    first = _asked(runs[names[0]])
+    family = [row["row"] for row in members]
+    first = _asked(runs[family[0]])
     alone = [
         row["row"]
         for row in done
         if device_count(_asked(runs[row["row"]])["hardware"]) == 1
-        and (row["row"] in names or row["division"] == "closed" or row["strategy"] == BASELINE)
+        and (row["row"] in family or row["division"] == "closed" or row["strategy"] == BASELINE)
+        and _recipe(_asked(runs[row["row"]])) == _recipe(first)
         and _asked(runs[row["row"]])["precision"] == first["precision"]
-        and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[names[0]]))
-        and trusted(runs[row["row"]])
+        and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[family[0]]))
     ]
+    alone = [name for name in alone if trusted(runs[name])] or alone
     if kind == "weak":
         share = _samples_of_a_device(first)
         alone = [name for name in alone if _samples_of_a_device(_asked(runs[name])) == share] or alone
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
+
+
+def _recipe(asked: dict) -> dict:
+    """What decides how a run trains its model, except its plan."""
+    train = Train.of(asked["train"])
+    return {key: getattr(train, key) for key in names(Train, MODEL) if key not in OF_A_PLAN}
 
 
 def _samples_of_a_device(asked: dict) -> float:

@@ -46,7 +46,8 @@ class Strategy(fsdp.Strategy):
         attend_to_all_ranks(self.module, self.mesh["context"])
         self.part = self.mesh.get_local_rank("context")
         self.divides = True
-        torch.manual_seed(torch.initial_seed() + self.part)  # so that ranks do not drop the same units of their tokens
+        self.draws = self.part  # so that ranks do not drop the same units of their tokens
+        torch.manual_seed(torch.initial_seed() + self.draws)
 
     def padded_width(self, width):
         """A multiple of the number of ranks, because all of them have equally many tokens."""

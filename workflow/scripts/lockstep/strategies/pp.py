@@ -44,7 +44,8 @@ class Strategy(ddp.Strategy):
         shape, names = (self.world.replicas, self.options["stages"]), ("replicate", "stage")
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=names)
         self.pipelines = {}
-        torch.manual_seed(torch.initial_seed() + self.stage)  # so that stages do not drop the same units
+        self.draws = self.stage  # so that stages do not drop the same units
+        torch.manual_seed(torch.initial_seed() + self.draws)
 
     def set_up(self, model, make_optimizer):
         self.names = list(model.state_dict())  # of all stages, in the model's order

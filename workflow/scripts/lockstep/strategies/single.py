@@ -26,6 +26,8 @@ ONE_DEVICE_ON = ("cpu", "cuda")
 
 class Strategy:
     rehearses_average = False
+    # Added to the seed of a replica's random numbers: not 0 where a rank holds a part of it that draws others.
+    draws = 0
     same_state_everywhere = True  # whether weights and optimizer are equal on all ranks between any two steps
     keeps_schedule = True  # whether a run fails if its rate is not the schedule's; else its rates are recorded
 

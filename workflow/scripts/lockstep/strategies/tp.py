@@ -77,6 +77,8 @@ class Strategy(fsdp.Strategy):
         shape = (groups, replicas // groups, self.options["tensor"])
         self.mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor"))
         every, body = plan_of(self.model), self.model.base_model
+        # Found while the model is whole: the sample may have a number of tokens that `sequence` could not divide.
+        layers = fsdp.layers(self.model, self.inputs(self.sample)) if self.options["shard"] else []
         self.of_own_heads = modules_at(body, [path for path, style in every.items() if style == SUMMED])
         plan = {path: style for path, style in every.items() if style in STYLES}
         hidden = Shard(1) if self.options["sequence"] else Replicate()  # how ranks hold the hidden states, by tokens
@@ -93,7 +95,7 @@ class Strategy(fsdp.Strategy):
             draw_differently(body, plan, self.world.rank % self.options["tensor"], self.options["sequence"])
         if self.options["shard"]:
             mesh = self.mesh["replicate", "shard"] if groups > 1 else self.mesh["shard"]
-            for module in (*fsdp.layers(self.model, self.inputs(self.sample)), self.model):
+            for module in (*layers, self.model):
                 fully_shard(module, mesh=mesh)
 
     def set_up(self, model, make_optimizer):
