@@ -3,8 +3,8 @@
 A case is a model, a row and a micro-batch. --count writes of each into docs/measurements/fits/limits.csv the memory
 that `lockstep fits` counts; commit that, so that nobody can say it came later. --measure then trains each row by the
 real launcher on pretended GPUs that compute, whose memory ends there: it must train. With 2 % less than its tensors
-take by the count, it must end out of memory. A row that does not train where it is said to fit, a false "fits", is
-trained again with more, until it does.
+take by the count, it must end out of memory. A row that does not train in what is counted is trained again with another
+of the allocator's segments, which `lockstep fits` keeps free: it is a false "fits" if it does not train there either.
 
 Pretended GPUs compute attention by its formula and need no cuBLAS, so that is what is counted here. They share memory
 out as PyTorch's allocator does, without a CUDA context: nothing is kept free for one. What is done already is not done
@@ -42,8 +42,8 @@ MEASURED = ["at_limit", "at_below", "took", "trains"]
 HEADER = ["case", "tokens", "micro-batch", "fits, MiB", "in that", "2 % below tensors", "tensors, MiB: counted, took"]
 GPUS = 2
 BELOW = 0.98  # of what the tensors take
-MORE = (1.01, 1.02, 1.05, 1.1, 1.2)  # of the limit, where a row does not train
 TRAINED, ENDED = "trained", "out of memory"
+COUNTED_ALONE, WITH_ANOTHER = "counted", "segment"  # in which it trains: what is counted, or another segment besides
 HERE = ["hardware.device=cuda", f"hardware.node_gpus={GPUS}", f"hardware.node_cores={2 * GPUS}"]
 COMMON = {
     "data": {"limit": 700},
@@ -206,16 +206,13 @@ class Machine:
         return dict(zip(COUNTED[1:], counted, strict=True)) | dict.fromkeys(MEASURED, "")
 
     def measure(self, row: str, counted: dict) -> dict:
-        """Train with the memory in which it fits, and with less than its tensors take; and with more, if it must be."""
-        limit, took = int(counted["segments"]), ""
-        at_limit, trains = self._train(row, limit, 1), ""
+        """Train with what is counted, with another segment if it must be, and with less than the tensors take."""
+        limit, trains, took = int(counted["segments"]), "", ""
+        at_limit = self._train(row, limit, 1)
         if at_limit == TRAINED:
-            trains = 1
-            (record,) = self.results.glob(f"{paths.RUNS}/{row}/n*/rep1/{paths.RECORD}")
-            took = int(2**20 * record_files.read_run(record.parent).memory_by_gpu[0])
-        elif at_limit == ENDED:
-            tries = ((more, self._train(row, int(more * limit), 3 + number)) for number, more in enumerate(MORE))
-            trains = next((more for more, how in tries if how == TRAINED), "")
+            trains, took = COUNTED_ALONE, self._took(row, 1)
+        elif at_limit == ENDED and self._train(row, limit + memory.SEGMENT, 3) == TRAINED:
+            trains, took = WITH_ANOTHER, self._took(row, 3)
         below = self._train(row, int(counted["below"]), 2)
         return dict(zip(MEASURED, (at_limit, below, took, trains), strict=True))
 
@@ -226,6 +223,11 @@ class Machine:
             return TRAINED
         said = " ".join((done.stdout + done.stderr).split())
         return ENDED if "CUDA out of memory" in said else f"failed: {said[-300:]}"
+
+    def _took(self, row: str, repeat: int) -> int:
+        """The most bytes of tensors on the first GPU, in a run that has trained."""
+        (record,) = self.results.glob(f"{paths.RUNS}/{row}/n*/rep{repeat}/{paths.RECORD}")
+        return int(2**20 * record_files.read_run(record.parent).memory_by_gpu[0])
 
     def _script(self, name: str, *more: str, **variables: str) -> subprocess.CompletedProcess:
         scripts = self.place / "workflow" / "scripts"
@@ -269,8 +271,7 @@ def cells(line: dict) -> list[str]:
         tensors += f", {int(line['took']) / 2**20:.1f}"
     there = str(line["at_limit"]) or "not measured yet"
     if there == ENDED:
-        more = (float(line["trains"] or 1) - 1) * int(line["segments"]) / 2**20
-        there += f"; trained with {more:.1f} MiB more" if more else f"; with {100 * MORE[-1] - 100:.0f} % more, too"
+        there += "; trained with another segment" if line["trains"] else "; with another segment, too"
     limit = f"{int(line['segments']) / 2**20:.0f}"
     return [line["case"], str(line["tokens"]), str(line["samples"]), limit, there, str(line["at_below"]), tensors]
 
@@ -281,8 +282,10 @@ def tell(lines: list[dict]) -> None:
     done = [line for line in lines if line["at_limit"]]
     if not done:
         return
-    false = [line["case"] for line in done if line["at_limit"] != TRAINED]
+    short = [line["case"] for line in done if line["at_limit"] != TRAINED]
+    false = [line["case"] for line in done if not line["trains"]]
     late = [line["case"] for line in done if line["at_below"] != ENDED]
+    print(f"{len(done) - len(short)} of {len(done)} trained in what is counted; not so: {', '.join(short) or 'none'}")
     print(f"{len(done) - len(false)} of {len(done)} trained where they fit; not so: {', '.join(false) or 'none'}")
     print(f"{len(done) - len(late)} of {len(done)} ended out of memory below; not so: {', '.join(late) or 'none'}")
     errors = [int(line["tensors"]) / int(line["took"]) - 1 for line in done if line["took"]]

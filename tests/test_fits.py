@@ -142,7 +142,7 @@ def test_wrong_arguments_are_refused(place, words, said):
 @pytest.mark.ci
 def test_rows_are_counted_for_gpus_that_are_not_here(place):
     place.path("m.yaml").write_text(LLAMA, encoding="utf-8")
-    asked = ["--model=m.yaml", "--task=language-modelling", "--length", "128", "--memory=120MB", "--reserve=10MB"]
+    asked = ["--model=m.yaml", "--task=language-modelling", "--length", "128", "--memory=140MB", "--reserve=10MB"]
     finished = place.script(
         "fits", *asked, "--gpus=8", "--json=fits.json", "--rows", "ddp", "fsdp", "horovod", "single"
     )

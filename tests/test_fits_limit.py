@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import fits_limit
 from benchmarks.common import PROJECT, markdown
-from benchmarks.fits_limit import CASES, ENDED, TRAINED
+from benchmarks.fits_limit import CASES, COUNTED_ALONE, ENDED, TRAINED, WITH_ANOTHER
 from lockstep.config import reading
 from lockstep.forecast import memory
 
@@ -16,7 +16,7 @@ NAMES = [f"{model}, {row}" for model, (*_, rows) in CASES.items() for row in row
 
 def line(case: str, **more) -> dict:
     counted = {"case": case, "tokens": 64, "samples": 8, "tensors": 50 * MIB, "segments": 54 * MIB}
-    measured = {"at_limit": TRAINED, "at_below": ENDED, "took": 50 * MIB, "trains": 1}
+    measured = {"at_limit": TRAINED, "at_below": ENDED, "took": 50 * MIB, "trains": COUNTED_ALONE}
     return counted | {"below": 49 * MIB} | measured | more
 
 
@@ -38,18 +38,22 @@ def test_a_false_fits_is_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fits_limit, "TABLE", tmp_path / "limits.csv")
     monkeypatch.setattr(fits_limit, "PAGE", tmp_path / "README.md")
     (tmp_path / "README.md").write_text("\n".join(fits_limit.MARKS), encoding="utf-8")
-    false = line(NAMES[1], at_limit=ENDED, took="", trains=1.02)
+    false = line(NAMES[1], at_limit=ENDED, took="", trains="")
     late = line(NAMES[2], at_below=TRAINED, took=40 * MIB)
-    fits_limit.write({each["case"]: each for each in (late, false, line(NAMES[0]))})
+    short = line(NAMES[3], at_limit=ENDED, trains=WITH_ANOTHER)
+    fits_limit.write({each["case"]: each for each in (short, late, false, line(NAMES[0]))})
     there = fits_limit.read()
-    assert list(there) == NAMES[:3]
+    assert list(there) == NAMES[:4]
     assert there[NAMES[1]] == {name: str(value) for name, value in false.items()}
     fits_limit.tell(list(there.values()))
     said = capsys.readouterr().out
-    assert f"2 of 3 trained where they fit; not so: {NAMES[1]}" in said
-    assert f"2 of 3 ended out of memory below; not so: {NAMES[2]}" in said
-    assert "counted 12.50 % off in the median, at most 25.00 %" in said
-    assert "| out of memory; trained with 1.1 MiB more |" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"2 of 4 trained in what is counted; not so: {NAMES[1]}, {NAMES[3]}" in said
+    assert f"3 of 4 trained where they fit; not so: {NAMES[1]}" in said
+    assert f"3 of 4 ended out of memory below; not so: {NAMES[2]}" in said
+    assert "counted 0.00 % off in the median, at most 25.00 %" in said
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| out of memory; with another segment, too |" in page
+    assert "| out of memory; trained with another segment |" in page
 
 
 def test_the_page_shows_the_table_that_is_there():

@@ -63,6 +63,7 @@ def test_sizes_go_from_one_kibibyte_to_what_is_asked_for():
     assert network.sizes()[0] == 1024
     assert network.sizes()[-1] == 2**28
     assert network.sizes(2**20) == [2**10, 2**12, 2**14, 2**16, 2**18, 2**20]
+    assert network.sizes(3 * 2**20) == [*network.sizes(2**20), 3 * 2**20]  # what was asked for, not less
 
 
 def test_by_default_there_are_as_many_ranks_as_devices():

@@ -84,6 +84,12 @@ def test_the_configuration_in_the_results_is_read_as_the_same_rows():
         ({"ddp": {"strategy": "ddp", "world_sizes": [3]}}, {"processes": 2, "nodes": 2}, "3 devices can't be had"),
         ({"ddp": {"strategy": "ddp", "world_sizes": [8]}}, {"processes": 2, "nodes": 2}, "8 devices can't be had"),
         ({"ddp": {"strategy": "ddp", "world_sizes": [2], "processes": 3}}, {}, "processes is also set, to 3"),
+        (
+            {"tp": {"strategy": "tp"}},
+            {"world_sizes": [1, 3]},
+            r"rows.tp.world_sizes: hardware.world_sizes has \[1, 3\], of which this row trains on none: its ranks come in"
+            " multiples of 2.",
+        ),
     ],
 )
 def test_what_can_not_be_is_refused(rows, hardware, said):

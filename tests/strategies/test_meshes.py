@@ -582,9 +582,21 @@ def test_which_heads_can_be_shared(heads, says):
         refusals.refuse_heads(row, heads)
 
 
+def test_more_stages_than_layers_are_refused():
+    hardware = {"device": "cpu", "processes": 5, "oversubscribe": True}
+    row = reading.parse({"hardware": hardware, "rows": {"x": {"strategy": "pp", "stages": 5}}}).rows["x"]
+    with pytest.raises(BadInput, match=r"rows\.x\.stages: 5: the model has 4 layers, and each of 5"):
+        refusals.refuse_layers(row, 4)
+    refusals.refuse_layers(row, 5)
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
+        (
+            {"strategy": "pp", "stages": 3, "chunks": 3},
+            "pipeline: gpipe, chunks: 3: only interleaved stages are several on each rank",
+        ),
         ({"strategy": "tp"}, "tensor: 2: 2 ranks hold one replica of the model together, but there are 3 ranks."),
         (
             {"strategy": "fsdp", "replicate": 2},

@@ -28,7 +28,8 @@ NEGLIGIBLE = 1e-6  # of the shortest time
 
 def sizes(largest: int = LARGEST) -> list[int]:
     """Bytes of the messages, up to `largest`."""
-    return [SMALLEST * FACTOR**k for k in range(int(math.log(largest / SMALLEST, FACTOR)) + 1)]
+    below = [SMALLEST * FACTOR**k for k in range(math.ceil(math.log(largest / SMALLEST, FACTOR)))]
+    return [*(size for size in below if size < largest), largest]
 
 
 def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[Row]:
@@ -38,15 +39,16 @@ def rows(config: Config, ranks: list[int] | None, backend: str | None) -> list[R
     """
     asked = {"strategy": "ddp", "nodes": 1} | ({"backend": backend} if backend else {})
     found, why = [], None
-    for number in ranks or RANKS:
+    for number in sorted(set(ranks or RANKS)):
         own = {"processes": number, "device_batch": None, "global_batch": number}
         try:
             row = read_row("collectives", asked | own, config.shared, "--ranks")
             row.hardware  # noqa: B018 - it is resolved when it is asked for
         except BadInput as error:
+            said = str(error).replace("rows.collectives.processes", "--ranks")
+            why = why or BadInput(said.replace("rows.collectives.backend", "--backend"))
             if ranks:
-                raise BadInput(str(error).replace("rows.collectives.processes", "--ranks")) from None
-            why = why or error
+                raise why from None
         else:
             found.append(row)
     if not found:

@@ -38,7 +38,7 @@ PAIRS += ("OWN_BATCHES", "OWN_SCHEDULE", "OWN_OPTIMIZER", "COMPILES", "AWAITS_GR
 # extends another may send something else.
 FIRSTS = ("SENDS", "SHARDS")
 # Literals that are lists of options of which the product counts.
-PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS")
+PRODUCTS = ("RANKS_PER_REPLICA", "DIVIDES_RANKS", "DIVIDES_HEADS", "DIVIDES_LAYERS")
 # All literals that are lists of options.
 OF_OPTIONS = (*PRODUCTS, "RESUMES_WITH_OTHER", "NUMBERS_DEVICE", "FILES", "SYNCS_BATCH_NORM")
 

@@ -235,7 +235,8 @@ class Row:
                 )
         self._refuse_micro_batches()
         parts = self.replicas * self.train.accumulation
-        sharing = f"{self.replicas} {'devices' if together == 1 else 'replicas'}"
+        one = "device" if together == 1 else "replica"
+        sharing = f"{self.replicas} {one}{'s' if self.replicas > 1 else ''}"
         if batch < parts:
             raise BadInput(
                 f"{where}.global_batch: {batch} samples can't be shared by {sharing} in {self.train.accumulation}"

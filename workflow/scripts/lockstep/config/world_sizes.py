@@ -19,7 +19,7 @@ def expand(rows: dict[str, dict | None], shared: Shared, where: str) -> dict[str
     A row that is expanded becomes null, since a configuration that is merged below this one may have it too. Sizes that
     are set for all rows leave out rows that always train on one device or name their number (`processes`), rows of
     studies, and numbers of devices that a row's options do not divide. Raises BadInput if a row asks for such a
-    size itself.
+    size itself, or if none of those for all rows is left.
     """
     expanded = dict(rows)
     for name, raw in rows.items():
@@ -57,7 +57,13 @@ def _sizes(row: Row, raw: dict, where: str) -> list[int]:
         return sizes
     if alone or "processes" in raw or row.study:
         return []
-    return [size for size in sizes if size % row.ranks_in_multiples_of == 0]
+    divided = [size for size in sizes if size % row.ranks_in_multiples_of == 0]
+    if not divided:
+        raise BadInput(
+            f"{where}: hardware.world_sizes has {sizes}, of which this row trains on none: its ranks come in multiples of"
+            f" {row.ranks_in_multiples_of}. Add one, or leave the row out ({row.name}: null)."
+        )
+    return divided
 
 
 def _devices(row: Row, size: int, where: str) -> dict:

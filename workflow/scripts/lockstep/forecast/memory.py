@@ -36,6 +36,9 @@ WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread tha
 MOST = 2**14  # the largest micro-batch that is tried
 MOST_GPUS = 16  # that a pretended machine has
 FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
+# Bytes that PyTorch's allocator takes at once for tensors of 1 to 10 MiB. Ranks that wait for each other free tensors in
+# another order than the one that is counted, and then need another such segment.
+SEGMENT = 20 * 2**20
 RESERVE = "1.5GB"  # kept free for the CUDA context, NCCL and kernels, which are not counted
 PROGRAM = """import sys
 from pathlib import Path
@@ -57,8 +60,8 @@ class Peak:
 
 
 def free(memory: str, reserve: str) -> int:
-    """The bytes of a GPU that are left for a row, as of 24GB and 1.5GB. Raises BadInput."""
-    left = int(MEMORY.read(memory, "--memory")) - int(replace(MEMORY, least=0).read(reserve, "--reserve"))
+    """The bytes of a GPU that are left for a row, as of 24GB and 1.5GB, without one segment. Raises BadInput."""
+    left = int(MEMORY.read(memory, "--memory")) - int(replace(MEMORY, least=0).read(reserve, "--reserve")) - SEGMENT
     if left <= 0:
         raise BadInput(f"--reserve {reserve}: nothing of {memory} would be left. Lower it.")
     return left

@@ -46,6 +46,16 @@ def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
             )
 
 
+def refuse_layers(row: Row, layers: int) -> None:
+    """Raises BadInput if the row's ranks are to divide more layers than the model has."""
+    parts, named = row.product("DIVIDES_LAYERS")
+    if parts > max(layers, 1):
+        raise BadInput(
+            f"rows.{row.name}.{named}: the model has {layers} layers, and each of {parts} ranks needs at least one."
+            " Lower it."
+        )
+
+
 def refuse_heads(row: Row, heads: dict[str, int]) -> None:
     """Raises BadInput if the row's ranks can't divide the model's attention heads evenly.
 

@@ -70,6 +70,8 @@ def run(config: Config, row: Row, repeat: int, results: Path, resume: Path | Non
     refusals.refuse_to_start(row)
     refusals.refuse_unused_parameters(row, about.get("unused_parameters", []))
     refusals.refuse_lora_targets(row, about.get("lora_layers", {}))
+    if layers := about.get("shape", {}).get("layers"):  # not known of every model of a user's own
+        refusals.refuse_layers(row, layers)
     if "heads" in about:  # data that an earlier version prepared lacks them
         refusals.refuse_heads(row, about["heads"])
     disturbed: list[Disturbed] = []

@@ -199,12 +199,17 @@ OPTIONS = {
     },
 }
 RANKS_PER_REPLICA = ("stages",)
+DIVIDES_LAYERS = ("stages",)  # times `chunks` where stages are interleaved, which the ranks refuse
 RESUMES_WITH_OTHER = ("pipeline", "chunks")
 EQUAL_SHARES = [({}, "stages pass on tensors of one shape")]
 A_MICRO_BATCH_EACH = [({"pipeline": ["1f1b"]}, "each stage works on one of them; pipeline: gpipe takes fewer")]
 ROUNDS_OF_MICRO_BATCHES = [({"pipeline": ["interleaved"]}, "its stages take them in rounds")]
 UNCOUNTED = [({}, "each stage needs another amount, and they tell each other their shapes")]
 REFUSED = [
+    (
+        {"pipeline": ["gpipe", "1f1b"], "chunks": {"not": {"const": 2}}},
+        "only interleaved stages are several on each rank; set pipeline: interleaved, or leave chunks out",
+    ),
     (
         {"precision": ["fp16"]},
         "the loss is scaled on the last stage, and PyTorch's scaler looks at one rank's gradients"
