@@ -87,8 +87,8 @@ def test_the_configuration_in_the_results_is_read_as_the_same_rows():
         (
             {"tp": {"strategy": "tp"}},
             {"world_sizes": [1, 3]},
-            r"rows.tp.world_sizes: hardware.world_sizes has \[1, 3\], of which this row trains on none: its ranks come in"
-            " multiples of 2.",
+            r"rows.tp.world_sizes: hardware.world_sizes has \[1, 3\], of which this row trains on none: its ranks come"
+            " in multiples of 2.",
         ),
     ],
 )
