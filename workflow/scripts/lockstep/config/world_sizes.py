@@ -60,8 +60,8 @@ def _sizes(row: Row, raw: dict, where: str) -> list[int]:
     divided = [size for size in sizes if size % row.ranks_in_multiples_of == 0]
     if not divided:
         raise BadInput(
-            f"{where}: hardware.world_sizes has {sizes}, of which this row trains on none: its ranks come in multiples of"
-            f" {row.ranks_in_multiples_of}. Add one, or leave the row out ({row.name}: null)."
+            f"{where}: hardware.world_sizes has {sizes}, of which this row trains on none: its ranks come in multiples"
+            f" of {row.ranks_in_multiples_of}. Add one, or leave the row out ({row.name}: null)."
         )
     return divided
 
