@@ -36,8 +36,8 @@ WORKSPACE = 32 * 2**20  # bytes that cuBLAS takes on Hopper, for each thread tha
 MOST = 2**14  # the largest micro-batch that is tried
 MOST_GPUS = 16  # that a pretended machine has
 FARTHEST = 4  # how many times as large as all before it a size may be: small ones may show no growth
-# Bytes that PyTorch's allocator takes at once for tensors of 1 to 10 MiB. Ranks that wait for each other free tensors in
-# another order than the one that is counted, and then need another such segment.
+# Bytes that PyTorch's allocator takes at once for tensors of 1 to 10 MiB. Ranks that wait for each other free tensors
+# in another order than the one that is counted, and then need another such segment.
 SEGMENT = 20 * 2**20
 RESERVE = "1.5GB"  # kept free for the CUDA context, NCCL and kernels, which are not counted
 PROGRAM = """import sys
