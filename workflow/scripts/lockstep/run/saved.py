@@ -85,7 +85,8 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
         return state
     if not reasons:
         there = paths.saved_states(run)
-        reasons = ["the run is finished; raise train.epochs, or train.max_steps" if there else "it has none; set train.checkpoint_every"]
+        finished, without = "the run is finished; raise train.epochs, or train.max_steps", "set train.checkpoint_every"
+        reasons = [finished if there else f"it has none; {without}"]
     raise BadInput(f"--resume {run}: it has no state from which this run could continue: {'; '.join(reasons)}.")
 
 
