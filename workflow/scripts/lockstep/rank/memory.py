@@ -2,9 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+
+from lockstep.config import registry
+from lockstep.config.settings import Settings
+from lockstep.errors import RunFailed
 
 PROC = Path("/proc")
 
@@ -29,6 +34,33 @@ def read(device: torch.device, workers: Sequence[int] = ()) -> dict[str, float |
         "reserved_mb": None,
         "proportional_mb": _of_all(workers, "smaps_rollup", "Pss"),
     }
+
+
+def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.device) -> None:
+    """Raises RunFailed if a rank's share of weights and optimizer alone is more than its GPU has.
+
+    `model` is whole, on the host. What is not known to be whole on each rank (SHARDS) is taken to be shared out among
+    all, and gradients, activations and buckets are not counted, so that no row is refused that fits.
+    """
+    asked = settings.options | asdict(settings.train) | {"precision": settings.precision}
+    if device.type != "cuda" or registry.matches(settings.strategy, "UNCOUNTED", asked):
+        return
+    shared = registry.first(settings.strategy, "SHARDS", asked)
+    if shared is None:  # it sends what it declares, and declares no shares
+        shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]
+    number = 4 if settings.precision in ("fp32", "tf32") else 2  # half precision may be that of weights and optimizer
+    weights = sum(weight.numel() for weight in model.parameters())
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    numbers = {"weights": weights, "optimizer": 2 * trained if settings.train.optimizer == "adamw" else 0}
+    ranks = settings.hardware.processes
+    needs = sum(number * count / (ranks if what in shared else 1) for what, count in numbers.items())
+    there = torch.cuda.get_device_properties(device).total_memory
+    if needs > there:
+        raise RunFailed(
+            f"it would end out of memory: weights and optimizer take at least {needs / 2**30:.3g} GiB of each GPU, which"
+            f" has {there / 2**30:.3g}. Share them out (fsdp, deepspeed with stage: 3), or take more or larger GPUs;"
+            " lockstep fits counts what else is needed"
+        )
 
 
 class Gauge:

@@ -119,11 +119,17 @@ class Run:
 
     def train(self) -> None:
         """Do all of this, with the strategy's own loop."""
-        self.training.wrap(self.model())
+        model = self.model()
+        self.refuse_too_large(model)
+        self.training.wrap(model)
         replay = self.begin()
         with self.computing():
             self.training.strategy.train(replay)
         self.finish()
+
+    def refuse_too_large(self, model: torch.nn.Module) -> None:
+        """Raises RunFailed if the model can't fit into a GPU's memory, before it goes there."""
+        memory.refuse_too_large(model, self.training.settings, self.training.strategy.world.device)
 
     def model(self) -> torch.nn.Module:
         """The plain model on the host, with the same initial weights as in all rows."""

@@ -35,6 +35,9 @@ class Sized(Variation):
         self.start = {}
         return untrained(Path(self.training.settings.data) / paths.WEIGHTS, self.training.settings.dropout)
 
+    def refuse_too_large(self, model: torch.nn.Module) -> None:
+        """What is too large is to be found here."""
+
     def _work(self):
         asked = read_json(self.training.folder / paths.SIZES)
         sizes = [asked["sizes"][0]] * (FIRST - 1) + asked["sizes"]
