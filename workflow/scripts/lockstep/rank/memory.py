@@ -57,8 +57,8 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
     there = torch.cuda.get_device_properties(device).total_memory
     if needs > there:
         raise RunFailed(
-            f"it would end out of memory: weights and optimizer take at least {needs / 2**30:.3g} GiB of each GPU, which"
-            f" has {there / 2**30:.3g}. Share them out (fsdp, deepspeed with stage: 3), or take more or larger GPUs;"
+            f"it would end out of memory: weights and optimizer take at least {needs / 2**30:.3g} GiB of each GPU, and"
+            f" it has {there / 2**30:.3g}. Share them out (fsdp, deepspeed with stage: 3), or take more or larger GPUs;"
             " lockstep fits counts what else is needed"
         )
 
