@@ -45,6 +45,8 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
     asked = settings.options | asdict(settings.train) | {"precision": settings.precision}
     if device.type != "cuda" or registry.matches(settings.strategy, "UNCOUNTED", asked):
         return
+    if settings.options.get("config_file"):  # DeepSpeed's, which may keep weights on the host
+        return
     shared = registry.first(settings.strategy, "SHARDS", asked)
     if shared is None:  # it sends what it declares, and declares no shares
         shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]

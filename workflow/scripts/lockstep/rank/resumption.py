@@ -153,7 +153,10 @@ class Resumption:
             if noted_before := [theirs[name] for theirs in everyone if name in theirs]:
                 noted.copy_(_as_long_as(torch.stack(noted_before).mean(dim=0), replay.steps))
         groups = training.strategy.optimizer.param_groups
-        replay.schedule.load_state_dict(plain["schedule"] | {"lr_lambdas": [None] * len(groups)})
+        scheduled = plain["schedule"] | {"lr_lambdas": [None] * len(groups)}
+        if len(scheduled["base_lrs"]) != len(groups):  # tp parts them by how it divides weights; all have one rate
+            scheduled |= {name: scheduled[name][:1] * len(groups) for name in ("base_lrs", "_last_lr")}
+        replay.schedule.load_state_dict(scheduled)
         for group, rate in zip(groups, replay.schedule.get_last_lr(), strict=True):
             group["lr"] = rate  # not every optimizer saves it in its state
         ledgers = everyone

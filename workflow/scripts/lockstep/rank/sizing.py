@@ -92,8 +92,8 @@ def untrained(folder: Path, dropout: float | None) -> torch.nn.Module:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                pages = mmap.mmap(-1, max(parameter.nbytes, 1))
-                zeros = torch.frombuffer(pages, dtype=parameter.dtype, count=parameter.numel())
+                pages = mmap.mmap(-1, parameter.nbytes or parameter.element_size())  # a parameter may be empty
+                zeros = torch.frombuffer(pages, dtype=parameter.dtype)[: parameter.numel()]
                 module._parameters[name] = torch.nn.Parameter(zeros.view(parameter.shape), parameter.requires_grad)
     if hasattr(model, "tie_weights"):  # they were parted on the device "meta"
         model.tie_weights()

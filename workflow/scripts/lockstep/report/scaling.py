@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 
 from lockstep.config import registry
 from lockstep.config.hardware import device_count
-from lockstep.config.keys import MODEL, names
 from lockstep.config.nested import without
 from lockstep.config.sections import Train
 from lockstep.config.settings import deciding
@@ -23,8 +22,8 @@ from lockstep.report.reading import Run, good_runs, trusted
 
 # Keys of `hardware` that determine the number of devices.
 OF_DEVICES = ("devices", "processes", "gpu_count", "gpus", "nodes")
-# Keys of `train` that the plan decides, which is compared by itself.
-OF_A_PLAN = ("epochs", "max_steps", "global_batch", "batching", "seed")
+# Keys of `train` by which a step is more or less work, besides the plan and the precision, which are compared as such.
+OF_WORK = ("optimizer", "lora", "lora_targets")
 CLIFF = 0.15  # a loss of efficiency from one size to the next that is reported
 
 
@@ -120,9 +119,9 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
     """The row on one device with the most samples per second per GPU or core, in the members' precision.
 
     For strong scaling it must train the same plan; for weak scaling, the same number of samples in a step, unless there
-    is none that does. A row outside the family counts only in the closed division, or if it is the baseline, and if it
-    trains the model in the same way: with LoRA, for example, a step is less work. Rows of which
-    all runs were disturbed count only if there are no others.
+    is none that does. A row outside the family counts only in the closed division, or if it is the baseline, and if a
+    step is the same work: with LoRA, for example, it is less. Rows of which all runs were disturbed count only if there
+    are no others.
     """
     family = [row["row"] for row in members]
     first = _asked(runs[family[0]])
@@ -131,7 +130,7 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
         for row in done
         if device_count(_asked(runs[row["row"]])["hardware"]) == 1
         and (row["row"] in family or row["division"] == "closed" or row["strategy"] == BASELINE)
-        and _recipe(_asked(runs[row["row"]])) == _recipe(first)
+        and _work(_asked(runs[row["row"]])) == _work(first)
         and _asked(runs[row["row"]])["precision"] == first["precision"]
         and (kind == "weak" or _plan(runs[row["row"]]) == _plan(runs[family[0]]))
     ]
@@ -142,10 +141,10 @@ def _best_alone(kind: str, members: list[dict], done: list[dict], runs: dict) ->
     return max(alone, key=lambda name: _rate(runs[name]), default=None)
 
 
-def _recipe(asked: dict) -> dict:
-    """What decides how a run trains its model, except its plan."""
-    train = Train.of(asked["train"])
-    return {key: getattr(train, key) for key in names(Train, MODEL) if key not in OF_A_PLAN}
+def _work(asked: dict) -> dict:
+    """What of a run's training decides how much work a step is."""
+    train = Train.of(asked["train"])  # a record of an earlier version may lack a key
+    return {key: getattr(train, key) for key in OF_WORK}
 
 
 def _samples_of_a_device(asked: dict) -> float:

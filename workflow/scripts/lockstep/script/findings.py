@@ -742,12 +742,6 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
     ratio = _gradient_ratio(recorded, alone, step)
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
-    if of_gradient and not _gradient_differs(recorded, alone, floor, step):
-        parts = _other_parts(recorded, alone, floor, step)
-        mine, its = (np.linalg.norm(_gradients(each, step, set(parts))[:, 0]) for each in (recorded, alone))
-        says = f"the gradient of {_listed(parts)} is {mine / max(its, 1e-30):.3g} times what it is on one process, and"
-        do = "average it over ranks as the others; DistributedDataParallel knows only the parameters that it wraps."
-        return Finding("own_gradient", DIFFERENT, f"{says} those of all others are the same", do, **at)
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
             says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
@@ -777,6 +771,16 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"a communication hook changes what ranks average: {hook}"
         do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
         return Finding("communication", DIFFERENT, says, do, **at)
+    if of_gradient and not _gradient_differs(recorded, alone, floor, step):
+        parts = _other_parts(recorded, alone, floor, step)
+        mine, its = (np.linalg.norm(_gradients(each, step, set(parts))[:, 0]) for each in (recorded, alone))
+        ratio = mine / max(its, 1e-30)
+        how = "has another direction than on one process"
+        if abs(ratio - 1) > SAME_SIZE:
+            how = f"is {ratio:.3g} times what it is on one process"
+        says = f"the gradient of {_listed(parts)} {how}, and those of all others are the same"
+        do = "average it over ranks as the others; DistributedDataParallel knows only the parameters that it wraps."
+        return Finding("own_gradient", DIFFERENT, says, do, **at)
     if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
         says = "batch normalisation takes the statistics of each rank's samples alone"
         do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
@@ -919,7 +923,7 @@ def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: 
     mine, its, reversed_ = (_gradients(each, step, set(names))[:, 1:] for each in (recorded, alone, floor))
     own, apart, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
     smallest = _smallest(recorded)
-    least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else smallest)
+    least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else ABOVE_FLOOR * smallest)
     differs = apart > np.maximum(np.maximum(PART * own, ABOVE_FLOOR * rounding), least)
     return [name for name, each in zip(names, differs, strict=True) if each]
 
