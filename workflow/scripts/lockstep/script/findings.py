@@ -771,8 +771,9 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"a communication hook changes what ranks average: {hook}"
         do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
         return Finding("communication", DIFFERENT, says, do, **at)
-    if of_gradient and not _gradient_differs(recorded, alone, floor, step):
-        parts = _other_parts(recorded, alone, floor, step)
+    parts = _other_parts(recorded, alone, floor, step) if of_gradient else []
+    others = _common(recorded, alone, step) - set(parts)
+    if parts and others and not _gradient_differs(recorded, alone, floor, step, others):
         mine, its = (np.linalg.norm(_gradients(each, step, set(parts))[:, 0]) for each in (recorded, alone))
         ratio = mine / max(its, 1e-30)
         how = "has another direction than on one process"
@@ -903,9 +904,12 @@ def _gradient_distance(one: Recording, other: Recording, step: int, names: set[s
     return float(np.linalg.norm(mine - its) / max(np.linalg.norm(its), 1e-30))
 
 
-def _gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
-    """Whether the whole gradient is another."""
-    names = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
+def _gradient_differs(
+    recorded: Recording, alone: Recording, floor: Recording, step: int, names: set[str] | None = None
+) -> bool:
+    """Whether the whole gradient is another, or that of the parameters with these names."""
+    names = _common(recorded, alone, step) if names is None else names
+    names = names & set(floor.ranks[0]["steps"][step]["gradients"])
     if not names:
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
