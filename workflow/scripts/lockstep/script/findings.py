@@ -771,6 +771,15 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"a communication hook changes what ranks average: {hook}"
         do = "nothing if fewer bytes are worth it; fp16 makes small gradients zero, of which Adam makes whole steps."
         return Finding("communication", DIFFERENT, says, do, **at)
+    throughout = not of_gradient or _gradient_differs(recorded, alone, floor, step)
+    if throughout and recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
+        says = "batch normalisation takes the statistics of each rank's samples alone"
+        do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
+        return Finding("batch_norm", DIFFERENT, says, do, **at)
+    if throughout and len(set(counts)) > 1:
+        says = f"ranks with {_listed(map(str, counts))} samples count alike: a mean of means is not the mean"
+        do = "drop_last=True, or weigh each rank's loss by its samples."
+        return Finding("mean_of_means", DIFFERENT, says, do, **at)
     parts = _other_parts(recorded, alone, floor, step) if of_gradient else []
     others = _common(recorded, alone, step) - set(parts)
     if parts and others and not _gradient_differs(recorded, alone, floor, step, others):
@@ -782,14 +791,6 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         says = f"the gradient of {_listed(parts)} {how}, and those of all others are the same"
         do = "average it over ranks as the others; DistributedDataParallel knows only the parameters that it wraps."
         return Finding("own_gradient", DIFFERENT, says, do, **at)
-    if recorded.ranks[0]["initial"]["batch_norm"] and world > 1:
-        says = "batch normalisation takes the statistics of each rank's samples alone"
-        do = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before it is wrapped."
-        return Finding("batch_norm", DIFFERENT, says, do, **at)
-    if len(set(counts)) > 1:
-        says = f"ranks with {_listed(map(str, counts))} samples count alike: a mean of means is not the mean"
-        do = "drop_last=True, or weigh each rank's loss by its samples."
-        return Finding("mean_of_means", DIFFERENT, says, do, **at)
     if of_gradient:
         lines = _by_parameter(recorded, alone, floor, step)
         name = next((line["name"] for line in lines if line["differs"]), lines[0]["name"])
