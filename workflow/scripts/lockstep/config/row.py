@@ -15,7 +15,7 @@ from lockstep.config.kinds import Kind
 from lockstep.config.machine import cpu_cores
 from lockstep.config.resolving import resolve
 from lockstep.config.sections import AskedHardware, Shared, Train
-from lockstep.config.settings import Settings, deciding
+from lockstep.config.settings import Settings, deciding, in_one
 from lockstep.errors import BadInput
 
 # Rules of the Snakefile: a row's name is a target too (`snakemake ddp`), so it can't be one of these.
@@ -355,8 +355,7 @@ class Row:
 
     def _matches(self, literal: str) -> list[tuple[str, str]]:
         """The pairs in a literal of its strategy that apply to this row: the settings, and the reason."""
-        settings = self.options | asdict(self.train) | asdict(self.hardware)
-        settings |= {"precision": self.precision, "task": self.shared.task}
+        settings = in_one(self.options, self.train, self.hardware, self.precision, self.shared.task)
         return registry.matches(self.strategy, literal, settings)
 
 

@@ -18,6 +18,11 @@ def deciding(settings: dict) -> dict:
     return without(settings, DECIDE_NOTHING)
 
 
+def in_one(options: dict, train: Train, hardware: Hardware, precision: str, task: str) -> dict:
+    """All settings of a row in one dict, with which the literals of its strategy are compared (registry.matches)."""
+    return options | asdict(train) | asdict(hardware) | {"precision": precision, "task": task}
+
+
 @dataclass(frozen=True)
 class Settings:
     """The content of a run's settings.json, written by run/runs.py and read by each rank (rank/session.py)."""

@@ -12,6 +12,7 @@ from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.configuration import Config
 from lockstep.config.row import Row
+from lockstep.config.settings import in_one
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import read_object
 from lockstep.forecast import alone, ranks
@@ -115,7 +116,7 @@ def _options(row: Row) -> dict:
 
 
 def _settings(row: Row) -> dict:
-    return _options(row) | asdict(row.train) | {"precision": row.precision}
+    return in_one(_options(row), row.train, row.hardware, row.precision, row.shared.task)
 
 
 def _not_foretold(row: Row, links: Links) -> str:

@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from lockstep.config import registry
-from lockstep.config.settings import Settings
+from lockstep.config.settings import Settings, in_one
 from lockstep.errors import RunFailed
+from lockstep.model import lora, models
 
 PROC = Path("/proc")
 
@@ -42,18 +42,18 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
     `model` is whole, on the host. What is not known to be whole on each rank (SHARDS) is taken to be shared out among
     all, and gradients, activations and buckets are not counted, so that no row is refused that fits.
     """
-    asked = settings.options | asdict(settings.train) | {"precision": settings.precision}
-    if device.type != "cuda" or registry.matches(settings.strategy, "UNCOUNTED", asked):
+    # DeepSpeed's own file may keep weights on the host.
+    if device.type != "cuda" or settings.options.get("config_file"):
         return
-    if settings.options.get("config_file"):  # DeepSpeed's, which may keep weights on the host
+    asked = in_one(settings.options, settings.train, settings.hardware, settings.precision, settings.task)
+    if registry.matches(settings.strategy, "UNCOUNTED", asked):
         return
     shared = registry.first(settings.strategy, "SHARDS", asked)
     if shared is None:  # it sends what it declares, and declares no shares
         shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]
     number = 4 if settings.precision in ("fp32", "tf32") else 2  # half precision may be that of weights and optimizer
-    weights = sum(weight.numel() for weight in model.parameters())
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    numbers = {"weights": weights, "optimizer": 2 * trained if settings.train.optimizer == "adamw" else 0}
+    moments = 2 if settings.train.optimizer == "adamw" else 0  # other optimizers may keep none
+    numbers = {"weights": models.count_parameters(model), "optimizer": moments * lora.count_trained(model)}
     ranks = settings.hardware.processes
     needs = sum(number * count / (ranks if what in shared else 1) for what, count in numbers.items())
     there = torch.cuda.get_device_properties(device).total_memory

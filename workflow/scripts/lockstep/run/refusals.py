@@ -49,7 +49,7 @@ def refuse_lora_targets(row: Row, layers: dict[str, int]) -> None:
 def refuse_layers(row: Row, layers: int) -> None:
     """Raises BadInput if the row's ranks are to divide more layers than the model has."""
     parts, named = row.product("DIVIDES_LAYERS")
-    if parts > max(layers, 1):
+    if parts > layers:
         raise BadInput(
             f"rows.{row.name}.{named}: the model has {layers} layers, and each of {parts} ranks needs at least one."
             " Lower it."

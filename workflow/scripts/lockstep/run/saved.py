@@ -83,10 +83,10 @@ def find_elsewhere(run: Path, settings: Settings, plan: Plan) -> Path:
     state = find(run, settings, plan, reasons.append, anywhere=True)
     if state:
         return state
-    if not reasons:
-        there = paths.saved_states(run)
-        finished, without = "the run is finished; raise train.epochs, or train.max_steps", "set train.checkpoint_every"
-        reasons = [finished if there else f"it has none; {without}"]
+    if not reasons and paths.saved_states(run):
+        reasons = ["the run is finished; raise train.epochs, or train.max_steps"]
+    elif not reasons:
+        reasons = ["it has none; set train.checkpoint_every"]
     raise BadInput(f"--resume {run}: it has no state from which this run could continue: {'; '.join(reasons)}.")
 
 

@@ -1,6 +1,7 @@
 """Find and explain differences between a script's ranks, and between its run on several ranks and on one."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -781,9 +782,9 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
         do = "drop_last=True, or weigh each rank's loss by its samples."
         return Finding("mean_of_means", DIFFERENT, says, do, **at)
     parts = _other_parts(recorded, alone, floor, step) if of_gradient else []
-    others = _common(recorded, alone, step) - set(parts)
+    others = _compared(recorded, alone, floor, step) - set(parts)
     if parts and others and not _gradient_differs(recorded, alone, floor, step, others):
-        mine, its = (np.linalg.norm(_gradients(each, step, set(parts))[:, 0]) for each in (recorded, alone))
+        mine, its = (np.linalg.norm(_gradients(each, step, parts)[:, 0]) for each in (recorded, alone))
         ratio = mine / max(its, 1e-30)
         how = "has another direction than on one process"
         if abs(ratio - 1) > SAME_SIZE:
@@ -865,7 +866,7 @@ def _initial_distance(one: Recording, other: Recording) -> float:
     return float(np.linalg.norm(mine - its) / max(np.linalg.norm(its), 1e-30))
 
 
-def _gradients(recorded: Recording, step: int, names: set[str]) -> np.ndarray:
+def _gradients(recorded: Recording, step: int, names: Collection[str]) -> np.ndarray:
     noted = recorded.ranks[0]["steps"][step]["gradients"]
     return np.array([noted[name] for name in sorted(names)]).reshape(-1, 62)
 
@@ -874,6 +875,11 @@ def _common(recorded: Recording, alone: Recording, step: int) -> set[str]:
     """The parameters that both update in a step; a discriminator has gradients in its generator's step, too."""
     mine, its = (each.ranks[0]["steps"][step] for each in (recorded, alone))
     return (mine["gradients"].keys() & its["gradients"].keys()) - set(mine.get("unstepped", ()))
+
+
+def _compared(recorded: Recording, alone: Recording, floor: Recording, step: int) -> set[str]:
+    """The parameters whose gradients are compared in a step, with what rounding alone makes of them."""
+    return _common(recorded, alone, step) & floor.ranks[0]["steps"][step]["gradients"].keys()
 
 
 def _gradient_ratio(recorded: Recording, alone: Recording, step: int) -> float | None:
@@ -909,8 +915,7 @@ def _gradient_differs(
     recorded: Recording, alone: Recording, floor: Recording, step: int, names: set[str] | None = None
 ) -> bool:
     """Whether the whole gradient is another, or that of the parameters with these names."""
-    names = _common(recorded, alone, step) if names is None else names
-    names = names & set(floor.ranks[0]["steps"][step]["gradients"])
+    names = _compared(recorded, alone, floor, step) if names is None else names
     if not names:
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
@@ -924,8 +929,8 @@ def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: 
     half precision reversing a batch does not tell how far rounding moves it, so only differences that the whole
     gradient would show by itself count.
     """
-    names = sorted(_common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"]))
-    mine, its, reversed_ = (_gradients(each, step, set(names))[:, 1:] for each in (recorded, alone, floor))
+    names = sorted(_compared(recorded, alone, floor, step))
+    mine, its, reversed_ = (_gradients(each, step, names)[:, 1:] for each in (recorded, alone, floor))
     own, apart, rounding = (np.linalg.norm(each, axis=1) for each in (its, mine - its, reversed_ - its))
     smallest = _smallest(recorded)
     least = np.linalg.norm(its) * (ROUNDED if smallest == SMALLEST_ELSE else ABOVE_FLOOR * smallest)
@@ -935,10 +940,10 @@ def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: 
 
 def _by_parameter(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[dict]:
     """Each parameter's gradient beside that on one process, in the model's order (Verdict.parameters)."""
-    common = _common(recorded, alone, step) & set(floor.ranks[0]["steps"][step]["gradients"])
+    compared = _compared(recorded, alone, floor, step)
     lines = []
     for name in recorded.ranks[0]["initial"]["weights"]:
-        if name not in common:
+        if name not in compared:
             continue
         mine, its = (float(_gradients(each, step, {name})[0, 0]) for each in (recorded, alone))
         distance = _gradient_distance(recorded, alone, step, {name})
