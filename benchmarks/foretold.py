@@ -7,7 +7,8 @@ or 100 Mbit/s is two network namespaces with a shaped link between them (ip, tc;
 be made.
 
 What is done already in FOLDER is not done again, so it can run in parts: name some cases, or stop it after --minutes,
-and start it again. The table has all that is there; --write puts it into docs/measurements/foretold.
+and start it again. The table has all that is there; --write puts it into docs/measurements/foretold. With --seal it ends
+before rows are trained, so that forecasts can be published before anything can be known of their runs.
 """
 
 import argparse
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for results; what is there is kept")
     parser.add_argument("--repeats", type=int, default=2, metavar="N", help="how often each row is trained")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no further run is started")
+    parser.add_argument("--seal", action="store_true", help="only foretell")
     parser.add_argument("--table", action="store_true", help="only print what is there")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(PROJECT)}")
     arguments = parser.parse_args()
@@ -103,7 +105,8 @@ def main() -> None:
         if why := _impossible(CASES[name]):
             print(f"{name}: skipped: {why}", flush=True)
         else:
-            _measure(CASES[name], arguments.out / name, arguments.rows, arguments.repeats, until)
+            repeats = 0 if arguments.seal else arguments.repeats
+            _measure(CASES[name], arguments.out / name, arguments.rows, repeats, until)
     lines = _print(arguments.out)
     if arguments.write and lines:
         between_marks(PAGE, MARKS, "\n".join([markdown(HEADER, list(map(_cells, lines))), "", *_in_words(lines)]))
@@ -255,7 +258,8 @@ def compared(folder: Path) -> list[dict]:
     for name, forecast in (sealed or {"rows": {}})["rows"].items():
         runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=name)]
         if not forecast["seconds"] or not runs:
-            found.append({"case": folder.name, "row": name, "measured": None, "why": "; ".join(forecast["why"])})
+            line = {"case": folder.name, "row": name, "foretold": forecast["seconds"], "measured": None}
+            found.append(line | {"why": "; ".join(forecast["why"])})
             continue
         measured = statistics.median(run.clock.train_seconds / run.steps for run in runs)
         seconds = forecast["seconds"]
@@ -268,26 +272,26 @@ def compared(folder: Path) -> list[dict]:
 
 
 def _print(out: Path) -> list[dict]:
-    """Print the table of all that is there, and how wrong it is; keep it as foretold.json, and return its lines."""
+    """Print the table of all that is foretold, and how wrong it is; keep it as foretold.json, and return its lines."""
     folders = [out / name for name in CASES if (out / name).is_dir()]
     lines = [line for folder in folders for line in compared(folder)]
-    done = [line for line in lines if line["measured"] is not None]
-    if done:
-        print_table(HEADER, list(map(_cells, done)))
-        write_json(out / "foretold.json", {"rows": done})
+    known = [line for line in lines if line["foretold"]]
+    if known:
+        print_table(HEADER, list(map(_cells, known)))
+        write_json(out / "foretold.json", {"rows": known})
     for line in lines:
-        if line["measured"] is None and line["why"]:
+        if not line["foretold"]:
             print(f"{line['case']}, {line['row']}: not foretold: {line['why']}")
     for folder in folders:
         for where, why in seals.broken(folder / "results"):
             print(f"{folder.name}: the seal does not hold: {where}: {why}")
-    print(*_in_words(done), sep="\n")
-    return done
+    print(*_in_words(known), sep="\n")
+    return known
 
 
-def _in_words(done: list[dict]) -> list[str]:
+def _in_words(lines: list[dict]) -> list[str]:
     """For each kind of forecast, the mean error, the largest one, and how many rows are inside their interval."""
-    said = []
+    done, said = [line for line in lines if line["measured"] is not None], []
     for what, chosen in (
         ("on measured links", [line for line in done if not line["link"] and line["row"] != "single"]),
         ("on links whose speed was only named", [line for line in done if line["link"] and line["row"] != "single"]),
@@ -304,10 +308,14 @@ def _in_words(done: list[dict]) -> list[str]:
 
 
 def _cells(line: dict) -> list[str]:
-    seconds, inside = line["foretold"], line["inside"]
+    seconds = line["foretold"]
     interval = "" if seconds["low"] is None else f"{1000 * seconds['low']:.3g} to {1000 * seconds['high']:.3g}"
+    foretold = [line["case"], line["row"], f"{1000 * seconds['value']:.3g}", interval]
+    if line["measured"] is None:
+        return [*foretold, "", "", "", ""]
+    inside = line["inside"]
     return [
-        *(line["case"], line["row"], f"{1000 * seconds['value']:.3g}", interval, f"{1000 * line['measured']:.3g}"),
+        *(*foretold, f"{1000 * line['measured']:.3g}"),
         f"{100 * line['error']:+.1f}",
         "extrapolated" if inside is None else "yes" if inside else "no",
         f"{line['disturbed']} of {line['runs']}" if line["disturbed"] else "",

@@ -21,8 +21,8 @@ from lockstep.rank.network import BUS
 # How far a rank's own time may be off in another run of the same work: the spread between launches of a program
 # (report/variance.py finds 1 to 4 %), and that an excerpt stands for all steps.
 COMPUTING = 0.08
-# How far a message's time may be off beside what its repetitions spread: in a step it is sent once, by ranks that have
-# just computed, and not by waiting ones in a row.
+# How far a message's time may be off beside what its repetitions spread: in a step ranks compute more or less before it
+# than where messages were measured, and each rank something else.
 MESSAGE = 0.25
 # What a TCP connection carries of an Ethernet link's rate: 1448 of 1538 bytes of a frame are data (MTU 1500).
 PAYLOAD = 1448 / 1538
@@ -136,9 +136,13 @@ class Links:
 
 
 def _at(points: list[dict], name: str, size: float) -> float:
-    """The seconds of so many bytes: between measured sizes on a straight line, beyond the largest in proportion."""
+    """The seconds of so many bytes: between measured sizes on a straight line, beyond the largest in proportion.
+
+    They are those of a message that ranks send when they have computed; earlier versions did not measure these.
+    """
     sizes = np.array([point["bytes"] for point in points], float)
-    seconds = np.maximum.accumulate([point[name] for point in points])  # more bytes never take less
+    measured = [point.get("after_computing", point)[name] for point in points]
+    seconds = np.maximum.accumulate(measured)  # more bytes never take less
     if size > sizes[-1]:
         return float(seconds[-1] * size / sizes[-1])
     return float(np.interp(size, sizes, seconds))

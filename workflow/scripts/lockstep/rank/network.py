@@ -24,6 +24,7 @@ ASKED, MEASURED = "asked.json", "measured.json"
 BATCHES = 5  # batches of operations, each timed as a whole; their median counts
 SECONDS = 0.05  # the intended time of a batch
 MOST = 200  # the most operations in a batch
+COMPUTING = 0.002  # the intended seconds of computing before an operation, as before a layer's message in a step
 # The factor of the bus bandwidth, by operation, for n ranks.
 BUS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -41,11 +42,12 @@ def main(folder: Path) -> None:
     dist.init_process_group(asked["backend"], timeout=timedelta(seconds=asked["hardware"]["timeout"]))
     began = time.perf_counter()
     progress = Progress(folder)
+    compute = computing(device)
     found: dict[str, list[dict]] = {}
     for name in asked["operations"]:
         found[name] = []
         for size in asked["sizes"]:
-            found[name].append({"bytes": size} | measure(name, size, device))
+            found[name].append({"bytes": size} | measure(name, size, device, compute))
             progress.table[dist.get_rank(), 1] += 1  # so that it is not taken for hung
     if dist.get_rank() == 0:
         window = [began, time.perf_counter()]
@@ -54,18 +56,58 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def measure(name: str, size: int, device: torch.device) -> dict:
+def measure(name: str, size: int, device: torch.device, compute: Callable[[], None]) -> dict:
     """The seconds of one operation on `size` bytes: the median over BATCHES batches, the shortest and the longest.
+
+    after_computing: the same for operations that ranks begin when they have computed, as in a step. It is what a batch
+    takes longer than one that only computes. Ranks that compute don't end at the same moment, and the fastest waits
+    for the slowest; so a small message may take twice as long there as in a row of messages.
 
     size: the bytes that each rank has at the end (all_gather), or at the beginning (all other operations).
     """
     work = operation(name, size, device)
+
+    def compute_and_work() -> None:
+        compute()
+        work()
+
     for _ in range(2):
         work()
     once = _slowest(_timed(work, 1, device), device)
-    number = int(np.clip(SECONDS / once, 1, MOST))
-    batches = sorted(_slowest(_timed(work, number, device), device) / number for _ in range(BATCHES))
-    return {"seconds": batches[len(batches) // 2], "low": batches[0], "high": batches[-1], "repeats": number * BATCHES}
+    batches = [_batch(work, once, device) for _ in range(BATCHES)]
+    longer = [
+        max(0.0, _batch(compute_and_work, COMPUTING + once, device) - _batch(compute, COMPUTING, device))
+        for _ in range(BATCHES)
+    ]
+    repeats = BATCHES * _number(once)
+    return _middle(batches) | {"repeats": repeats, "after_computing": _middle(longer)}
+
+
+def _middle(seconds: list[float]) -> dict:
+    return {"seconds": float(np.median(seconds)), "low": min(seconds), "high": max(seconds)}
+
+
+def _batch(work: Callable[[], None], once: float, device: torch.device) -> float:
+    """The seconds of one call in a batch of them, where one takes about `once` seconds."""
+    return _slowest(_timed(work, _number(once), device), device) / _number(once)
+
+
+def _number(once: float) -> int:
+    return int(np.clip(SECONDS / once, 1, MOST))
+
+
+def computing(device: torch.device) -> Callable[[], None]:
+    """A function that computes for about COMPUTING seconds, the same work on every rank."""
+    matrix = torch.ones(256, 256, device=device)
+
+    def products(number: int) -> None:
+        for _ in range(number):
+            matrix @ matrix
+
+    products(20)
+    once = _slowest(_timed(lambda: products(100), 1, device), device) / 100
+    number = max(1, round(COMPUTING / once))
+    return lambda: products(number)
 
 
 def operation(name: str, size: int, device: torch.device) -> Callable[[], None]:
