@@ -7,8 +7,8 @@ or 100 Mbit/s is two network namespaces with a shaped link between them (ip, tc;
 be made.
 
 What is done already in FOLDER is not done again, so it can run in parts: name some cases, or stop it after --minutes,
-and start it again. The table has all that is there; --write puts it into docs/measurements/foretold. With --seal it ends
-before rows are trained, so that forecasts can be published before anything can be known of their runs.
+and start it again. The table has all that is there; --write puts it into docs/measurements/foretold. With --seal it
+ends before rows are trained, so that forecasts can be published before anything can be known of their runs.
 """
 
 import argparse
