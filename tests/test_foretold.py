@@ -109,6 +109,17 @@ def test_what_was_measured_is_what_a_message_costs(number, size):
     assert not links.extrapolated
 
 
+def test_a_message_costs_what_it_takes_after_computing():
+    found = measured(2)
+    for operation in found["operations"].values():
+        for point in operation["points"]:
+            point["after_computing"] = {name: 2 * point[name] for name in ("seconds", "low", "high")}
+    for size in (0, 3e6, 2**29):
+        alone, after = (Links(2, [each]).seconds("all_gather", size) for each in (measured(2), found))
+        assert after.value == pytest.approx(2 * alone.value)
+        assert after.high == pytest.approx(2 * alone.high)
+
+
 def test_between_numbers_of_ranks_latency_and_load_grow():
     links = Links(8, [measured(2), measured(4)])
     assert links.extrapolated == ["messages were measured between 4 ranks"]
