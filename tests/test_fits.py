@@ -3,12 +3,15 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
+from lockstep import paths
 from lockstep.config import reading
+from lockstep.data import plan as planning
 from lockstep.errors import BadInput
-from lockstep.forecast import memory, model
+from lockstep.forecast import foretelling, memory, model
 from lockstep.forecast.memory import Peak
 from lockstep.model import models
 from lockstep.rank import sizing
@@ -187,3 +190,31 @@ def test_rows_of_any_machine_are_counted_as_if_it_had_gpus():
     assert own.train.global_batch == 4 * 3
     with pytest.raises(BadInput, match="each stage needs another amount"):
         memory.countable(there.rows["pp"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (None, {"fsdp": (2, 24), "four": (4, 12), "single": (1, 48)}),
+        (2, {"fsdp": (2, 24), "four": (2, 24), "single": (1, 48)}),
+        (4, {"fsdp": (4, 12), "four": (4, 12), "single": (1, 48)}),
+    ],
+)
+def test_a_row_is_counted_on_as_many_gpus_as_its_time_is_foretold_for(tmp_path, monkeypatch, gpus, expected):
+    hardware = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}
+    rows = {name: {"strategy": name} for name in ("fsdp", "single")} | {"four": {"strategy": "fsdp", "processes": 4}}
+    config = reading.parse({"hardware": hardware, "train": {"global_batch": 48}, "rows": rows})
+    file = paths.plan_file(tmp_path, config.rows["fsdp"].plan_name)
+    file.parent.mkdir(parents=True)
+    planning.make(np.full(96, 8), global_batch=48, epochs=1, seed=1, batching="plain").save(file)
+    counted = {}
+
+    def of_batch(row, shape, samples, capacity):
+        counted[row.name] = (row.hardware.devices, samples)
+        return Peak(samples, GIB, GIB), True
+
+    monkeypatch.setattr(memory, "of_batch", of_batch)
+    monkeypatch.setattr(memory, "read_model", lambda *asked: model.Model({}, 8))
+    monkeypatch.setattr(memory.pretended, "variables", lambda number: {})
+    memory.of_rows(config, [foretelling.on(row, gpus) for row in config.rows.values()], tmp_path, None)
+    assert counted == expected

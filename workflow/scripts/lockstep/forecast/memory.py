@@ -144,7 +144,10 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 
     def count(row: Row) -> dict:
         try:
-            asked = countable(there[row.name])
+            # On its own number of devices, as sharded memory depends on that; there all rows may have as many.
+            asked = there[row.name]
+            own = replace(asked.asked, processes=row.hardware.devices, nodes=1)
+            asked = countable(replace(asked, asked=own))
             plan = Plan.load(paths.require(paths.plan_file(results, row.plan_name), "plan.py"))
             shape = read_model(weights, config.task, int(plan.widths.max()), config.data.image_size)
             samples = math.ceil(int(np.diff(plan.starts).max()) / (row.replicas * row.train.accumulation))
