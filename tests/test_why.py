@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import why
 from lockstep.errors import BadInput
 from lockstep.forecast import step
 
@@ -40,6 +41,18 @@ def test_the_lines_of_two_rows_cross_where_the_faster_one_changes():
         assert ratio.value == pytest.approx((0.004 + 2e-5 * tokens) / (0.012 + 1e-5 * tokens), rel=0.05)
     assert step.break_even(alone, step.fit(TOKENS, measured(0.012, 4e-5))).value == 0
     assert step.break_even(step.fit(TOKENS, measured(0.012, 4e-5)), alone) is None
+
+
+def test_a_row_that_is_faster_for_small_steps_only_is_said_to_be_so():
+    alone, shared = step.fit(TOKENS, measured(0.004, 2e-5)), step.fit(TOKENS, measured(0.012, 1e-5, seed=2))
+    assert step.break_even(alone, shared) is None
+    names = {"row": "single"}, {"row": "ddp"}
+    number = f"{step.break_even(shared, alone).value:,.0f}"
+    assert f"It is the faster one up to {number} tokens a step (" in why._crossing(*names, alone, shared)
+    assert f"It is the faster one from {number} tokens a step on (" in why._crossing(*names, shared, alone)
+    slower = step.fit(TOKENS, measured(0.012, 4e-5))
+    assert why._crossing(*names, slower, alone).endswith("it is faster at no batch.")
+    assert why._crossing(*names, alone, slower).endswith("it is faster at every batch.")
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,18 @@ def _crossing(row: dict, against: dict, ours: Line, theirs: Line) -> str:
     )
     crossing = step.break_even(ours, theirs)
     if crossing is None:
-        return f"{said} By these lines it is faster at no batch."
+        end = step.break_even(theirs, ours)
+        if end is None or end.value == 0:
+            return f"{said} By these lines it is faster at no batch."
+        return f"{said} It is the faster one up to {_tokens(end)}."
     if crossing.high == 0:
         return f"{said} By these lines it is faster at every batch."
+    return f"{said} It is the faster one from {_tokens(crossing, ' on')}."
+
+
+def _tokens(crossing: Estimate, on: str = "") -> str:
     high = "without end" if crossing.high == float("inf") else f"{crossing.high:,.0f}"
-    return f"{said} It is the faster one from {crossing.value:,.0f} tokens a step on ({crossing.low:,.0f} to {high})."
+    return f"{crossing.value:,.0f} tokens a step{on} ({crossing.low:,.0f} to {high})"
 
 
 def _at(row: dict, times: float, ours: Line, theirs: Line) -> dict:

@@ -97,9 +97,10 @@ def times_as_fast(row: Line, against: Line, tokens: float) -> Estimate:
 
 
 def break_even(row: Line, against: Line) -> Estimate | None:
-    """The tokens of a step from which a row is faster than `against`; None if it never is, by these lines.
+    """The tokens of a step from which on a row is faster than `against`, by these lines; None if there are none such.
 
-    It is 0 if the row always is. The upper end of the interval is infinite if the row may never be.
+    It is 0 if the row always is. The upper end of the interval is infinite if there may be none. Where a row is faster
+    in small steps only, `against` is the faster one from some number on.
     """
     value = _crossing(row.fixed - against.fixed, against.each - row.each)
     draws = _crossing(row.draws[:, 0] - against.draws[:, 0], against.draws[:, 1] - row.draws[:, 1])
@@ -108,10 +109,10 @@ def break_even(row: Line, against: Line) -> Estimate | None:
 
 
 def _crossing(more, less):
-    """Where a line that begins `more` higher, and rises `less` steeply, crosses the other: 0 at least, or never."""
+    """From where on a line that begins `more` higher, and rises `less` steeply, is the lower one: 0 at least."""
     more, less = np.asarray(more, float), np.asarray(less, float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(less > 0, np.maximum(more / less, 0), np.where(more < 0, 0, np.inf))
+        return np.where(less > 0, np.maximum(more / less, 0), np.where((less == 0) & (more < 0), 0, np.inf))
 
 
 def _estimate(value: float, draws: np.ndarray) -> Estimate:
