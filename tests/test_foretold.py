@@ -300,6 +300,19 @@ def test_a_row_that_has_run_can_not_be_sealed(sealed):
         seals.seal(sealed, [forecast(row) for row in ROWS])
 
 
+def test_a_forecast_whose_row_has_run_is_not_replaced(sealed):
+    with pytest.raises(BadInput, match=r"single, ddp have run in .* already, after being foretold"):
+        seals.seal(sealed, [forecast("fsdp")])
+    assert seals.read(sealed)["rows"].keys() == set(ROWS)
+
+
+def test_a_forecast_may_be_replaced_until_its_row_has_run(tmp_path):
+    seals.seal(tmp_path, [forecast("ddp")])
+    seals.seal(tmp_path, [forecast("fsdp")])
+    run(tmp_path, "ddp", "2100-01-01T00:00:00+00:00")
+    assert seals.broken(tmp_path) == []
+
+
 def better(results):
     """Negative control: the forecast is improved afterwards."""
     file = paths.foretold_file(results)
@@ -314,6 +327,14 @@ def better_and_noted(results):
     line = next(line for line in lines_of(results) if line["what"] == "foretold")
     file = paths.foretold_file(results)
     about = {name: line[name] for name in ("rows", "sealed", "before")}
+    journal.note(results, "foretold", file.parent, (file.name,), **about)
+
+
+def replaced(results):
+    """Forged: another row's forecast is sealed in place of one whose row has run."""
+    file, now = paths.foretold_file(results), lines_of(results)[-1]["time"]
+    write_json(file, {"time": now, "rows": {"fsdp": forecast("fsdp")}})
+    about = {"rows": ["fsdp"], "sealed": now, "before": seals.hash_file(paths.journal_file(results))}
     journal.note(results, "foretold", file.parent, (file.name,), **about)
 
 
@@ -382,6 +403,7 @@ def unsealed_row(results):
     [
         (better, "was changed after it was sealed"),
         (better_and_noted, "was foretold after its first run, by the order of the journal's lines"),
+        (replaced, "had run when another seal took the place of its forecast"),
         (lambda results: paths.foretold_file(results).unlink(), "was sealed, and is gone"),
         (late, "after its first run had begun at 2020"),
         (late_attempt, "after its first run had begun at 2020"),

@@ -115,8 +115,8 @@ def _own_rows(arguments: argparse.Namespace) -> int:
         )
     names = list(dict.fromkeys(arguments.rows or config.rows))
     number = arguments.gpus[0] if arguments.gpus else None
-    if arguments.seal and (begun := [name for name in names if seals.first_run(results, name)]):
-        raise BadInput(seals.too_late(results, begun))
+    if arguments.seal:
+        seals.refuse(results, names)
     rows = [foretelling.on(config.rows[name], number) for name in names]
     link = None if arguments.network is None else clusters.NETWORK.read(arguments.network, "--network")
     capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
