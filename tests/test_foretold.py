@@ -575,3 +575,18 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
     which._draw(tmp_path / "b.svg", found[3:], counted, None)
     assert not (tmp_path / "b.svg").exists()
     assert "not drawn: of no row are both time and memory known" in capsys.readouterr().out
+
+
+def test_only_runs_with_the_same_settings_and_data_stand_beside_what_is_foretold(tmp_path):
+    parsed = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
+    config = reading.parse(parsed)
+    row = config.rows["ddp"]
+    made_from = {"hash": 64 * "d", "weights": 64 * "f"}  # as in a sound record
+    write_json(paths.data_file(tmp_path), made_from)
+    run(tmp_path, "ddp", "2026-01-01T00:00:00+00:00", asked=row.deciding())
+    assert which._measured(config, row, tmp_path) == pytest.approx(50)
+    assert which._measured(config, foretelling.on(row, 4), tmp_path) is None
+    other = reading.parse(parsed | {"train": {"precision": "bf16"}})
+    assert which._measured(other, other.rows["ddp"], tmp_path) is None
+    write_json(paths.data_file(tmp_path), made_from | {"hash": 64 * "0"})
+    assert which._measured(config, row, tmp_path) is None

@@ -32,13 +32,14 @@ from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
+from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory, model, sharded
 from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.sharded import Run, Shape
-from lockstep.run import record_files, seals
+from lockstep.run import record_files, seals, staleness
 from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
@@ -122,7 +123,7 @@ def _own_rows(arguments: argparse.Namespace) -> int:
     capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
     counted = memory.of_rows(config, rows, results, capacity) if arguments.memory or arguments.picture else {}
     found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
-    _tell_rows(found, {row.name: _measured(row, results) for row in rows}, counted)
+    _tell_rows(found, {row.name: _measured(config, row, results) for row in rows}, counted)
     if arguments.json:
         write_json(arguments.json, {"rows": found} | ({"memory": counted, "capacity": capacity} if counted else {}))
     if arguments.picture:
@@ -141,10 +142,10 @@ def _tell_one(found: dict) -> dict:
     return found
 
 
-def _measured(row: Row, results: Path) -> float | None:
-    """The milliseconds of a row's step in the runs that it has already; None without any that trains the same plan."""
+def _measured(config: Config, row: Row, results: Path) -> float | None:
+    """The milliseconds of a row's step in the runs that it has already; None without any of such settings and data."""
     runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=row.name)]
-    own = [run for run in runs if (run.world_size, run.asked["plan"]) == (row.hardware.devices, row.plan_name)]
+    own = [run for run in runs if not staleness.run(config, config.repetition(row, run.repeat), run, results)]
     steps = [1000 * run.clock.train_seconds / run.steps for run in own]
     return statistics.median(steps) if steps else None
 
