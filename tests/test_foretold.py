@@ -534,6 +534,8 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
         (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say how many"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--seal"), "--seal: is for your own rows"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--memory", "9GB"), "--memory: is for your own rows"),
+        (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--set", "train.lora=8"), "--set: is for your own rows"),
+        (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--config", "a.yaml"), "--config: is for your own rows"),
     ],
 )
 def test_bad_input_gets_one_clear_message(run_script, words, said):

@@ -234,8 +234,8 @@ def _by_shape(arguments: argparse.Namespace) -> int:
         raise BadInput("--gpu: say which, as in --gpu h100 --gpus 8 64, or --cluster; or leave out --model.")
     if arguments.gpus is None:
         raise BadInput("--gpus: say how many, as in --gpu h100 --gpus 8 64; or leave out --model.")
-    for name in ("rows", "seal", "picture", "memory"):
-        if getattr(arguments, name):
+    for name in ("rows", "seal", "picture", "memory", "set", "config"):
+        if getattr(arguments, name, None):
             raise BadInput(f"--{name}: is for your own rows. Leave it out, or leave out --model.")
     arguments.length = 2048 if arguments.length is None else arguments.length
     cluster = _cluster(arguments)
