@@ -105,11 +105,11 @@ def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.
         )
     for name in arguments.rows or ():
         config.require_row(name, f"--rows {name}")
-    # An image has no tokens.
-    lengths = arguments.length if config.task != "image-classification" else None
+    if arguments.length and config.task == "image-classification":
+        raise BadInput("--length: an image has no tokens. Leave it out, and name its size: --set data.image_size=224")
     shapes = {
         length: model.read(file, config.task, length, config.data.image_size)
-        for length in lengths or [config.data.max_length]
+        for length in arguments.length or [config.data.max_length]
     }
     if own_dropout or not arguments.model:
         shapes = {length: replace(shape, dropout=config.model.dropout) for length, shape in shapes.items()}
