@@ -151,6 +151,8 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
         "fits", *asked, "--gpus=8", "--json=fits.json", "--rows", "ddp", "fsdp", "horovod", "single"
     )
     assert finished.returncode == 1, finished.stderr  # horovod was asked for
+    assert finished.stdout.startswith("LlamaForCausalLM, ")
+    assert " weights, language-modelling in fp32\n" in finished.stdout
     written = json.loads(place.path("fits.json").read_text(encoding="utf-8"))
     rows = {row["row"]: row for row in written["rows"]}
     assert rows["horovod"]["failed"]

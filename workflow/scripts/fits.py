@@ -68,7 +68,8 @@ def main() -> int:
     done = [each for each in counted if not each["failed"]]
     described = next(iter(shapes.values())).config  # they differ in length only
     if done:
-        print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task}")
+        precisions = " or ".join(dict.fromkeys(each["precision"] for each in done))
+        print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task} in {precisions}")
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")
