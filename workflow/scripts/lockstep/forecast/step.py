@@ -55,7 +55,8 @@ def line(results: Results, row: str) -> Line:
     plan = Plan.load(paths.require(paths.plan_file(results.folder, asked["plan"]), "plan.py"))
     tokens = (plan.widths * np.diff(plan.starts))[WARMUP_STEPS:]
     folder = results.folder / paths.RUNS / paths.run_name(row, runs[0].world_size, 1)
-    files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in runs]
+    same = [run for run in runs if run.asked["plan"] == asked["plan"]]  # with vary_seed each has another one
+    files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in same]
     seconds = [each for each in map(step_seconds, files) if len(each) == len(tokens)]
     if not seconds:
         raise BadInput(f"{row}: its runs' steps are not in {results.folder}.")
