@@ -579,6 +579,15 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
     assert "not drawn: of no row are both time and memory known" in capsys.readouterr().out
 
 
+def test_a_row_that_does_not_fit_is_said_so_though_its_time_is_not_foretold(capsys):
+    sizes = {"ddp": (2**30, True), "cp": (2**35, False)}
+    counted = {row: {"why": "", "allocated": size, "fits": fits} for row, (size, fits) in sizes.items()}
+    which._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted)
+    said = capsys.readouterr().out
+    assert f"cp: not foretold: {UNDECLARED}\ncp: a GPU, GiB: 32, does not fit\n" in said
+    assert "ddp: a GPU" not in said
+
+
 def test_only_runs_with_the_same_settings_and_data_stand_beside_what_is_foretold(tmp_path):
     parsed = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
     config = reading.parse(parsed)

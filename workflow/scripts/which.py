@@ -170,6 +170,8 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: di
     for name, each in counted.items():
         if each["why"]:
             print(f"{name}: memory not counted: {each['why']}")
+        elif name not in {line[0] for line in lines}:
+            print(f"{name}: a GPU, GiB: {_gib(each)}")
     disturbed = [f"{each['row']} ({'; '.join(each['disturbed'])})" for each in found if each["disturbed"]]
     if disturbed:
         print(f"Disturbed, so foretold as too slow: {', '.join(disturbed)}.")
