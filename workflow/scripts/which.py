@@ -379,8 +379,10 @@ def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argpar
     print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
     print(
         "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"
-        " programs on such cards. None was Lockstep's own, on several GPUs. Whether activations fit into memory was not"
-        " looked at: lockstep fits counts it."
+        " programs on such cards. None was Lockstep's own, on several GPUs. Weights and gradients are taken to be sent"
+        " in bf16; Lockstep's fsdp sends gradients in fp32, and weights, too, unless the row has mixed_precision:"
+        " policy, so up to twice as many bytes. Whether activations fit into memory was not looked at: lockstep fits"
+        " counts it."
     )
 
 
