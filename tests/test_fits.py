@@ -153,6 +153,7 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
     assert finished.returncode == 1, finished.stderr  # horovod was asked for
     assert finished.stdout.startswith("LlamaForCausalLM, ")
     assert " weights, language-modelling in fp32\n" in finished.stdout
+    assert "with 140MB (140 MiB in nvidia-smi), of which 10MB stay free" in finished.stdout
     written = json.loads(place.path("fits.json").read_text(encoding="utf-8"))
     rows = {row["row"]: row for row in written["rows"]}
     assert rows["horovod"]["failed"]
