@@ -67,6 +67,7 @@ def test_a_row_whose_small_sizes_do_not_grow_is_tried_at_larger_ones(monkeypatch
         ("hidden_size: 8\n", "text-classification", 8, "no key model_type"),
         ("model_type: bart2\n", "text-classification", 8, "transformers does not take it"),
         (BERT, "text-classification", 513, "at most 512 tokens"),
+        ("model_type: roberta\nmax_position_embeddings: 514\n", "text-classification", 513, "at most 512 tokens"),
         ("model_type: resnet\n", "language-modelling", 8, "has no resnet for language-modelling"),
         (BERT, "image-segmentation", 8, "is not counted"),
         ("- a\n", "text-classification", 8, "expected keys and values"),
