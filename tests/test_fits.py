@@ -223,3 +223,12 @@ def test_a_row_is_counted_on_as_many_gpus_as_its_time_is_foretold_for(tmp_path, 
     monkeypatch.setattr(memory.pretended, "variables", lambda number: {})
     memory.of_rows(config, [foretelling.on(row, gpus) for row in config.rows.values()], tmp_path, None)
     assert counted == expected
+
+
+def test_ranks_that_meet_in_some_steps_only_meet_in_each_that_is_counted():
+    hardware = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}
+    rows = {"local": {"strategy": "local_sgd", "every": 16, "local_after": 100}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": hardware, "rows": rows})
+    counted = {name: memory._settings(row) for name, row in config.rows.items()}
+    assert (counted["local"].options["every"], counted["local"].options["local_after"]) == (1, 0)
+    assert "every" not in counted["ddp"].options
