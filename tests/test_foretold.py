@@ -518,6 +518,14 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
     assert foretelling.on(single, 4) is single
 
 
+@pytest.mark.parametrize(("number", "nodes", "on_each"), [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4)])
+def test_a_row_with_fewer_processes_of_its_own_is_on_the_same_machine(number, nodes, on_each):
+    hardware = {"device": "cpu", "processes": 4, "threads": 1, "oversubscribe": True}
+    row = reading.parse({"hardware": hardware, "rows": {"two": {"strategy": "ddp", "processes": 2}}}).rows["two"]
+    found = foretelling.on(row, number).hardware
+    assert (found.nodes, found.processes_per_node) == (nodes, on_each)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
