@@ -3,12 +3,15 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
+from lockstep import paths
 from lockstep.config import reading
+from lockstep.data import plan as planning
 from lockstep.errors import BadInput
-from lockstep.forecast import memory, model
+from lockstep.forecast import foretelling, memory, model
 from lockstep.forecast.memory import Peak
 from lockstep.model import models
 from lockstep.rank import sizing
@@ -64,6 +67,7 @@ def test_a_row_whose_small_sizes_do_not_grow_is_tried_at_larger_ones(monkeypatch
         ("hidden_size: 8\n", "text-classification", 8, "no key model_type"),
         ("model_type: bart2\n", "text-classification", 8, "transformers does not take it"),
         (BERT, "text-classification", 513, "at most 512 tokens"),
+        ("model_type: roberta\nmax_position_embeddings: 514\n", "text-classification", 513, "at most 512 tokens"),
         ("model_type: resnet\n", "language-modelling", 8, "has no resnet for language-modelling"),
         (BERT, "image-segmentation", 8, "is not counted"),
         ("- a\n", "text-classification", 8, "expected keys and values"),
@@ -128,6 +132,7 @@ def test_a_model_is_counted_in_fp32_with_its_tied_weights_once(tmp_path):
         (["--memory", "8GB", "--model", "m.yaml", "--rows", "ddpp"], "--rows ddpp: no such row"),
         (["--memory", "8GB", "--model", "m.yaml", "--set", "hardware.processes=4"], "--gpus says what trains"),
         (["--memory", "8GB", "--model", "m.yaml", "--length", "0"], "--length 0: expected at least 1"),
+        (["--memory=8GB", "--model=m.yaml", "--task=image-classification", "--length=9"], "--length: an image has no"),
     ],
 )
 def test_wrong_arguments_are_refused(place, words, said):
@@ -147,6 +152,9 @@ def test_rows_are_counted_for_gpus_that_are_not_here(place):
         "fits", *asked, "--gpus=8", "--json=fits.json", "--rows", "ddp", "fsdp", "horovod", "single"
     )
     assert finished.returncode == 1, finished.stderr  # horovod was asked for
+    assert finished.stdout.startswith("LlamaForCausalLM, ")
+    assert " weights, language-modelling in fp32\n" in finished.stdout
+    assert "with 140MB (140 MiB in nvidia-smi), of which 10MB stay free" in finished.stdout
     written = json.loads(place.path("fits.json").read_text(encoding="utf-8"))
     rows = {row["row"]: row for row in written["rows"]}
     assert rows["horovod"]["failed"]
@@ -187,3 +195,40 @@ def test_rows_of_any_machine_are_counted_as_if_it_had_gpus():
     assert own.train.global_batch == 4 * 3
     with pytest.raises(BadInput, match="each stage needs another amount"):
         memory.countable(there.rows["pp"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (None, {"fsdp": (2, 24), "four": (4, 12), "single": (1, 48)}),
+        (2, {"fsdp": (2, 24), "four": (2, 24), "single": (1, 48)}),
+        (4, {"fsdp": (4, 12), "four": (4, 12), "single": (1, 48)}),
+    ],
+)
+def test_a_row_is_counted_on_as_many_gpus_as_its_time_is_foretold_for(tmp_path, monkeypatch, gpus, expected):
+    hardware = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}
+    rows = {name: {"strategy": name} for name in ("fsdp", "single")} | {"four": {"strategy": "fsdp", "processes": 4}}
+    config = reading.parse({"hardware": hardware, "train": {"global_batch": 48}, "rows": rows})
+    file = paths.plan_file(tmp_path, config.rows["fsdp"].plan_name)
+    file.parent.mkdir(parents=True)
+    planning.make(np.full(96, 8), global_batch=48, epochs=1, seed=1, batching="plain").save(file)
+    counted = {}
+
+    def of_batch(row, shape, samples, capacity):
+        counted[row.name] = (row.hardware.devices, samples)
+        return Peak(samples, GIB, GIB), True
+
+    monkeypatch.setattr(memory, "of_batch", of_batch)
+    monkeypatch.setattr(memory, "read_model", lambda *asked: model.Model({}, 8))
+    monkeypatch.setattr(memory.pretended, "variables", lambda number: {})
+    memory.of_rows(config, [foretelling.on(row, gpus) for row in config.rows.values()], tmp_path, None)
+    assert counted == expected
+
+
+def test_ranks_that_meet_in_some_steps_only_meet_in_each_that_is_counted():
+    hardware = {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}
+    rows = {"local": {"strategy": "local_sgd", "every": 16, "local_after": 100}, "ddp": {"strategy": "ddp"}}
+    config = reading.parse({"hardware": hardware, "rows": rows})
+    counted = {name: memory._settings(row) for name, row in config.rows.items()}
+    assert (counted["local"].options["every"], counted["local"].options["local_after"]) == (1, 0)
+    assert "every" not in counted["ddp"].options

@@ -322,6 +322,19 @@ def test_a_row_that_has_run_can_not_be_sealed(sealed):
         seals.seal(sealed, [forecast(row) for row in ROWS])
 
 
+def test_a_forecast_whose_row_has_run_is_not_replaced(sealed):
+    with pytest.raises(BadInput, match=r"single, ddp have run in .* already, after being foretold"):
+        seals.seal(sealed, [forecast("fsdp")])
+    assert seals.read(sealed)["rows"].keys() == set(ROWS)
+
+
+def test_a_forecast_may_be_replaced_until_its_row_has_run(tmp_path):
+    seals.seal(tmp_path, [forecast("ddp")])
+    seals.seal(tmp_path, [forecast("fsdp")])
+    run(tmp_path, "ddp", "2100-01-01T00:00:00+00:00")
+    assert seals.broken(tmp_path) == []
+
+
 def better(results):
     """Negative control: the forecast is improved afterwards."""
     file = paths.foretold_file(results)
@@ -336,6 +349,14 @@ def better_and_noted(results):
     line = next(line for line in lines_of(results) if line["what"] == "foretold")
     file = paths.foretold_file(results)
     about = {name: line[name] for name in ("rows", "sealed", "before")}
+    journal.note(results, "foretold", file.parent, (file.name,), **about)
+
+
+def replaced(results):
+    """Forged: another row's forecast is sealed in place of one whose row has run."""
+    file, now = paths.foretold_file(results), lines_of(results)[-1]["time"]
+    write_json(file, {"time": now, "rows": {"fsdp": forecast("fsdp")}})
+    about = {"rows": ["fsdp"], "sealed": now, "before": seals.hash_file(paths.journal_file(results))}
     journal.note(results, "foretold", file.parent, (file.name,), **about)
 
 
@@ -404,6 +425,7 @@ def unsealed_row(results):
     [
         (better, "was changed after it was sealed"),
         (better_and_noted, "was foretold after its first run, by the order of the journal's lines"),
+        (replaced, "had run when another seal took the place of its forecast"),
         (lambda results: paths.foretold_file(results).unlink(), "was sealed, and is gone"),
         (late, "after its first run had begun at 2020"),
         (late_attempt, "after its first run had begun at 2020"),
@@ -518,6 +540,14 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
     assert foretelling.on(single, 4) is single
 
 
+@pytest.mark.parametrize(("number", "nodes", "on_each"), [(1, 1, 1), (2, 1, 2), (4, 1, 4), (8, 2, 4)])
+def test_a_row_with_fewer_processes_of_its_own_is_on_the_same_machine(number, nodes, on_each):
+    hardware = {"device": "cpu", "processes": 4, "threads": 1, "oversubscribe": True}
+    row = reading.parse({"hardware": hardware, "rows": {"two": {"strategy": "ddp", "processes": 2}}}).rows["two"]
+    found = foretelling.on(row, number).hardware
+    assert (found.nodes, found.processes_per_node) == (nodes, on_each)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -534,6 +564,8 @@ def test_the_number_of_devices_may_be_several_machines_of_this_kind():
         (("--model", "m.yaml", "--gpu", "h100"), "--gpus: say how many"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--seal"), "--seal: is for your own rows"),
         (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--memory", "9GB"), "--memory: is for your own rows"),
+        (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--set", "train.lora=8"), "--set: is for your own rows"),
+        (("--model", "m.yaml", "--gpu", "h100", "--gpus", "8", "--config", "a.yaml"), "--config: is for your own rows"),
     ],
 )
 def test_bad_input_gets_one_clear_message(run_script, words, said):
@@ -575,3 +607,27 @@ def test_what_rows_need_is_told_and_drawn(tmp_path, capsys):
     which._draw(tmp_path / "b.svg", found[3:], counted, None)
     assert not (tmp_path / "b.svg").exists()
     assert "not drawn: of no row are both time and memory known" in capsys.readouterr().out
+
+
+def test_a_row_that_does_not_fit_is_said_so_though_its_time_is_not_foretold(capsys):
+    sizes = {"ddp": (2**30, True), "cp": (2**35, False)}
+    counted = {row: {"why": "", "allocated": size, "fits": fits} for row, (size, fits) in sizes.items()}
+    which._tell_rows([told("ddp", 30), told("cp", None, known="not foretold", why=[UNDECLARED])], {}, counted)
+    said = capsys.readouterr().out
+    assert f"cp: not foretold: {UNDECLARED}\ncp: a GPU, GiB: 32, does not fit\n" in said
+    assert "ddp: a GPU" not in said
+
+
+def test_only_runs_with_the_same_settings_and_data_stand_beside_what_is_foretold(tmp_path):
+    parsed = {"hardware": {"device": "cpu", "processes": 2, "threads": 1, "oversubscribe": True}}
+    config = reading.parse(parsed)
+    row = config.rows["ddp"]
+    made_from = {"hash": 64 * "d", "weights": 64 * "f"}  # as in a sound record
+    write_json(paths.data_file(tmp_path), made_from)
+    run(tmp_path, "ddp", "2026-01-01T00:00:00+00:00", asked=row.deciding())
+    assert which._measured(config, row, tmp_path) == pytest.approx(50)
+    assert which._measured(config, foretelling.on(row, 4), tmp_path) is None
+    other = reading.parse(parsed | {"train": {"precision": "bf16"}})
+    assert which._measured(other, other.rows["ddp"], tmp_path) is None
+    write_json(paths.data_file(tmp_path), made_from | {"hash": 64 * "0"})
+    assert which._measured(config, row, tmp_path) is None

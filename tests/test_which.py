@@ -172,6 +172,7 @@ def test_each_number_is_foretold_with_an_interval_or_extrapolated_with_a_reason(
     assert re.search(r" [\d,]+ tokens/s per GPU, .* 8192 tokens, 8 h100", measured)
     assert re.search(r"^Not foretold, .*\bddp\b.*\bdeepspeed\b", said, re.MULTILINE)
     assert "lockstep fits" in said
+    assert "Lockstep's fsdp sends gradients in fp32" in said
 
 
 @pytest.mark.parametrize(

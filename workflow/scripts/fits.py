@@ -24,6 +24,7 @@ from lockstep.config.row import Row
 from lockstep.errors import BadInput, RunFailed
 from lockstep.files import write_json
 from lockstep.forecast import memory, model
+from lockstep.forecast.clusters import MEMORY
 from lockstep.script import pretended
 from lockstep.terminal import print_table
 
@@ -44,7 +45,10 @@ def main() -> int:
         help="tokens of a text (default: data.max_length)",
     )
     parser.add_argument(
-        "--memory", required=True, metavar="24GB", help="of a GPU, as nvidia-smi shows it; 1 GB is 2^30 bytes"
+        "--memory",
+        required=True,
+        metavar="24GB",
+        help="of a GPU, as nvidia-smi shows it: 1 GB is 2^30 bytes, and an L4, sold with 24GB, has 23034MiB",
     )
     parser.add_argument(
         "--reserve", default=memory.RESERVE, help=f"kept free for what is not counted (default: {memory.RESERVE})"
@@ -54,6 +58,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was counted into a new file")
     arguments = parser.parse_args()
     capacity = memory.free(arguments.memory, arguments.reserve)
+    shown = MEMORY.read(arguments.memory, "--memory") / 2**20
     if arguments.gpus < 1:
         raise BadInput(f"--gpus {arguments.gpus}: expected at least 1.")
     if arguments.length and min(arguments.length) < 1:
@@ -68,7 +73,8 @@ def main() -> int:
     done = [each for each in counted if not each["failed"]]
     described = next(iter(shapes.values())).config  # they differ in length only
     if done:
-        print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task}")
+        precisions = " or ".join(dict.fromkeys(each["precision"] for each in done))
+        print(f"{described['architectures'][0]}, {done[0]['parameters']:,} weights, {config.task} in {precisions}")
     print_table(COLUMNS, [_line(each, config.task) for each in counted])
     for row, why in {each["row"]: each["failed"] for each in counted if each["failed"]}.items():
         print(f"{row}: not counted: {why}")
@@ -76,8 +82,9 @@ def main() -> int:
         if devices not in (1, arguments.gpus):
             print(f"{row}: counted for {devices} GPUs, as the row asks")
     print(
-        f"Counted for one of {arguments.gpus} GPUs with {arguments.memory}, of which {arguments.reserve} stay free for"
-        " CUDA, NCCL and kernels: those are not counted, and differ by GPU and driver. Nor are evaluation and saving."
+        f"Counted for one of {arguments.gpus} GPUs with {arguments.memory} ({shown:,.0f} MiB in nvidia-smi), of which"
+        f" {arguments.reserve} stay free for CUDA, NCCL and kernels: those are not counted, and differ by GPU and"
+        " driver. Nor are evaluation and saving."
     )
     if arguments.json:
         about = {"gpus": arguments.gpus, "capacity": capacity, "task": config.task}
@@ -105,11 +112,11 @@ def _configured(arguments: argparse.Namespace) -> tuple[Config, dict[int, model.
         )
     for name in arguments.rows or ():
         config.require_row(name, f"--rows {name}")
-    # An image has no tokens.
-    lengths = arguments.length if config.task != "image-classification" else None
+    if arguments.length and config.task == "image-classification":
+        raise BadInput("--length: an image has no tokens. Leave it out, and name its size: --set data.image_size=224")
     shapes = {
         length: model.read(file, config.task, length, config.data.image_size)
-        for length in lengths or [config.data.max_length]
+        for length in arguments.length or [config.data.max_length]
     }
     if own_dropout or not arguments.model:
         shapes = {length: replace(shape, dropout=config.model.dropout) for length, shape in shapes.items()}

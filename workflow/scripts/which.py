@@ -32,13 +32,14 @@ from pathlib import Path
 
 from lockstep import cli, paths
 from lockstep.config import registry
+from lockstep.config.configuration import Config
 from lockstep.config.row import Row
 from lockstep.errors import BadInput
 from lockstep.files import write_json
 from lockstep.forecast import clusters, foretelling, memory, model, sharded
 from lockstep.forecast.clusters import Cluster
 from lockstep.forecast.sharded import Run, Shape
-from lockstep.run import record_files, seals
+from lockstep.run import record_files, seals, staleness
 from lockstep.terminal import print_table
 
 MEASURED = paths.PROJECT / "docs" / "measurements" / "others" / "llm-foundry.csv"  # it is not in images
@@ -115,14 +116,14 @@ def _own_rows(arguments: argparse.Namespace) -> int:
         )
     names = list(dict.fromkeys(arguments.rows or config.rows))
     number = arguments.gpus[0] if arguments.gpus else None
-    if arguments.seal and (begun := [name for name in names if seals.first_run(results, name)]):
-        raise BadInput(seals.too_late(results, begun))
+    if arguments.seal:
+        seals.refuse(results, names)
     rows = [foretelling.on(config.rows[name], number) for name in names]
     link = None if arguments.network is None else clusters.NETWORK.read(arguments.network, "--network")
     capacity = None if arguments.memory is None else memory.free(arguments.memory, memory.RESERVE)
     counted = memory.of_rows(config, rows, results, capacity) if arguments.memory or arguments.picture else {}
     found = [_tell_one(foretelling.foretell(config, row, results, link)) for row in rows]
-    _tell_rows(found, {row.name: _measured(row, results) for row in rows}, counted)
+    _tell_rows(found, {row.name: _measured(config, row, results) for row in rows}, counted)
     if arguments.json:
         write_json(arguments.json, {"rows": found} | ({"memory": counted, "capacity": capacity} if counted else {}))
     if arguments.picture:
@@ -141,10 +142,10 @@ def _tell_one(found: dict) -> dict:
     return found
 
 
-def _measured(row: Row, results: Path) -> float | None:
-    """The milliseconds of a row's step in the runs that it has already; None without any that trains the same plan."""
+def _measured(config: Config, row: Row, results: Path) -> float | None:
+    """The milliseconds of a row's step in the runs that it has already; None without any of such settings and data."""
     runs = [record_files.read_run(file.parent) for file in paths.run_files(results, paths.RECORD, row=row.name)]
-    own = [run for run in runs if (run.world_size, run.asked["plan"]) == (row.hardware.devices, row.plan_name)]
+    own = [run for run in runs if not staleness.run(config, config.repetition(row, run.repeat), run, results)]
     steps = [1000 * run.clock.train_seconds / run.steps for run in own]
     return statistics.median(steps) if steps else None
 
@@ -169,6 +170,8 @@ def _tell_rows(found: list[dict], measured: dict[str, float | None], counted: di
     for name, each in counted.items():
         if each["why"]:
             print(f"{name}: memory not counted: {each['why']}")
+        elif name not in {line[0] for line in lines}:
+            print(f"{name}: a GPU, GiB: {_gib(each)}")
     disturbed = [f"{each['row']} ({'; '.join(each['disturbed'])})" for each in found if each["disturbed"]]
     if disturbed:
         print(f"Disturbed, so foretold as too slow: {', '.join(disturbed)}.")
@@ -233,8 +236,8 @@ def _by_shape(arguments: argparse.Namespace) -> int:
         raise BadInput("--gpu: say which, as in --gpu h100 --gpus 8 64, or --cluster; or leave out --model.")
     if arguments.gpus is None:
         raise BadInput("--gpus: say how many, as in --gpu h100 --gpus 8 64; or leave out --model.")
-    for name in ("rows", "seal", "picture", "memory"):
-        if getattr(arguments, name):
+    for name in ("rows", "seal", "picture", "memory", "set", "config"):
+        if getattr(arguments, name, None):
             raise BadInput(f"--{name}: is for your own rows. Leave it out, or leave out --model.")
     arguments.length = 2048 if arguments.length is None else arguments.length
     cluster = _cluster(arguments)
@@ -376,8 +379,10 @@ def _tell(shape: Shape, runs: list[Run], foretold: list[dict], arguments: argpar
     print(f"Not foretold, for want of published runs to hold it against: {', '.join(others)}.")
     print(
         "An interval holds nine in ten published runs of llm-foundry that had no part in the rates, and all of other"
-        " programs on such cards. None was Lockstep's own, on several GPUs. Whether activations fit into memory was not"
-        " looked at: lockstep fits counts it."
+        " programs on such cards. None was Lockstep's own, on several GPUs. Weights and gradients are taken to be sent"
+        " in bf16; Lockstep's fsdp sends gradients in fp32, and weights, too, unless the row has mixed_precision:"
+        " policy, so up to twice as many bytes. Whether activations fit into memory was not looked at: lockstep fits"
+        " counts it."
     )
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     row, against = (_row(results, name) for name in (arguments.row, arguments.against))
     if arguments.row == arguments.against:
         raise BadInput(f"--against {arguments.against}: it is the row itself. Name another one.")
-    if row["global_batch"] != against["global_batch"] or _work(results, row) != _work(results, against):
+    if row["global_batch"] != against["global_batch"] or not _plans(results, row) & _plans(results, against):
         raise BadInput(f"--against {arguments.against}: it has another plan, so its steps are not comparable.")
     print(_first(results, row, against))
     _tell_parts(results, row)
@@ -69,8 +69,9 @@ def _row(results: frames.Results, name: str) -> dict:
     return rows[name]
 
 
-def _work(results: frames.Results, row: dict) -> str:
-    return good_runs(results.report["runs"][row["row"]])[0].asked["plan"]
+def _plans(results: frames.Results, row: dict) -> set[str]:
+    """The plans that a row's runs have trained: one, or with vary_seed one each."""
+    return {run.asked["plan"] for run in good_runs(results.report["runs"][row["row"]])}
 
 
 def _first(results: frames.Results, row: dict, against: dict) -> str:
@@ -120,11 +121,18 @@ def _crossing(row: dict, against: dict, ours: Line, theirs: Line) -> str:
     )
     crossing = step.break_even(ours, theirs)
     if crossing is None:
-        return f"{said} By these lines it is faster at no batch."
+        end = step.break_even(theirs, ours)
+        if end is None or end.value == 0:
+            return f"{said} By these lines it is faster at no batch."
+        return f"{said} It is the faster one up to {_tokens(end)}."
     if crossing.high == 0:
         return f"{said} By these lines it is faster at every batch."
+    return f"{said} It is the faster one from {_tokens(crossing, ' on')}."
+
+
+def _tokens(crossing: Estimate, on: str = "") -> str:
     high = "without end" if crossing.high == float("inf") else f"{crossing.high:,.0f}"
-    return f"{said} It is the faster one from {crossing.value:,.0f} tokens a step on ({crossing.low:,.0f} to {high})."
+    return f"{crossing.value:,.0f} tokens a step{on} ({crossing.low:,.0f} to {high})"
 
 
 def _at(row: dict, times: float, ours: Line, theirs: Line) -> dict:

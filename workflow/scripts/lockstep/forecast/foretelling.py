@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep import paths
 from lockstep.config import registry
 from lockstep.config.configuration import Config
+from lockstep.config.resolving import resolve
 from lockstep.config.row import Row
 from lockstep.config.settings import in_one
 from lockstep.errors import BadInput, RunFailed
@@ -68,7 +69,8 @@ def on(row: Row, number: int | None) -> Row:
     """
     if number is None or row.hardware.processes == 1:
         return row
-    here = row.hardware.processes_per_node
+    # A row with fewer processes of its own is on the same machine.
+    here = max(row.hardware.processes_per_node, resolve(row.shared.hardware).devices)
     nodes, rest = divmod(number, here)
     if number <= here:
         row = replace(row, asked=replace(row.asked, processes=number, nodes=1))
@@ -78,7 +80,7 @@ def on(row: Row, number: int | None) -> Row:
             f" multiple of that. Name {here * nodes} or {here * (nodes + 1)}; or set hardware.processes."
         )
     else:
-        row = replace(row, asked=replace(row.asked, nodes=nodes))
+        row = replace(row, asked=replace(row.asked, processes=here, nodes=nodes))
     if row.train.device_batch:
         row = replace(
             row, train=replace(row.train, global_batch=row.train.device_batch * row.replicas * row.train.accumulation)

@@ -40,6 +40,8 @@ FARTHEST = 4  # how many times as large as all before it a size may be: small on
 # in another order than the one that is counted, and then need another such segment.
 SEGMENT = 20 * 2**20
 RESERVE = "1.5GB"  # kept free for the CUDA context, NCCL and kernels, which are not counted
+# Options of local_sgd with which ranks meet in each of the few steps that are counted: it copies all weights for that.
+AT_ONCE = {"every": 1, "local_after": 0}
 PROGRAM = """import sys
 from pathlib import Path
 from lockstep.rank import main, sizing
@@ -144,7 +146,10 @@ def of_rows(config: Config, rows: list[Row], results: Path, capacity: int | None
 
     def count(row: Row) -> dict:
         try:
-            asked = countable(there[row.name])
+            # On its own number of devices, as sharded memory depends on that; there all rows may have as many.
+            asked = there[row.name]
+            own = replace(asked.asked, processes=row.hardware.devices, nodes=1)
+            asked = countable(replace(asked, asked=own))
             plan = Plan.load(paths.require(paths.plan_file(results, row.plan_name), "plan.py"))
             shape = read_model(weights, config.task, int(plan.widths.max()), config.data.image_size)
             samples = math.ceil(int(np.diff(plan.starts).max()) / (row.replicas * row.train.accumulation))
@@ -203,7 +208,8 @@ def _settings(row: Row) -> Settings:
     train = replace(row.train, device_batch=None, epochs=1, max_steps=None, **NOTHING_BESIDES)
     hardware = replace(row.hardware, workers=0, pin_memory=False, threads=1)
     profile = Profile(steps=0, trace=False)
-    return replace(row.settings(), train=train, hardware=hardware, profile=profile, warm=False)
+    options = row.options | {name: value for name, value in AT_ONCE.items() if name in row.options}
+    return replace(row.settings(), options=options, train=train, hardware=hardware, profile=profile, warm=False)
 
 
 @contextmanager

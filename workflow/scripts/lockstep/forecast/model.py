@@ -14,6 +14,9 @@ CLASSES = {
     "language-modelling": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
 }
+# Models whose texts take positions from the one after their padding token's number on.
+AFTER_PADDING = ("camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm")
+AFTER_PADDING += ("xlm-roberta", "xlm-roberta-xl")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ def read(path: Path, task: str, length: int, image_size: int | None = None) -> M
     except Exception as error:  # a configuration may raise anything
         raise BadInput(f"--model {file}: transformers does not take it: {brief(error)}") from None
     most = getattr(config, "max_position_embeddings", None)
+    if most and config.model_type in AFTER_PADDING:
+        most -= (config.pad_token_id or 0) + 1
     if task != "image-classification" and most and length > most:
         raise BadInput(f"--length {length}: the model takes texts of at most {most} tokens. Lower it.")
     if "quantization_config" in keys:

@@ -55,7 +55,8 @@ def line(results: Results, row: str) -> Line:
     plan = Plan.load(paths.require(paths.plan_file(results.folder, asked["plan"]), "plan.py"))
     tokens = (plan.widths * np.diff(plan.starts))[WARMUP_STEPS:]
     folder = results.folder / paths.RUNS / paths.run_name(row, runs[0].world_size, 1)
-    files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in runs]
+    same = [run for run in runs if run.asked["plan"] == asked["plan"]]  # with vary_seed each has another one
+    files = [folder.with_name(f"rep{run.repeat}") / paths.STEPS for run in same]
     seconds = [each for each in map(step_seconds, files) if len(each) == len(tokens)]
     if not seconds:
         raise BadInput(f"{row}: its runs' steps are not in {results.folder}.")
@@ -97,9 +98,10 @@ def times_as_fast(row: Line, against: Line, tokens: float) -> Estimate:
 
 
 def break_even(row: Line, against: Line) -> Estimate | None:
-    """The tokens of a step from which a row is faster than `against`; None if it never is, by these lines.
+    """The tokens of a step from which on a row is faster than `against`, by these lines; None if there are none such.
 
-    It is 0 if the row always is. The upper end of the interval is infinite if the row may never be.
+    It is 0 if the row always is. The upper end of the interval is infinite if there may be none. Where a row is faster
+    in small steps only, `against` is the faster one from some number on.
     """
     value = _crossing(row.fixed - against.fixed, against.each - row.each)
     draws = _crossing(row.draws[:, 0] - against.draws[:, 0], against.draws[:, 1] - row.draws[:, 1])
@@ -108,10 +110,10 @@ def break_even(row: Line, against: Line) -> Estimate | None:
 
 
 def _crossing(more, less):
-    """Where a line that begins `more` higher, and rises `less` steeply, crosses the other: 0 at least, or never."""
+    """From where on a line that begins `more` higher, and rises `less` steeply, is the lower one: 0 at least."""
     more, less = np.asarray(more, float), np.asarray(less, float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(less > 0, np.maximum(more / less, 0), np.where(more < 0, 0, np.inf))
+        return np.where(less > 0, np.maximum(more / less, 0), np.where((less == 0) & (more < 0), 0, np.inf))
 
 
 def _estimate(value: float, draws: np.ndarray) -> Estimate:

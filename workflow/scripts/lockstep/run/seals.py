@@ -7,6 +7,7 @@ is found out only by those who know the file's sha256: the command prints it, to
 
 import datetime
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from lockstep import paths
@@ -23,10 +24,9 @@ KEYS = ("time", "rows")
 def seal(results: Path, foretold: list[dict]) -> str:
     """Write forecasts into a results folder, in place of earlier ones, and return the file's sha256.
 
-    foretold: as of forecast/foretelling.py. Raises BadInput if one of their rows has run already.
+    foretold: as of forecast/foretelling.py. Raises BadInput as `refuse` does.
     """
-    if begun := [each["row"] for each in foretold if first_run(results, each["row"])]:
-        raise BadInput(too_late(results, begun))
+    refuse(results, [each["row"] for each in foretold])
     file = paths.foretold_file(results)
     before = paths.journal_file(results).read_bytes() if paths.journal_file(results).is_file() else b""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -36,13 +36,25 @@ def seal(results: Path, foretold: list[dict]) -> str:
     return hash_file(file)
 
 
-def too_late(results: Path, rows: list[str]) -> str:
-    """The message on rows that have run already."""
-    has = "has" if len(rows) == 1 else "have"
-    return (
-        f"--seal: {', '.join(rows)} {has} run in {results} already, so nothing can be foretold there any more. Name"
-        " other rows by --rows, or another folder by --results."
-    )
+def refuse(results: Path, rows: list[str]) -> None:
+    """Raise BadInput if rows that are to be foretold have run already, or ones whose forecasts this would replace."""
+    where = f"run in {results} already"
+    if begun := _begun(results, rows):
+        raise BadInput(
+            f"--seal: {begun} {where}, so nothing can be foretold there any more. Name other rows by --rows, or another"
+            " folder by --results."
+        )
+    if begun := _begun(results, (read(results) or {"rows": ()})["rows"]):
+        raise BadInput(
+            f"--seal: {begun} {where}, after being foretold, which another seal would replace. Name another folder by"
+            " --results."
+        )
+
+
+def _begun(results: Path, rows: Iterable[str]) -> str:
+    """Which of these rows have run, as the begin of a sentence; empty if none has."""
+    names = [row for row in rows if first_run(results, row)]
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'}" if names else ""
 
 
 def read(results: Path) -> dict | None:
@@ -93,6 +105,10 @@ def broken(results: Path) -> list[tuple[str, str]]:
             wrong.append((row, "was foretold after its first run, by the order of the journal's lines"))
         elif row not in line.get("rows", ()):
             wrong.append((row, "was not among what was sealed"))
+    for before in seals[:-1]:
+        runs = {_row_of(other) for other in lines[before:at] if other["what"] == "run"}
+        lost = runs.intersection(lines[before].get("rows", ())) - sealed["rows"].keys()
+        wrong += [(row, "had run when another seal took the place of its forecast") for row in sorted(lost)]
     return wrong
 
 
