@@ -7,8 +7,8 @@ or 100 Mbit/s is two network namespaces with a shaped link between them (ip, tc;
 be made.
 
 What is done already in FOLDER is not done again, so it can run in parts: name some cases, or stop it after --minutes,
-and start it again. The table has all that is there; --write puts it into docs/measurements/foretold. With --seal it ends
-before rows are trained, so that forecasts can be published before anything can be known of their runs.
+and start it again. The table has all that is there; --write puts it into docs/measurements/foretold. With --seal it
+ends before rows are trained, so that forecasts can be published before anything can be known of their runs.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def _impossible(case: Case) -> str:
     """Why a case can't be made here; empty if it can."""
     if not case.rate:
         return ""
-    if missing := [tool for tool in ("ip", "tc") if not shutil.which(tool)]:
+    if missing := [tool for tool in ("ip", "tc", "unshare") if not shutil.which(tool)]:
         return f"a link is shaped by {' and '.join(missing)}, which is not installed"
     try:
         with _namespaces(case.rate):
@@ -187,7 +187,9 @@ def _train(case: Case, results: Path, words: list[str], name: str, until: float)
         return
     with _namespaces(case.rate) as spaces:
         words = [*words, "--set", f"hardware.endpoint={ADDRESSES[0]}"]
-        within = [["ip", "netns", "exec", space] for space in spaces]
+        # With a name of its own for each node, as DeepSpeed's launcher refuses a host that is named twice.
+        rename = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+        within = [["ip", "netns", "exec", space, *rename, f"node{number}"] for number, space in enumerate(spaces)]
         nodes = [
             _start("launch", results, [*words, "--node-rank", str(node)], prefix) for node, prefix in enumerate(within)
         ]

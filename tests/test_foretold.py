@@ -109,6 +109,28 @@ def test_what_was_measured_is_what_a_message_costs(number, size):
     assert not links.extrapolated
 
 
+def test_a_message_costs_what_it_takes_after_computing():
+    found = measured(2)
+    for operation in found["operations"].values():
+        for point in operation["points"]:
+            point["after_computing"] = {name: 2 * point[name] for name in ("seconds", "low", "high")}
+    for size in (0, 3e6, 2**29):
+        alone, after = (Links(2, [each]).seconds("all_gather", size) for each in (measured(2), found))
+        assert after.value == pytest.approx(2 * alone.value)
+        assert after.high == pytest.approx(2 * alone.high)
+
+
+def test_gloo_sends_more_through_a_link_than_nccl():
+    def through(collective, size, backend):
+        return Links(4, [], 1e8, backend).seconds(collective, size)
+
+    assert through("reduce_scatter", 8e6, "gloo") == through("all_reduce", 8e6, "gloo")
+    assert through("reduce_scatter", 8e6, "nccl").value == pytest.approx(through("all_reduce", 8e6, "nccl").value / 2)
+    assert through("all_gather", 1e6, "gloo") == through("all_gather", 1e6, "nccl")
+    large = through("all_gather", 8e6, "gloo")
+    assert large.low == through("all_gather", 8e6, "nccl").value < large.value < large.high
+
+
 def test_between_numbers_of_ranks_latency_and_load_grow():
     links = Links(8, [measured(2), measured(4)])
     assert links.extrapolated == ["messages were measured between 4 ranks"]

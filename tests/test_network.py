@@ -92,6 +92,9 @@ def test_it_is_measured_and_stands_in_the_report(place):
             assert [point["bytes"] for point in found["points"]] == network.sizes(2**20)
             for point in found["points"]:
                 assert 0 < point["low"] <= point["seconds"] <= point["high"]
+                after = point["after_computing"]
+                assert 0 <= after["low"] <= after["seconds"] <= after["high"]
+                assert after["high"] > 0
                 expected = BUS[name](each["ranks"]) * point["bytes"] / point["seconds"]
                 assert point["bus_bandwidth"] == pytest.approx(expected)
     drawn = charts.network(measured)

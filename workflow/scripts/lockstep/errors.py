@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """`text` in lines that so many columns hold, broken between words: a terminal would break within them, too."""
+    """`text` in lines of at most `columns` characters, broken between words; a terminal would break within words."""
     options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
     return "\n".join("\n".join(textwrap.wrap(line, columns, **options)) for line in text.split("\n"))
 

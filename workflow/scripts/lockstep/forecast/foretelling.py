@@ -31,7 +31,7 @@ def foretell(config: Config, row: Row, results: Path, link: float | None) -> dic
     found = {"row": row.name, "strategy": row.strategy, "devices": hardware.devices, "ranks": hardware.processes}
     found |= {"global_batch": row.train.global_batch, "plan": row.plan_name, "settings": seals.settings_hash(row)}
     found |= {"seconds": None, "parts": {}, "known": "not foretold", "why": [], "disturbed": []}
-    links = Links(hardware.processes, _measured(results, row), link)
+    links = Links(hardware.processes, _measured(results, row), link, hardware.backend)
     if why := _not_foretold(row, links):
         return found | {"why": [why]}
     try:

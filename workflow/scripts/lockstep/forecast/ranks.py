@@ -26,6 +26,10 @@ COMPUTING = 0.08
 MESSAGE = 0.25
 # What a TCP connection carries of an Ethernet link's rate: 1448 of 1538 bytes of a frame are data (MTU 1500).
 PAYLOAD = 1448 / 1538
+# gloo's all_gather of more than GATHER_AT_RATE bytes, as a multiple of the time in which a link brings them while it
+# sends in both directions: expected, at least, at most. Seen on shaped links of 100 Mbit/s and 1 Gbit/s; other
+# collectives, and smaller messages, take just that time.
+GATHER, GATHER_AT_RATE = (1.4, 1.0, 1.5), 2**20
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,14 @@ class Message:
 class Links:
     """What messages cost between `ranks` ranks. measured: a network.json's entries for their backend and device.
 
-    link: bits/s of a machine's network, if the messages pass through one that was not measured.
+    link: bits/s of a machine's network, if the messages pass through one that was not measured. backend: nccl or gloo,
+    which decides what passes through it.
     """
 
     ranks: int
     measured: list[dict]
     link: float | None = None
+    backend: str = "nccl"
 
     @property
     def nearest(self) -> dict | None:
@@ -115,8 +121,19 @@ class Links:
         own = self._own(collective, size)
         if self.link is None:
             return own
-        wire = size * BUS[collective](self.ranks) / (self.link / 8 * PAYLOAD)
-        return Interval(max(own.value, wire), max(own.low, wire), own.high + wire)
+        wire = self._wire(collective, size)
+        return Interval(max(own.value, wire.value), max(own.low, wire.low), own.high + wire.high)
+
+    def _wire(self, collective: str, size: float) -> Interval:
+        """The seconds in which the link brings a collective's bytes."""
+        load = BUS[collective](self.ranks)
+        expected, least, most = 1.0, 1.0, 1.0
+        if self.backend == "gloo" and collective == "reduce_scatter":
+            load = BUS["all_reduce"](self.ranks)  # PyTorch has gloo reduce all of it on every rank, which keeps a part
+        elif self.backend == "gloo" and collective == "all_gather" and size > GATHER_AT_RATE:
+            expected, least, most = GATHER
+        seconds = size * load / (self.link / 8 * PAYLOAD)
+        return Interval(expected * seconds, least * seconds, most * seconds)
 
     def _own(self, collective: str, size: float) -> Interval:
         """What the ranks of one machine take for it; nothing if that was not measured."""

@@ -4,5 +4,5 @@ import torch
 
 
 def logits(outputs) -> torch.Tensor:
-    """A classifier's logits, [n, labels]: the field of that name of what it returned, or else what it returned."""
+    """A classifier's logits, [n, labels]: the outputs' field `logits` if there is one, otherwise the outputs."""
     return getattr(outputs, "logits", outputs)

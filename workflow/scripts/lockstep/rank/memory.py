@@ -52,7 +52,7 @@ def refuse_too_large(model: torch.nn.Module, settings: Settings, device: torch.d
     if shared is None:  # it sends what it declares, and declares no shares
         shared = [] if registry.sends(settings.strategy, asked) else ["weights", "optimizer"]
     number = 4 if settings.precision in ("fp32", "tf32") else 2  # half precision may be that of weights and optimizer
-    moments = 2 if settings.train.optimizer == "adamw" else 0  # other optimizers may keep none
+    moments = 2 if settings.train.optimizer in ("adam", "adamw") else 0  # other optimizers may keep none
     numbers = {"weights": models.count_parameters(model), "optimizer": moments * lora.count_trained(model)}
     ranks = settings.hardware.processes
     needs = sum(number * count / (ranks if what in shared else 1) for what, count in numbers.items())

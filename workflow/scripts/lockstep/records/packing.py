@@ -138,7 +138,7 @@ def pack(results: Path, with_host: bool = False) -> Packed:
 
 
 def unpack(file: Path, folder: Path) -> Record:
-    """Unpack a record into an empty folder. Raises BadInput if it is none, or not as it was written."""
+    """Unpack a record into an empty folder. Raises BadInput if the file is not a record, or was changed since."""
     members = _members(file)
     if MANIFEST not in members:
         raise BadInput(f"{file}: is not a record, as it has no {MANIFEST}. `lockstep record submit` makes one.")
@@ -149,8 +149,9 @@ def unpack(file: Path, folder: Path) -> Record:
     except (ValueError, RecursionError, jsonschema.ValidationError):
         raise BadInput(f"{file}: its {MANIFEST} is damaged, or of another version of Lockstep.") from None
     files = manifest["files"]
-    if stray := sorted(members.keys() ^ files.keys()):
-        raise BadInput(f"{file}: was changed: {stray[0]} is {'not in it' if stray[0] in files else 'not listed'}.")
+    if differing := sorted(members.keys() ^ files.keys()):
+        name = differing[0]
+        raise BadInput(f"{file}: was changed: {name} is {'not in it' if name in files else 'not listed'}.")
     for name, content in members.items():
         if hash_bytes(content) != files[name]["sha256"]:
             raise BadInput(f"{file}: was changed: {name} is not as it was packed.")

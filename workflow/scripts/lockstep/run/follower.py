@@ -56,9 +56,9 @@ def follow(configuration: Callable[[], Config], results: Path, rank: int, wanted
 
 
 def _await_call(results: Path, rank: int, lead: Peer | None, answered: str, patience: float | None) -> Peer:
-    """Wait for a call other than `answered`; returns the connection to the node 0 that calls. Raises BadInput without.
+    """Wait for a call other than `answered`, and return the connection to the node 0 that calls.
 
-    lead: the connection to an earlier node 0, which may be closed.
+    lead: the connection to an earlier node 0, which may be closed. Raises BadInput if no call comes in time.
     """
     deadline, why = time.monotonic() + (patience or 0), ""
     while True:

@@ -29,7 +29,7 @@ POLL = 0.2  # seconds between two readings of a connection
 BEAT = 1.0  # seconds without a change of status, after which a beat is sent
 SILENCE = 30.0  # seconds without a line, after which a node counts as gone
 PROOF = 10.0  # seconds in which the other end of a new connection has to prove that it is a node
-STRANGERS = 64  # connections that may be without a proof at the same time
+UNPROVEN = 64  # connections that may be without a proof at the same time
 LONGEST = 2**20  # bytes of a line
 CLOCK_TOLERANCE = 10.0  # seconds by which two nodes' clocks may differ, as they order the events
 # The phases of a run that a node's status reports.
@@ -120,7 +120,7 @@ class Listener:
     def admit(self) -> list[Peer]:
         """The nodes that have connected since the last call, and proven that they are nodes of these results."""
         with contextlib.suppress(OSError):  # nobody waits any more
-            while len(self.strangers) < STRANGERS:
+            while len(self.strangers) < UNPROVEN:
                 self.strangers[Peer(self.socket.accept()[0], -1)] = time.monotonic()
         admitted = []
         for stranger, since in list(self.strangers.items()):
