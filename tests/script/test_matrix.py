@@ -103,6 +103,7 @@ CASES = {
     "hook": Case(mistakes("coarse_hook"), {"communication": ("different", BACKWARD)}),
     "norm": Case(mistakes(having="batch_norm"), BATCH_NORM),
     "uneven": Case(mistakes("uneven"), {"mean_of_means": ("different", BACKWARD)}),
+    "clipped": Case(mistakes("summed", having="clip,sgd"), SUMMED),  # which makes the gradients alike
     "tokens": Case(mistakes("tokens"), {"gradient": ("different", BACKWARD)}),
     "crash": Case(mistakes("crash"), untold="after 3 of 4 steps"),
 }

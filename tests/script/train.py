@@ -153,7 +153,7 @@ def train(rank, world, epochs, arguments):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             scaler.step(optimizer)
             scaler.update()
             for _ in range(world if "schedule_of_ranks" in mistake else 1):

@@ -130,9 +130,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         (step for step in range(steps) if not distances[step] <= ABOVE_FLOOR * max(floors[step], smallest)), None
     )
     sides = recorded, alone, floor
-    gradient = next(
-        (step for step in range(steps) if _gradient_differs(*sides, step) or _other_parts(*sides, step)), None
-    )
+    gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
     if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step:
         reason = (
@@ -337,6 +335,9 @@ def _other_step(one: Recording, other: Recording, step: int, limits: list[float]
         return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_gradient:
         says = f"on the same samples the gradient is {ratio:.4g} times as large"
+        return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
+    if abs((hidden := _hidden_by_clipping(one, other, step)) - 1) > of_gradient:
+        says = f"on the same samples the gradient before clipping is {hidden:.4g} times as large"
         return [Finding("gradient", DIFFERENT, says, step=step + 1, line=line)]
     if not same_weights:
         says = "the gradients are the same, and the weights after the step are not"
@@ -740,12 +741,14 @@ def _other_rates(recorded: Recording, alone: Recording, steps: int) -> list[Find
 def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, of_gradient: bool) -> Finding:
     """The cause of a difference that begins in step `step`, counted from 0."""
     world, line = recorded.world, recorded.ranks[0]["steps"][step].get("backward_line") or _line(recorded, step)
-    ratio = _gradient_ratio(recorded, alone, step)
+    ratio, hidden = _gradient_ratio(recorded, alone, step), _hidden_by_clipping(recorded, alone, step)
+    what = "the gradient before clipping" if hidden != 1 else "the gradient"
+    ratio = ratio and ratio * hidden
     counts = [len(_rows(rank["steps"][step])) for rank in recorded.ranks]
     at = {"line": line, "step": step + 1}
     if of_gradient and ratio is not None and _same_direction(recorded, alone, step) and abs(ratio - 1) > 1e-3:
         if np.isclose(ratio, world, rtol=0.02):
-            says = f"the gradient is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
+            says = f"{what} is {ratio:.3g} times what it is on one process: it is summed over ranks, not averaged"
             do = f"divide by the number of ranks ({world})."
             if recorded.ranks[0]["initial"]["trainer"]:
                 do = (
@@ -755,7 +758,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
             return Finding("summed", DIFFERENT, says, do, **at)
         if np.isclose(ratio, 1 / world, rtol=0.02):
             says = (
-                f"the gradient is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice,"
+                f"{what} is {ratio:.3g} of what it is on one process: it is divided by the number of ranks twice,"
                 " or the loss is a sum over samples"
             )
             do = (
@@ -763,7 +766,7 @@ def _cause(recorded: Recording, alone: Recording, floor: Recording, step: int, o
                 f" multiplied by the number of ranks ({world})."
             )
             return Finding("averaged_twice", DIFFERENT, says, do, **at)
-        says = f"the gradient is {ratio:.4g} times what it is on one process"
+        says = f"{what} is {ratio:.4g} times what it is on one process"
         do = "check what the loss is divided by: micro-batches, ranks, scale."
         if recorded.ranks[0]["steps"][step]["clip"]:
             do = "gradients are clipped: clip after they are averaged over ranks, and by the norm of all of them."
@@ -920,6 +923,36 @@ def _gradient_differs(
         return False
     rounding = max(_gradient_distance(floor, alone, step, names), _smallest(recorded))
     return not _gradient_distance(recorded, alone, step, names) <= ABOVE_FLOOR * rounding
+
+
+def _any_gradient_differs(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether the whole gradient is another, or that of a single parameter, or what clipping has made alike."""
+    sides = recorded, alone, floor
+    return _gradient_differs(*sides, step) or bool(_other_parts(*sides, step)) or _clips_otherwise(*sides, step)
+
+
+def _factors(recorded: Recording, step: int) -> np.ndarray:
+    """What rank 0's gradients were multiplied by to clip them in a step, call by call."""
+    return np.array(recorded.ranks[0]["steps"][step].get("factors", []))
+
+
+def _clips_otherwise(recorded: Recording, alone: Recording, floor: Recording, step: int) -> bool:
+    """Whether gradients are clipped by another factor than on one process, which makes other gradients alike."""
+    mine, its, reversed_ = (_factors(each, step) for each in (recorded, alone, floor))
+    if not mine.shape == its.shape == reversed_.shape:
+        return False
+    least = max(SAME_SIZE, ABOVE_FLOOR * _smallest(recorded)) * its
+    return bool((np.abs(mine - its) > np.maximum(least, ABOVE_FLOOR * np.abs(reversed_ - its))).any())
+
+
+def _hidden_by_clipping(recorded: Recording, alone: Recording, step: int) -> float:
+    """How many times as much as on one process clipping has made of the gradient before it; 1 if that can't be told."""
+    mine, its = (_factors(each, step) for each in (recorded, alone))
+    if not mine.size or mine.shape != its.shape or not mine.all() or not its.all():
+        return 1.0
+    ratios = its / mine
+    alike = np.allclose(ratios, ratios[0], rtol=SAME_SIZE, atol=0) and not np.isclose(ratios[0], 1, rtol=SAME_SIZE)
+    return float(ratios[0]) if alike else 1.0
 
 
 def _other_parts(recorded: Recording, alone: Recording, floor: Recording, step: int) -> list[str]:
