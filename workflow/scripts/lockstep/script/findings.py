@@ -28,6 +28,7 @@ MANY = 0.5  # as a share of a step's samples: if ranks share more than this, it 
 OWN_PART = "give each rank its own part, as by DistributedSampler(dataset)."
 _listed = partial(listed, most=3)
 OF_SCALE = ("summed", "averaged_twice", "gradient_scale")  # causes that are reported beside any other finding
+EXPLAIN = ("beginning", "apart", "clipped_apart", "groups")  # findings of which a difference to one process may come
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     cause = _cause(recorded, alone, floor, at, gradient == at)
     if cause.kind in OF_SCALE:
         found.append(cause)
-    elif not wrong_of(found):  # otherwise a finding from the ranks alone explains the difference
+    elif not any(finding.kind in EXPLAIN for finding in found):
         found.insert(0, cause)
     reason, parameters = wrong_of(found)[0].says, _by_parameter(recorded, alone, floor, at)
     return Verdict(DIFFERENT, reason, found, distances[-1], floors[-1], table, at + 1, parameters)
