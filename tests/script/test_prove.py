@@ -307,6 +307,17 @@ def test_two_scripts_are_held_against_one_another(tmp_path):
 
 
 @pytest.mark.slow
+def test_another_script_that_fails_or_ends_earlier_is_not_called_equal(tmp_path):
+    spawned = " ".join(SPAWN)
+    crashed = proven(tmp_path / "crashed", *TORCHRUN, options=("--against", f"{spawned} --mistake crash"))
+    assert crashed["answer"] == "not told", crashed["said"]
+    assert "the other command ended with exit code 1 after 3 of 8 steps" in crashed["reason"]
+    longer = (*TORCHRUN, "--samples", "64", "--epochs", "2")  # 8 steps
+    ends = proven(tmp_path / "ends", *longer, options=("--against", f"{spawned} --samples 64 --epochs 1"))
+    assert "training ends after 8 steps, against 4" in ends["kinds"]["length"]["says"], ends["said"]
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_nothing_beside_the_script(tmp_path):
     words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), "--steps", "100000", "--", *TORCHRUN]
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}

@@ -76,12 +76,20 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         return findings.untold(reason, findings.between_ranks(recorded))
     if against:
         other = recording.record(shlex.split(against), folder / "against", asked)
+        if other.exit_code and other.steps < asked.steps:
+            ended = f"ended with exit code {other.exit_code} after {other.steps} of {asked.steps} steps"
+            return findings.untold(f"the other command {ended}", findings.between_ranks(recorded))
         if findings.STAGES in map(findings.divided, (recorded, other)):
             return findings.untold(f"ranks hold stages of the model ({findings.STAGES}), which are not compared", [])
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
+        steps = min(recorded.steps, other.steps)
+        if recorded.steps != other.steps:
+            says = f"training ends after {recorded.steps} steps, against {other.steps}"
+            found.append(findings.Finding("length", findings.DIFFERENT, says, step=steps + 1))
         wrong = findings.wrong_of(found)
         answer = findings.DIFFERENT if wrong else findings.EQUAL
-        return findings.Verdict(answer, wrong[0].says if wrong else "both scripts did the same in each step", found)
+        reason = wrong[0].says if wrong else f"both scripts did the same in each of {steps} steps"
+        return findings.Verdict(answer, reason, found)
     if reason := findings.incomparable(recorded):
         return findings.untold(reason, findings.between_ranks(recorded))
     try:
