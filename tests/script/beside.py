@@ -53,8 +53,20 @@ def sharded(loader, mistake):
             optimizer.zero_grad()
 
 
+def joined(loader, mistake):
+    """Rank 1 ends a batch earlier than rank 0."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = 3 - dist.get_rank()
+    with model.join():
+        for _, (points, labels) in zip(range(batches), loader, strict=False):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+
+
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded)}
+    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, joined)}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))

@@ -207,6 +207,13 @@ def test_steps_that_change_nothing_prove_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "ranks end after 2, 3 steps" in verdict["reason"]
+
+
+@pytest.mark.slow
 def test_ranks_that_divide_layers_share_samples_by_right(tmp_path):
     """Two groups of two ranks, sharded between the groups; each group divides the layers."""
     verdict = proven(tmp_path, "torchrun", "--nproc-per-node", "4", "drawn.py", "--having", "divided")

@@ -141,6 +141,10 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
         return untold(reason, found, distances[-1], floors[-1], table)
     if first is None and gradient is None:
         wrong = wrong_of(found)
+        if len(ends := {len(rank["steps"]) for rank in recorded.ranks}) > 1 and not wrong:  # as within join()
+            counts = _listed(map(str, sorted(ends)))
+            reason = f"ranks end after {counts} steps; only the first {steps}, which are the same, can be compared"
+            return untold(reason, found, distances[-1], floors[-1], table)
         within = f" within {ABOVE_FLOOR * max(floors[-1], smallest):.1g} of what training changed"
         reason = wrong[0].says if wrong else f"{steps} steps on the same samples came to the same weights,{within}"
         parameters = _by_parameter(recorded, alone, floor, 0)
