@@ -448,7 +448,8 @@ def _handed_out(recorded: Recording) -> list[Finding]:
     found = []
     for same in loaders_alike(recorded.ranks):
         first = same[0]
-        epochs = [epoch for epoch in first["batches"] if len(epoch) > 1]
+        evaluates = first["evaluates"] and not first["trains"]
+        epochs = [] if evaluates else [epoch for epoch in first["batches"] if len(epoch) > 1]
         if len(epochs) > 1 and _shuffled(epochs[0]) and epochs[0][: len(epochs[1])] == epochs[1][: len(epochs[0])]:
             do = "call sampler.set_epoch(epoch) before each epoch."
             found.append(Finding("same_order", CAUTION, "each epoch has the same order", do))
@@ -459,7 +460,6 @@ def _handed_out(recorded: Recording) -> list[Finding]:
         if ranks_alike or by_itself or not _of_one_data(same) or len(same) < recorded.world:
             continue
         together = _flat(of_each)
-        evaluates = first["evaluates"] and not first["trains"]
         again = len(together) - len(set(together)) + first.get("filled", 0)
         if again and evaluates and first.get("left_out"):
             continue
