@@ -65,8 +65,33 @@ def joined(loader, mistake):
             optimizer.step()
 
 
+def views(loader, mistake):
+    """Two views of each batch go through the model before a single backward pass, as where views are contrasted."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, _ in loader:
+        optimizer.zero_grad()
+        (-nn.functional.cosine_similarity(model(points), model(points.roll(1, 1)))).mean().backward()
+        optimizer.step()
+
+
+def closure(loader, mistake):
+    """An optimizer that computes the gradient several times in a step."""
+    model = DistributedDataParallel(nn.Linear(20, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for points, labels in loader:
+
+        def evaluate(points=points, labels=labels):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(points), labels)
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+
+
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, joined)}
+    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, joined, views, closure)}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))

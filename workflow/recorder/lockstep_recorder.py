@@ -434,6 +434,7 @@ def after_step(optimizer, *_):
         return
     if len(state.step["losses"]) > state.losses:  # its closure has computed the gradients
         _describe(optimizer)
+        state.step["evaluations"] = len(state.step["losses"]) - state.losses
         state.step["gradients"] = gradients()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if state.step["losses"] and any(id(parameter) in state.pending for parameter in parameters):

@@ -585,7 +585,9 @@ def _every_micro_batch(recorded: Recording) -> list[Finding]:
     for step, noted in enumerate(recorded.ranks[0]["steps"][: recorded.steps]):
         of_one_model = len({call["model"] for call in noted["calls"]}) == 1
         early = [call for call in noted["calls"][:-1] if call["synchronised"]]
-        if early and of_one_model and recorded.world > 1:
+        # Each must have a backward pass of its own: others are several views of a batch, or evaluations of a closure.
+        in_turn = len(noted["losses"]) == len(noted["calls"]) and noted.get("evaluations", 1) == 1
+        if early and of_one_model and in_turn and recorded.world > 1:
             says = f"gradients are averaged over ranks in each of {len(noted['calls'])} micro-batches: time, no error"
             do = "enter model.no_sync() in all but the last."
             return [Finding("every_micro_batch", NOTE, says, do, early[0]["line"], step + 1)]
