@@ -67,7 +67,8 @@ def joined(loader, mistake):
 
 def views(loader, mistake):
     """Two views of each batch go through the model before a single backward pass, as where views are contrasted."""
-    model = DistributedDataParallel(nn.Linear(20, 4))
+    model = nn.Sequential(nn.Linear(20, 20).requires_grad_(False), nn.Linear(20, 4))  # the first layer is frozen
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for points, _ in loader:
         optimizer.zero_grad()

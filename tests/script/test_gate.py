@@ -526,6 +526,7 @@ def recorded(ranks: int = 1, names: tuple[str, ...] = ("a", "b"), scale: float =
             "weights": start,
             "hashes": {name: f"hash-{place}" for place, name in enumerate(names)},
             "dropout": 0.0,
+            "frozen": [],
             "sharded": True,
             "divided": None,
             "devices": ["cpu"],

@@ -333,6 +333,7 @@ def _begin(model):
         "divided": _divided_by(model),
         "batch_norm": norms,
         "dropout": dropouts(model),
+        "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
         "trainer": "transformers.trainer" in sys.modules,

@@ -615,7 +615,9 @@ def _without_gradient(recorded: Recording) -> list[Finding]:
     steps = recorded.ranks[0]["steps"][: recorded.steps]
     if not all(step["gradients"] for step in steps):
         return []
-    never = [name for name in recorded.ranks[0]["initial"]["hashes"] if not any(name in s["gradients"] for s in steps)]
+    first = recorded.ranks[0]["initial"]
+    trained = first["hashes"].keys() - first["frozen"]
+    never = [name for name in first["hashes"] if name in trained and not any(name in s["gradients"] for s in steps)]
     if not never:
         return []
     return [Finding("without_gradient", NOTE, f"parameters that never get a gradient: {_listed(never)}")]
