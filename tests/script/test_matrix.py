@@ -104,7 +104,10 @@ CASES = {
     "norm": Case(mistakes(having="batch_norm"), BATCH_NORM),
     "uneven": Case(mistakes("uneven"), {"mean_of_means": ("different", BACKWARD)}),
     "clipped": Case(mistakes("summed", having="clip,sgd"), SUMMED),  # which makes the gradients alike
-    "two": Case(mistakes("uneven", "not_cleared"), {"mean_of_means": ("different", BACKWARD)} | NOT_CLEARED),
+    "two": Case(
+        mistakes("uneven", "not_cleared", having="frozen_norm"),
+        {"mean_of_means": ("different", BACKWARD)} | NOT_CLEARED,
+    ),
     "tokens": Case(mistakes("tokens"), {"gradient": ("different", BACKWARD)}),
     "crash": Case(mistakes("crash"), untold="after 3 of 4 steps"),
 }

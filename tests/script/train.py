@@ -53,6 +53,8 @@ def network(arguments):
     layers = [nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.Dropout(0.1), nn.ReLU(), nn.Linear(32, 4)]
     if "batch_norm" in arguments.having:
         layers.insert(1, nn.BatchNorm1d(32))
+    if "frozen_norm" in arguments.having:
+        layers.insert(1, nn.BatchNorm1d(32).eval())
     model = nn.Sequential(*layers)
     if "unused" in arguments.mistake:
         model.register_parameter("spare", nn.Parameter(torch.zeros(4)))

@@ -320,8 +320,7 @@ def _begin(model):
         sketches, hashes = sketches | state.initial["weights"], hashes | state.initial["hashes"]
     for _, parameter in named_parameters():
         note_precision(parameter.dtype)
-    kinds = {type(module).__name__ for module in model.modules()}
-    norms = [kind for kind in sorted(kinds) if kind.startswith("BatchNorm")]
+    norms = {type(module).__name__ for each in state.models for module in each.modules() if _of_batch(module)}
     devices = sorted({str(parameter.device) for _, parameter in named_parameters()})
     rank, _ = rank_and_world()
     state.initial = {
@@ -330,9 +329,9 @@ def _begin(model):
         "sharded": sharded,
         # DataParallel over several GPUs; without any it only calls the model.
         "data_parallel": type(model).__name__ == "DataParallel" and len(getattr(model, "device_ids", ())) > 1,
-        "divided": _divided_by(model),
-        "batch_norm": norms,
-        "dropout": dropouts(model),
+        "divided": next(filter(None, map(_divided_by, state.models)), None),
+        "batch_norm": sorted(norms),
+        "dropout": max(map(dropouts, state.models)),
         "frozen": [name for name, parameter in named_parameters() if not parameter.requires_grad],
         "devices": devices,
         "random": hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).hexdigest(),
@@ -347,6 +346,12 @@ def _begin(model):
                     state.stored[(f"{number}." if number else "") + plain(name)] = full.cpu().clone()
         if rank == 0:
             torch.save(state.stored, os.path.join(FOLDER, f"initial.{os.getpid()}.pt"))
+
+
+def _of_batch(module):
+    """Whether a module normalises by the statistics of a batch, which a frozen one does not."""
+    normalises = type(module).__name__.startswith("BatchNorm")
+    return normalises and (module.training or getattr(module, "running_mean", None) is None)
 
 
 def _divided_by(model):
