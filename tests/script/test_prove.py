@@ -368,3 +368,36 @@ def test_a_script_that_hangs_is_ended_as_by_ctrl_c_and_leaves_no_lock(tmp_path):
     assert "compiles" in finished.stdout
     assert "no further step in 20 s; it was ended" in finished.stdout + finished.stderr
     assert not (tmp_path / "lock").exists()
+
+
+STUBBORN = """
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path(__file__).with_name("ignores").touch()
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_twice_ends_also_a_script_that_ignores_it(tmp_path):
+    (tmp_path / "stubborn.py").write_text(STUBBORN, encoding="utf-8")
+    words = [sys.executable, str(PROJECT / "workflow/scripts/prove.py"), "--", sys.executable]
+    process = subprocess.Popen([*words, str(tmp_path / "stubborn.py")], cwd=tmp_path, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (tmp_path / "ignores").exists():
+        time.sleep(0.2)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(2)
+    time.sleep(2)  # it waits for the script to end
+    process.send_signal(2)
+    process.communicate(timeout=60)
+    _, left = psutil.wait_procs(below, 2)
+    for each in left:
+        each.kill()
+    assert below
+    assert not left

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -310,12 +311,21 @@ def _end_all(process: subprocess.Popen, folder: Path, signals: list[signal.Signa
     with contextlib.suppress(psutil.NoSuchProcess):
         left |= {psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)}
     left.discard(psutil.Process())
-    for number in signals:
-        for each in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
-        _, left = psutil.wait_procs(left, GRACE)
+    try:
+        for number in signals:
+            _send(left, number)
+            _, left = psutil.wait_procs(left, GRACE)
+    except KeyboardInterrupt:  # pressed once more: no longer patient, but nothing may be left
+        _send(left, signal.SIGKILL)
+        process.wait()
+        raise
     process.wait()
+
+
+def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
 
 
 def _records(process: psutil.Process, folder: Path) -> bool:
