@@ -18,8 +18,9 @@ def adversarial(loader, mistake):
     discriminator = nn.Linear(20, 1)
     judged = discriminator if "inner_model" in mistake else DistributedDataParallel(discriminator)
     makes, judges = (torch.optim.Adam(model.parameters(), lr=1e-3) for model in (generator, discriminator))
+    torch.manual_seed(dist.get_rank())
     for points, _ in loader:
-        made = generator(points.roll(1, 1))
+        made = generator(torch.randn_like(points) if "same_samples" in mistake else points.roll(1, 1))
         judges.zero_grad()
         (judged(made.detach()).exp().mean() - judged(points).mean()).backward()
         judges.step()
@@ -100,7 +101,8 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = Points(256)
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    sampler = None if "same_samples" in arguments.mistake else DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
     kinds[arguments.kind](loader, arguments.mistake)
     dist.destroy_process_group()
 

@@ -190,6 +190,12 @@ def test_a_parameter_that_drifts_is_found_wherever_it_is(kind, mistake, drifts, 
 
 
 @pytest.mark.slow
+def test_ranks_with_the_same_samples_are_found_beside_noise_of_their_own(tmp_path):
+    verdict = proven(tmp_path, *BESIDE, "adversarial", "--mistake", "same_samples", options=("--steps", "4"))
+    assert "every rank trains the same samples: 16, of which 8" in verdict["kinds"]["same_samples"]["says"]
+
+
+@pytest.mark.slow
 def test_a_single_number_whose_gradient_is_summed_is_found(tmp_path):
     """It is some 1e-5 of the whole gradient, which is the same within what rounding does."""
     verdict = proven(tmp_path, *BESIDE, "temperature", "--mistake", "summed", options=("--steps", "4"))

@@ -394,19 +394,31 @@ def _same_samples(recorded: Recording) -> list[Finding]:
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
     for step in range(recorded.steps):
-        each = [Counter(_rows(rank["steps"][step])) for rank in recorded.ranks]
-        if not all(each):
-            return []
-        union = sum(each, Counter())
-        distinct, every = len(union), sum(union.values())
-        if all(rows == each[0] for rows in each):
-            says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
-            return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
-        several = [row for row in union if sum(row in rows for rows in each) > 1]
-        if len(several) > MANY * distinct:
-            says = f"{len(several)} of {distinct} samples are trained by more than one rank"
-            return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+        steps = [rank["steps"][step] for rank in recorded.ranks]
+        # What else a step's models are called with, as the noise for a generator, may differ by rank.
+        models = sorted({call["model"] for call in steps[0]["calls"]}) if _handed_alike(recorded) else []
+        for each in [[Counter(_rows(noted, model)) for noted in steps] for model in (None, *models)]:
+            if not all(each):
+                continue
+            union = sum(each, Counter())
+            distinct, every = len(union), sum(union.values())
+            if all(rows == each[0] for rows in each):
+                says = f"every rank trains the same samples: {every}, of which {len(each[0])} are distinct"
+                return [Finding("same_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
+            several = [row for row in union if sum(row in rows for rows in each) > 1]
+            if len(several) > MANY * distinct:
+                says = f"{len(several)} of {distinct} samples are trained by more than one rank"
+                return [Finding("shared_samples", DIFFERENT, says, OWN_PART, _call_line(recorded, step), step + 1)]
     return []
+
+
+def _handed_alike(recorded: Recording) -> bool:
+    """Whether a loader gave all ranks the same indices in the same order."""
+    return any(
+        len(same) == recorded.world and all(loader["batches"][0] == same[0]["batches"][0] for loader in same)
+        for same in loaders_alike(recorded.ranks)
+        if same[0]["trains"]
+    )
 
 
 def _a_step_later(recorded: Recording) -> list[Finding]:
@@ -831,8 +843,9 @@ def _smallest(recorded: Recording) -> float:
     return max(SMALLEST.get(kind, SMALLEST_ELSE) for kind in recorded.ranks[0]["notes"].get("precisions", ["-"]))
 
 
-def _rows(step: dict) -> list[str]:
-    return [row for call in step["calls"] for row in call["rows"]]
+def _rows(step: dict, model: int | None = None) -> list[str]:
+    """The samples of a step; if a model is named by its number, those that it was called with."""
+    return [row for call in step["calls"] if model in (None, call["model"]) for row in call["rows"]]
 
 
 def _union(recorded: Recording, step: int) -> list[str]:
