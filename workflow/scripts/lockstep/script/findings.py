@@ -133,7 +133,9 @@ def against_one(recorded: Recording, alone: Recording, floor: Recording) -> Verd
     sides = recorded, alone, floor
     gradient = next((step for step in range(steps) if _any_gradient_differs(*sides, step)), None)
     in_every_step = all(not mine <= ABOVE_FLOOR * floor for mine, floor in zip(distances, floors, strict=True))
-    if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step:
+    # The first gradient is of equal weights, so that rounding has not grown yet.
+    at_once = _gradient_differs(*sides, 0) or _clips_otherwise(*sides, 0)
+    if ABOVE_FLOOR * floors[-1] > TOO_HIGH and not in_every_step and not at_once:
         reason = (
             f"two runs as one process differ by {floors[-1]:.1%} of what training changes: the model draws random"
             " numbers, rounding grows fast, or the script resumes from files of an earlier run"
