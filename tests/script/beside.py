@@ -5,7 +5,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -54,6 +54,16 @@ def sharded(loader, mistake):
             optimizer.zero_grad()
 
 
+def flat(loader, mistake):
+    """FSDP1, of whose flat parameters each rank holds a part."""
+    model = FullyShardedDataParallel(nn.Linear(20, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for points, labels in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(points), labels).backward()
+        optimizer.step()
+
+
 def joined(loader, mistake):
     """Rank 1 ends a batch earlier than rank 0."""
     model = DistributedDataParallel(nn.Linear(20, 4))
@@ -93,7 +103,7 @@ def closure(loader, mistake):
 
 
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, joined, views, closure)}
+    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, flat, joined, views, closure)}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))

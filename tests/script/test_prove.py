@@ -214,6 +214,16 @@ def test_steps_that_change_nothing_prove_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_that_hold_flat_parts_do_not_begin_with_other_weights(tmp_path):
+    verdict = proven(tmp_path / "right", *BESIDE, "flat", options=("--steps", "4"))
+    assert verdict["answer"] == "not told", verdict["said"]
+    assert "FullyShardedDataParallel" in verdict["reason"]
+    assert not verdict["findings"]
+    wrong = proven(tmp_path / "wrong", *BESIDE, "flat", "--mistake", "same_samples", options=("--steps", "4"))
+    assert "same_samples" in wrong["kinds"], wrong["said"]
+
+
+@pytest.mark.slow
 def test_steps_that_only_some_ranks_do_are_not_called_equal(tmp_path):
     verdict = proven(tmp_path, *BESIDE, "joined", options=("--steps", "4"))
     assert verdict["answer"] == "not told", verdict["said"]

@@ -358,9 +358,17 @@ def _divided_by(model):
     """What divides a model's layers among ranks that train on the same samples; None if each rank has them all."""
     if state.stages:
         return "pipeline parallel"
+    if rank_and_world()[1] > 1 and any(map(_holds_flat_parts, model.modules())):
+        return "FullyShardedDataParallel"
     axes = max((_sharded_over(parameter) for parameter in model.parameters()), default=0)
     by_fsdp = any(type(module).__name__.startswith("FSDP") for module in model.modules())  # over one axis of the mesh
     return "tensor parallel" if axes > by_fsdp else None
+
+
+def _holds_flat_parts(module):
+    """Whether a module is FSDP1's, of whose flat parameters each rank holds a part."""
+    sharded = type(module).__name__ == "FullyShardedDataParallel"
+    return sharded and getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
 
 
 def _sharded_over(parameter):

@@ -79,8 +79,9 @@ def _prove(command: list[str], against: str | None, folder: Path, asked: recordi
         if other.exit_code and other.steps < asked.steps:
             ended = f"ended with exit code {other.exit_code} after {other.steps} of {asked.steps} steps"
             return findings.untold(f"the other command {ended}", findings.between_ranks(recorded))
-        if findings.STAGES in map(findings.divided, (recorded, other)):
-            return findings.untold(f"ranks hold stages of the model ({findings.STAGES}), which are not compared", [])
+        for by in map(findings.divided, (recorded, other)):
+            if by in (findings.STAGES, findings.FLAT):
+                return findings.untold(f"ranks hold parts of the model ({by}), which are not compared", [])
         found = findings.between_ranks(recorded) + findings.two_scripts(recorded, other)
         steps = min(recorded.steps, other.steps)
         if recorded.steps != other.steps:

@@ -11,7 +11,7 @@ from lockstep.errors import in_weights, listed
 from lockstep.script.recording import Recording, loaders_alike
 
 DIFFERENT, CAUTION, NOTE = "different", "caution", "note"  # levels: the model is another, may be another, is the same
-STAGES = "pipeline parallel"  # as the recorder calls it
+STAGES, FLAT = "pipeline parallel", "FullyShardedDataParallel"  # as the recorder calls them
 BESIDE = ".param_groups["  # in the recorder's names of parameters that belong to no model that is called in training
 EQUAL, UNTOLD = "equal", "not told"  # further answers of a verdict
 ABOVE_FLOOR = 30  # models differ if they are more than this many times further apart than rounding alone moves them
@@ -378,6 +378,8 @@ def _dropouts(recorded: Recording, step: int) -> list[float]:
 
 
 def _other_beginning(recorded: Recording) -> list[Finding]:
+    if divided(recorded) == FLAT:
+        return []
     first = recorded.ranks[0]["initial"]
     for rank in recorded.ranks[1:]:
         hashes = rank["initial"]["hashes"]
@@ -391,7 +393,7 @@ def _other_beginning(recorded: Recording) -> list[Finding]:
 
 
 def _same_samples(recorded: Recording) -> list[Finding]:
-    if recorded.world == 1 or divided(recorded):
+    if recorded.world == 1 or divided(recorded) not in (None, FLAT):
         return []
     if _indices_disjoint(recorded):  # equal samples are then duplicates in the data
         return []
@@ -517,7 +519,8 @@ def _shuffled(batches: list) -> bool:
 
 def _drifting(recorded: Recording) -> list[Finding]:
     """Find ranks whose weights were equal at the beginning, and differ later."""
-    if recorded.world == 1 or _other_beginning(recorded) or recorded.ranks[0]["initial"]["sharded"]:
+    sharded = recorded.ranks[0]["initial"]["sharded"] or divided(recorded) == FLAT
+    if recorded.world == 1 or _other_beginning(recorded) or sharded:
         return []
     for step in range(recorded.steps):
         first = recorded.ranks[0]["steps"][step]
@@ -627,7 +630,7 @@ def _same_random_numbers(recorded: Recording) -> list[Finding]:
 
 def _without_gradient(recorded: Recording) -> list[Finding]:
     steps = recorded.ranks[0]["steps"][: recorded.steps]
-    if not all(step["gradients"] for step in steps):
+    if not all(step["gradients"] for step in steps) or divided(recorded) == FLAT:
         return []
     first = recorded.ranks[0]["initial"]
     trained = first["hashes"].keys() - first["frozen"]
