@@ -102,8 +102,27 @@ def closure(loader, mistake):
         optimizer.step(evaluate)
 
 
+class Fitted(nn.Module):
+    """A module whose method is the loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = DistributedDataParallel(nn.Linear(20, 4))
+
+    def fit(self, loader, optimizer):
+        for points, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(points), labels).backward()
+            optimizer.step()
+
+
+def fitted(loader, mistake):
+    model = Fitted()
+    model.fit(loader, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def main():
-    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, flat, joined, views, closure)}
+    kinds = {each.__name__: each for each in (adversarial, temperature, sharded, flat, joined, views, closure, fitted)}
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--mistake", default=[], type=lambda words: words.split(","))

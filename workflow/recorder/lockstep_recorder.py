@@ -612,6 +612,7 @@ def _change_modules(torch):
                 isinstance(owner, torch.nn.Module)
                 and owner is not module
                 and any(each is module for each in owner.modules())
+                and any(True for _ in _tensors(arguments_of(frame)))  # a loop over batches is no forward pass
             ):
                 found = frame, owner
             frame = frame.f_back
