@@ -153,6 +153,8 @@ def train(rank, world, epochs, arguments):
                             parameter.grad /= world + ("wrong_number" in mistake)
             if "clipped_while_scaled" in mistake:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if "unscaled_late" in mistake:
+                    scaler.unscale_(optimizer)
             elif "clip" in having:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)

@@ -651,17 +651,22 @@ def _change_backward(torch):
 def _change_clipping(torch):
     import torch.nn.utils.clip_grad as module
 
+    clipped = set()  # the ids of parameters that were clipped since their last step
+
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         clip = getattr(module, name)
 
-        def noted(*args, _clip=clip, **kwargs):
+        def noted(parameters, *args, _clip=clip, **kwargs):
             state.step["clip"].append(line())
-            norm = _clip(*args, **kwargs)
+            if not isinstance(parameters, torch.Tensor):
+                parameters = list(parameters)
+                clipped.update(map(id, parameters))
+            norm = _clip(parameters, *args, **kwargs)
             of_rank = isinstance(norm, torch.Tensor) and not hasattr(
                 norm, "full_tensor"
             )  # not a DTensor's, of all ranks
             if of_rank and not torch.compiler.is_compiling():
-                most = args[1] if len(args) > 1 else kwargs["max_norm"]
+                most = args[0] if args else kwargs["max_norm"]
                 state.step["factors"].append(min(1.0, float(most) / (float(norm) or 1.0)))
             return norm
 
@@ -669,16 +674,27 @@ def _change_clipping(torch):
         setattr(torch.nn.utils, name, noted)
     unscale, step = torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step
 
-    def noted_unscale(self, *args, **kwargs):
-        state.step["unscaled"] = True
-        return unscale(self, *args, **kwargs)
+    def held(optimizer):
+        return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
-    def noted_step(self, *args, **kwargs):
-        if self.is_enabled() and state.step["clip"] and not state.step.get("unscaled"):
+    def check(scaler, optimizer):
+        if scaler.is_enabled() and state.step["clip"] and clipped & held(optimizer):
             state.notes.setdefault(
                 "clipped_while_scaled", {"step": len(state.steps) + 1, "line": state.step["clip"][0]}
             )
-        return step(self, *args, **kwargs)
+
+    def noted_unscale(self, optimizer):
+        check(self, optimizer)
+        return unscale(self, optimizer)
+
+    def noted_step(self, optimizer, *args, **kwargs):
+        # A fused optimizer unscales by itself.
+        if self.is_enabled() and self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+            check(self, optimizer)
+        try:
+            return step(self, optimizer, *args, **kwargs)
+        finally:
+            clipped.difference_update(held(optimizer))  # also where gradients are infinite, and it takes no step
 
     torch.amp.GradScaler.unscale_, torch.amp.GradScaler.step = noted_unscale, noted_step
 
