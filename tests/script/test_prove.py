@@ -157,9 +157,10 @@ def test_samples_that_an_evaluation_counts_twice_are_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(tmp_path):
-    """Accelerate fills 41 samples up to five batches of each rank."""
-    script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", "own_evaluation")
+@pytest.mark.parametrize("gathered", ["own_evaluation", "mean_evaluation"])
+def test_samples_that_fill_up_the_last_batches_are_no_mistake_of_the_sampler(gathered, tmp_path):
+    """Accelerate fills 41 samples up to five batches of each rank. What a batch comes to on average has them too."""
+    script = ("torchrun", "--nproc-per-node", "2", "with_accelerate.py", "--having", gathered)
     repeated = proven(tmp_path, *script)["kinds"]["repeated"]
     assert "9 of 41 samples are handed out more than once within an evaluation" in repeated["says"]
     assert "drop_last=True" in repeated["do"]

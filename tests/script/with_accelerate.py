@@ -63,6 +63,13 @@ def main():
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=planned)
     if "prepared_schedule" in having:
         schedule = accelerator.prepare(schedule)
+    if "mean_evaluation" in having:
+        held = accelerator.prepare(DataLoader(Points(41, seed=2), batch_size=5))
+        with torch.no_grad():
+            for points, labels in held:
+                mean = nn.functional.cross_entropy(model.eval()(points), labels)
+                accelerator.print(accelerator.gather_for_metrics(mean).mean())
+        model.train()
     if "evaluation" in having or "own_evaluation" in having:
         gather = accelerator.gather if "own_evaluation" in having else accelerator.gather_for_metrics
         held = accelerator.prepare(DataLoader(Points(41, seed=2), batch_size=5))

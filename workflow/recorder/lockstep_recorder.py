@@ -1011,10 +1011,12 @@ def change_accelerate(module):
     """Note evaluations whose repeated samples Accelerate leaves out of a metric."""
     gather = module.Accelerator.gather_for_metrics
 
-    def noted(self, *args, **kwargs):
-        if state.loader is not None:
+    def noted(self, input_data, *args, **kwargs):
+        tensors = [tensor for _, tensor in _tensors(input_data)]
+        of_samples = any(tensor.dim() for tensor in tensors) or not tensors  # not the mean of a batch
+        if state.loader is not None and of_samples:
             state.loader["left_out"] = True
-        return gather(self, *args, **kwargs)
+        return gather(self, input_data, *args, **kwargs)
 
     module.Accelerator.gather_for_metrics = noted
 
